@@ -1,0 +1,29 @@
+# `make demo` and `make test` are all a newcomer needs; both set up a virtual environment in .venv first.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint bench docs clean
+BIN := .venv/bin
+
+help:   ## list the targets
+	@grep -E '^[a-z]+: .*##' Makefile | sed -E 's/^([a-z]+):.*## (.*)/  make \1	\2/'
+
+setup: ## make .venv and install everything; seconds when nothing changed
+	@scripts/setup.sh
+
+demo: setup ## generate text with the small model (fetched once, 93 MB)
+	@$(BIN)/specrag generate "Explain in three sentences why the sky is blue." --max-tokens 64
+
+test: setup ## fetch the test model, then run the tests
+	@scripts/test.sh $(ARGS)
+
+lint: setup ## ruff and strict mypy
+	@scripts/lint.sh
+
+bench: setup ## a one-minute measurement of the engine on this machine
+	@$(BIN)/specrag bench engine --quick
+
+docs: setup ## build the documentation into site/, strictly
+	@$(BIN)/mkdocs build --strict --quiet && echo "open site/index.html"
+
+clean: ## remove the environment and everything built
+	@rm -rf .venv site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""Measuring: suites, resumable records, interleaved timing, statistics and reports."""

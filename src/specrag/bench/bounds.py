@@ -1,0 +1,131 @@
+"""What the measured step times allow at best: the figure that stands beside every ratio.
+
+A speed-up without its bound says nothing about the method: 1.2 of a possible 1.3 is good, of a possible 3 it
+is not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specrag.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Floor:
+    """The least time of one pass.
+
+    Args:
+        read_seconds: time to read its bytes at the measured bandwidth.
+        compute_seconds: time to do its operations at the measured rate.
+    """
+
+    read_seconds: float
+    compute_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        """The larger of the two: reading and computing overlap."""
+        return max(self.read_seconds, self.compute_seconds)
+
+    @property
+    def bound_by(self) -> str:
+        """``reading`` or ``computing``."""
+        return "reading" if self.read_seconds >= self.compute_seconds else "computing"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderShape:
+    """The sizes of a Llama-like decoder; ``kv_heads * head_dim`` is the width of one layer's keys."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+
+    @property
+    def layer_weights(self) -> int:
+        """Weights of the linear layers of all blocks."""
+        attention = 2 * self.hidden * (self.heads + self.kv_heads) * self.head_dim
+        return self.layers * (attention + 3 * self.hidden * self.intermediate)
+
+    @property
+    def head_weights(self) -> int:
+        """Weights of the output layer."""
+        return self.hidden * self.vocabulary
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What one pass must do: bytes to read, operations to compute (multiply and add count two)."""
+
+    read_bytes: float
+    operations: float
+
+
+def decoder_work(
+    shape: DecoderShape,
+    *,
+    rows: int,
+    context: int,
+    weight_bytes: float,
+    cache_bytes: float,
+    output_rows: int | None = None,
+) -> Work:
+    """The work of a pass of ``rows`` new tokens behind ``context`` committed ones, of one sequence.
+
+    Args:
+        weight_bytes: bytes a weight (bf16: 2, int8: 1 and a little).
+        cache_bytes: bytes a number of the keys and values.
+        output_rows: rows that need logits; None for all.
+    """
+    outputs = rows if output_rows is None else output_rows
+    key_width = shape.kv_heads * shape.head_dim
+    keys = context + rows
+    read = weight_bytes * (shape.layer_weights + (shape.head_weights if outputs else 0))
+    read += cache_bytes * 2 * shape.layers * key_width * keys
+    linear = 2 * (rows * shape.layer_weights + outputs * shape.head_weights)
+    attention = 4 * shape.layers * rows * keys * shape.heads * shape.head_dim
+    return Work(read_bytes=read, operations=linear + attention)
+
+
+def pass_floor(work: Work, *, read_gb_s: float, rate_gop_s: float) -> Floor:
+    """The floor of a pass at the machine's measured bandwidth and rate (`machine.measure_rates`)."""
+    _check_positive("read_gb_s", read_gb_s)
+    _check_positive("rate_gop_s", rate_gop_s)
+    return Floor(
+        read_seconds=work.read_bytes / read_gb_s / 1e9, compute_seconds=work.operations / rate_gop_s / 1e9
+    )
+
+
+def token_bound(
+    *, tokens_per_round: float, plain_seconds: float, verify_seconds: float, draft_seconds: float
+) -> float:
+    """The speed-up that token speculation has if a round costs nothing but its guess and its check.
+
+    Args:
+        tokens_per_round: mean tokens that a round yields (MAT).
+        plain_seconds: one pass of plain decoding, one row.
+        verify_seconds: one pass over the draft.
+        draft_seconds: guessing one draft.
+    """
+    _check_positive("tokens_per_round", tokens_per_round)
+    _check_positive("plain_seconds", plain_seconds)
+    _check_positive("verify_seconds", verify_seconds)
+    if draft_seconds < 0:
+        raise InputError("draft_seconds", draft_seconds, "give 0 or more")
+    return tokens_per_round * plain_seconds / (verify_seconds + draft_seconds)
+
+
+def share_reached(reached: float, bound: float) -> float:
+    """Share of a bound that was reached; above 1 says that a step time was measured too long."""
+    _check_positive("bound", bound)
+    return reached / bound
+
+
+def _check_positive(name: str, value: float) -> None:
+    if not value > 0:
+        raise InputError(name, value, "give a number above 0")

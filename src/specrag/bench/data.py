@@ -1,0 +1,214 @@
+"""Readers for the data that suites measure on, and prompts of a wished length made from it.
+
+The folder is the user's: ``--data DIR`` or ``$SPECRAG_DATA``. Files are JSON lines or plain text, gzipped if
+the name ends in ``.gz``. Each reader takes the public form of its data set, so a full copy works as well.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from specrag.bench.sample import SAMPLE
+from specrag.errors import InputError
+
+DATA_VARIABLE = "SPECRAG_DATA"
+"""Environment variable that names the data folder if the caller does not."""
+
+SPEC_BENCH_TASKS = ("translation", "summarization", "qa", "math_reasoning", "rag")
+_TEXT_FILES = ("wikitext_test.txt", "wikitext_valid.txt")
+_PASSAGE_FILE = "corpus_wiki_passages.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A Spec-Bench or MT-Bench question; ``turns`` are the user's messages in order."""
+
+    identifier: str
+    category: str
+    turns: tuple[str, ...]
+
+    @property
+    def task(self) -> str:
+        """One of Spec-Bench's six tasks; the eight MT-Bench categories make up ``multi-turn``."""
+        return self.category if self.category in SPEC_BENCH_TASKS else "multi-turn"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongPrompt:
+    """A LongBench prompt with the answers that count as right."""
+
+    identifier: str
+    task: str
+    prompt: str
+    answers: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passage:
+    """A passage of a corpus."""
+
+    identifier: str
+    title: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """Running text to cut prompts from; ``source`` says where it is from, for the report."""
+
+    source: str
+    content: str
+
+
+def data_folder(given: Path | None) -> Path | None:
+    """The data folder: ``given``, else ``$SPECRAG_DATA``, else None.
+
+    Raises:
+        InputError: the folder does not exist.
+    """
+    folder = given
+    field = "--data"
+    if folder is None and os.environ.get(DATA_VARIABLE):
+        folder, field = Path(os.environ[DATA_VARIABLE]), DATA_VARIABLE
+    if folder is not None and not folder.is_dir():
+        raise InputError(field, str(folder), "give a folder that exists")
+    return folder
+
+
+def find_file(folder: Path, name: str) -> Path:
+    """``folder/name`` or ``folder/name.gz``, whichever is there.
+
+    Raises:
+        InputError: neither is.
+    """
+    for path in (folder / name, folder / f"{name}.gz"):
+        if path.is_file():
+            return path
+    raise InputError("--data", str(folder), f"give a folder that holds {name} or {name}.gz")
+
+
+def read_text(path: Path) -> str:
+    """A text file, gzipped or not.
+
+    Raises:
+        InputError: the file is not UTF-8 text, or its gzip form is damaged.
+    """
+    try:
+        data = path.read_bytes()
+        return (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise InputError("data file", str(path), f"give a readable UTF-8 text file ({error})") from error
+
+
+def read_json_lines(path: Path) -> Iterator[dict[str, object]]:
+    """The objects of a JSON lines file, gzipped or not; empty lines are skipped.
+
+    Raises:
+        InputError: naming the file and the line that is no JSON object.
+    """
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except ValueError:
+            value = None
+        if not isinstance(value, dict):
+            raise InputError("data file", f"{path.name}:{number}", "write one JSON object a line")
+        yield value
+
+
+def load_spec_bench(path: Path) -> list[Question]:
+    """Questions in the form of Spec-Bench and MT-Bench (``question_id, category, turns``)."""
+    return [
+        Question(
+            identifier=str(_value(path, row, "question_id")),
+            category=str(_value(path, row, "category")),
+            turns=_texts(path, row, "turns"),
+        )
+        for row in read_json_lines(path)
+    ]
+
+
+def load_long_bench(path: Path) -> list[LongPrompt]:
+    """Prompts in the form of LongBench with the context filled in (``id, task, prompt, answers``)."""
+    return [
+        LongPrompt(
+            identifier=str(_value(path, row, "id")),
+            task=str(_value(path, row, "task")),
+            prompt=str(_value(path, row, "prompt")),
+            answers=_texts(path, row, "answers"),
+        )
+        for row in read_json_lines(path)
+    ]
+
+
+def load_passages(path: Path) -> Iterator[Passage]:
+    """Passages of a corpus (``id, title, text``), in order."""
+    for row in read_json_lines(path):
+        yield Passage(
+            identifier=str(_value(path, row, "id")),
+            title=str(row.get("title", "")),
+            text=str(_value(path, row, "text")),
+        )
+
+
+def load_text(folder: Path | None) -> Text:
+    """Running text: wikitext or the passages of ``folder``, or the small built-in sample without one.
+
+    Raises:
+        InputError: the folder holds none of these files.
+    """
+    if folder is None:
+        return Text(source="built-in sample", content=SAMPLE)
+    for name in _TEXT_FILES:
+        if (folder / name).is_file() or (folder / f"{name}.gz").is_file():
+            return Text(source=name, content=read_text(find_file(folder, name)))
+    content = "\n\n".join(passage.text for passage in load_passages(find_file(folder, _PASSAGE_FILE)))
+    return Text(source=_PASSAGE_FILE, content=content)
+
+
+def token_prompts(
+    text: Text, encode: Callable[[str], Sequence[int]], *, length: int, count: int
+) -> list[list[int]]:
+    """``count`` prompts of exactly ``length`` tokens, cut from evenly spaced places of the text.
+
+    Text that is too short is read again from its start. That is fine for the time of a pass and wrong for a
+    method that looks for repetitions: give such a method real data.
+
+    Args:
+        encode: text to token ids, without special tokens.
+
+    Raises:
+        InputError: ``length`` or ``count`` is below 1, or the text has no tokens.
+    """
+    for name, value in (("length", length), ("count", count)):
+        if value < 1:
+            raise InputError(name, value, "give 1 or more")
+    content = text.content[: 8 * length * count + 1000]  # encoding all of a corpus takes minutes
+    tokens = list(encode(content))
+    if len(tokens) < length * count:
+        tokens = list(encode(text.content))
+    if not tokens:
+        raise InputError("text", text.source, "give a text that is not empty")
+    step = max(len(tokens) // count, 1)
+    starts = [index * step for index in range(count)]
+    return [[tokens[(start + offset) % len(tokens)] for offset in range(length)] for start in starts]
+
+
+def _value(path: Path, row: Mapping[str, object], name: str) -> object:
+    if name not in row:
+        raise InputError("data file", path.name, f"give every line a field {name!r}")
+    return row[name]
+
+
+def _texts(path: Path, row: Mapping[str, object], name: str) -> tuple[str, ...]:
+    value = _value(path, row, name)
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+        raise InputError("data file", path.name, f"make {name!r} a list of texts")
+    return tuple(value)

@@ -1,0 +1,228 @@
+"""Pictures of measurements: bars of speed-ups and lines of anything over anything, with their intervals.
+
+The colours are those of Okabe and Ito, which colour-blind readers tell apart; lines differ in marker and
+dashes too, so a grey print still reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specrag.bench.measurement import OVERALL, Measurement
+from specrag.errors import InputError, SpecragError
+
+_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_DASHES = ("-", "--", "-.", ":", "-", "--", "-.")
+_HATCHES = ("", "//", "..", "xx", "\\\\", "++", "oo")
+_DPI = 150
+_BAR_INCHES = 0.26
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """An axis: its label, with the unit, and whether it is logarithmic."""
+
+    label: str
+    log: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """One line: points with, where known, the ends of their intervals; all of one length.
+
+    Args:
+        reference: draw it thin and grey behind the rest, as for a floor or a bound.
+    """
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] | None = None
+    high: Sequence[float] | None = None
+    reference: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.x:
+            raise InputError("series", self.label, "give at least one point")
+        for values in (self.y, self.low, self.high):
+            if values is not None and len(values) != len(self.x):
+                raise InputError("series", self.label, "give as many y values as x values")
+
+
+def check_plotting() -> None:
+    """Fail before hours of measuring, not behind them.
+
+    Raises:
+        SpecragError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        message = "bench: matplotlib is not installed; install specrag[bench] or use --no-plots"
+        raise SpecragError(message) from error
+
+
+def line_plot(path: Path, series: Sequence[Series], *, title: str, x: Axis, y: Axis) -> Path:
+    """Draw lines with shaded intervals into ``path`` (PNG or SVG by its ending)."""
+    figure, axes = _new_figure(7.2, 4.4)
+    number = 0
+    for line in series:
+        if line.reference:
+            axes.plot(line.x, line.y, color="#777777", linewidth=1.2, linestyle=(0, (2, 2)), label=line.label)
+            continue
+        style = number % len(_COLOURS)
+        number += 1
+        axes.plot(
+            line.x,
+            line.y,
+            color=_COLOURS[style],
+            marker=_MARKERS[style],
+            linestyle=_DASHES[style],
+            markersize=5,
+            label=line.label,
+        )
+        if line.low is not None and line.high is not None:
+            axes.fill_between(line.x, line.low, line.high, color=_COLOURS[style], alpha=0.18, linewidth=0)
+    for axis, name in ((x, "x"), (y, "y")):
+        getattr(axes, f"set_{name}label")(axis.label)
+        if axis.log:
+            getattr(axes, f"set_{name}scale")("log", base=2 if name == "x" else 10)
+    if x.log:
+        _plain_ticks(axes, sorted({point for line in series for point in line.x}))
+    if not y.log:
+        axes.set_ylim(bottom=0)
+    axes.set_title(title, loc="left", fontsize=11)
+    _legend(axes)
+    return _save(figure, path)
+
+
+def speedup_plot(path: Path, measurements: Sequence[Measurement], *, title: str) -> Path | None:
+    """Draw a bar for each method of each task that has a speed-up, with its interval and its bound.
+
+    The bound is ``extra["bound"]``, a short upright line. Measurements of more than one baseline, model or
+    dtype are told apart in the bars' names. Returns None, and draws nothing, if no measurement has a ratio.
+    """
+    shown = [entry for entry in measurements if entry.speedup is not None]
+    if not shown:
+        return None
+    tasks = list(dict.fromkeys(entry.task for entry in shown))
+    if OVERALL in tasks:
+        tasks = [OVERALL, *(task for task in tasks if task != OVERALL)]
+    labels = _bar_labels(shown)
+    names = list(dict.fromkeys(labels))
+    bars = len(shown)
+    height = 1.5 + _BAR_INCHES * (bars + len(tasks)) + 0.2 * ((len(names) + 1) // 2)
+    figure, axes = _new_figure(7.2, height)
+    position = 0.0
+    ticks = []
+    limit = max(_reach(entry) for entry in shown)
+    for task in tasks:
+        first = position
+        for entry, label in zip(shown, labels, strict=True):
+            if entry.task == task:
+                _bar(axes, position, entry, names.index(label), limit)
+                position += 1
+        ticks.append((first + position - 1) / 2)
+        position += 1
+    axes.axvline(1.0, color="black", linewidth=1)
+    axes.set_yticks(ticks, tasks)
+    axes.set_ylim(position - 1.4, -0.6)
+    axes.set_xlim(0, limit * 1.14)
+    axes.set_xlabel("speed-up over the baseline (times; 1 = equally fast)\nbars with 95 % intervals; "
+                    "upright tick: bound from the measured step times")
+    axes.grid(axis="y", visible=False)
+    axes.set_title(title, loc="left", fontsize=11)
+    _bar_legend(axes, names)
+    return _save(figure, path)
+
+
+def _bar_labels(shown: Sequence[Measurement]) -> list[str]:
+    labels = []
+    for entry in shown:
+        parts = [entry.method]
+        for name, prefix in (("model", ""), ("dtype", ""), ("device", ""), ("baseline", "vs ")):
+            if len({getattr(other, name) for other in shown}) > 1 and getattr(entry, name):
+                parts.append(f"{prefix}{getattr(entry, name)}")
+        labels.append(", ".join(parts) + (" (simulated)" if entry.simulated else ""))
+    return labels
+
+
+def _bound(entry: Measurement) -> float | None:
+    bound = entry.extra.get("bound")
+    return float(bound) if isinstance(bound, int | float) else None
+
+
+def _reach(entry: Measurement) -> float:
+    return max(entry.speedup or 0.0, entry.speedup_high or 0.0, _bound(entry) or 0.0, 1.0)
+
+
+def _bar(axes: Any, position: float, entry: Measurement, style: int, limit: float) -> None:
+    assert entry.speedup is not None, "filtered by the caller"
+    colour = _COLOURS[style % len(_COLOURS)]
+    hatch = _HATCHES[style % len(_HATCHES)]
+    axes.barh(position, entry.speedup, height=0.82, color=colour, hatch=hatch, edgecolor="white", linewidth=0)
+    end = entry.speedup
+    if entry.speedup_low is not None and entry.speedup_high is not None:
+        around = [[entry.speedup - entry.speedup_low], [entry.speedup_high - entry.speedup]]
+        axes.errorbar(entry.speedup, position, xerr=around, color="#333333", capsize=2.5, linewidth=1.1)
+        end = entry.speedup_high
+    if (bound := _bound(entry)) is not None:
+        axes.plot([bound, bound], [position - 0.41, position + 0.41], color="#333333", linewidth=2)
+        if end <= bound < end + 0.14 * limit:
+            end = bound  # the figure stands behind the tick in place of on it
+    axes.text(end + 0.01 * limit, position, f"{entry.speedup:.2f}×", va="center", fontsize=8)
+
+
+def _bar_legend(axes: Any, names: Sequence[str]) -> None:
+    from matplotlib.patches import Patch
+
+    handles = [
+        Patch(
+            facecolor=_COLOURS[index % len(_COLOURS)],
+            hatch=_HATCHES[index % len(_HATCHES)],
+            edgecolor="white",
+            linewidth=0,
+            label=name,
+        )
+        for index, name in enumerate(names)
+    ]
+    axes.figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False, fontsize=8)
+
+
+def _legend(axes: Any) -> None:
+    axes.legend(frameon=False, fontsize=8)
+
+
+def _plain_ticks(axes: Any, points: Sequence[float]) -> None:
+    """Name the measured points themselves; powers of a base say little about 100, 1,000, 7,500."""
+    from matplotlib.ticker import NullLocator
+
+    axes.set_xticks(points, [f"{point:,g}" if point < 1e6 else f"{point:.0e}" for point in points])
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
+def _new_figure(width: float, height: float) -> tuple[Any, Any]:
+    """A figure that belongs to nobody: pyplot would keep it alive and choose a screen."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.grid(color="#dddddd", linewidth=0.7)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    return figure, axes
+
+
+def _save(figure: Any, path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # matplotlib writes its version and the date otherwise, and every picture would differ from run to run.
+    metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
+    figure.savefig(path, dpi=_DPI, metadata=metadata)
+    return path

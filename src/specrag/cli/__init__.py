@@ -1,0 +1,1 @@
+"""The ``specrag`` command: one small file a command, put together in ``main``."""

@@ -1,0 +1,134 @@
+"""The frame of the command line: puts the commands together and turns every failure into one line.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted by Ctrl-C. A command is a file beside this one.
+It holds either ``app``, a Typer with several commands, or a function with the file's name. It imports torch
+and transformers inside its functions, so that ``specrag --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import Annotated
+
+import typer
+
+from specrag.errors import SpecragError
+
+COMMANDS = ("models", "generate", "bench", "doctor")
+"""In the order of ``specrag --help``."""
+
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
+
+app = typer.Typer(
+    name="specrag",
+    help="Faster retrieval-augmented generation with open-weight models, with the same output.",
+    epilog='Example: specrag generate "Why is the sky blue?" --max-tokens 64',
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    add_completion=False,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"specrag {version('specrag')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    _version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+    _debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an error; may stand anywhere on the line.")
+    ] = False,
+) -> None:
+    """Hold the options that every command shares; `run` reads ``--debug`` before the parser does."""
+
+
+def _mount(name: str) -> None:
+    module = import_module(f"specrag.cli.{name}")
+    if hasattr(module, "app"):
+        app.add_typer(module.app, name=name)
+    else:
+        app.command(name)(getattr(module, name))
+
+
+for _name in COMMANDS:
+    if find_spec(f"specrag.cli.{_name}"):
+        _mount(_name)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _report_error(message: str) -> None:
+    typer.echo(f"error: {_one_line(message)}", err=True)
+
+
+def _restore_terminal() -> None:
+    """End the line that Ctrl-C cut and undo what a progress bar may have left: colours, a hidden cursor."""
+    if sys.stderr.isatty():
+        sys.stderr.write("\x1b[0m\x1b[?25h\n")
+        sys.stderr.flush()
+
+
+def _split_debug(args: Sequence[str]) -> tuple[list[str], bool]:
+    """Take ``--debug`` out of the words before a bare ``--``; behind it stands the user's own text."""
+    end = args.index("--") if "--" in args else len(args)
+    kept = [word for word in args[:end] if word != "--debug"]
+    return [*kept, *args[end:]], len(kept) < end
+
+
+def run(args: Sequence[str]) -> int:
+    """Run one command line and return its exit code; every failure ends as one line on stderr.
+
+    Args:
+        args: the words behind ``specrag``.
+    """
+    words, debug = _split_debug(args)
+    try:
+        code = app(words, prog_name="specrag", standalone_mode=False)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader, such as `head`, went away. Python would complain once more while it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    except typer.Abort:
+        _report_error("the input ended before the command was answered")
+        return EXIT_FAILED
+    except typer.TyperException as error:
+        if message := error.format_message():  # empty where the help has been printed instead
+            _report_error(f"{message} (see --help)")
+        return error.exit_code
+    except SpecragError as error:
+        if debug:
+            traceback.print_exc()
+        _report_error(str(error))
+        return EXIT_FAILED
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        hint = "" if debug else " (unexpected; run with --debug for the traceback)"
+        _report_error(f"{type(error).__name__}: {error}{hint}")
+        return EXIT_FAILED
+    if code == EXIT_INTERRUPTED:
+        _restore_terminal()
+    return code if isinstance(code, int) else 0
+
+
+def main() -> None:
+    """Run the words of ``sys.argv`` and leave with their exit code."""
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,59 @@
+"""``specrag models``: what is there, fetch it, where is it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from specrag.models import catalog
+
+app = typer.Typer(help="List, fetch and find models.", no_args_is_help=True)
+
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+_Name = Annotated[
+    str,
+    typer.Argument(metavar="NAME", help="A catalog name, a model folder, a .gguf file or a hub id org/name."),
+]
+
+
+@app.command("list", epilog="Example: specrag models list")
+def list_(as_json: _Json = False) -> None:
+    """Show the models known by name, their size and licence, and which are on this machine."""
+    models = catalog.list_models()
+    if as_json:
+        typer.echo(json.dumps([asdict(model) for model in models]))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("name", "pulled", "on disk", "download", "licence", "what", box=None, pad_edge=False)
+    for model in models:
+        table.add_row(
+            model.name,
+            "yes" if model.pulled else "no",
+            f"{model.bytes / 1e6:,.0f} MB",
+            f"{model.download_bytes / 1e6:,.0f} MB",
+            model.licence,
+            model.description,
+        )
+    Console().print(table)
+
+
+@app.command(epilog="Example: specrag models pull smollm2-135m")
+def pull(name: _Name, as_json: _Json = False) -> None:
+    """Fetch a model and convert it; verify it if it is there, and repair it if it is damaged."""
+    files = catalog.pull(name, progress=not as_json)
+    if as_json:
+        typer.echo(json.dumps(asdict(files) | {"folder": str(files.folder)}))
+    else:
+        typer.echo(f"{files.name} is ready in {files.folder}")
+
+
+@app.command(epilog="Example: specrag models path smollm2-135m")
+def path(name: _Name, as_json: _Json = False) -> None:
+    """Print the folder of a model that has been pulled."""
+    folder = catalog.path(name)
+    typer.echo(json.dumps({"name": name, "path": str(folder)}) if as_json else str(folder))

@@ -1,0 +1,1 @@
+"""Passes over a model: sessions, key/value extents, sampling and stopping."""

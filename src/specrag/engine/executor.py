@@ -1,0 +1,288 @@
+"""Runs coroutines over one device and packs the passes that they ask for.
+
+Everything that decodes is a coroutine that yields requests (:mod:`specrag.engine.passes`) and is resumed with
+the answers. One round of the executor resumes whatever can go on, then runs one packed pass for each model over
+the passes asked for. Searches run in threads meanwhile. Cancellation and deadlines are checked between passes.
+
+There is no background thread. Whoever waits for a task drives the rounds, for everybody's tasks; when its own
+task ends, the next waiting caller takes over.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Generic, TypeVar
+
+from specrag.engine.passes import Coroutine, Emit, Pass, Search, SessionModel, Start, Wait
+from specrag.errors import Cancelled, DeadlineExceeded, SpecragError
+
+T = TypeVar("T")
+
+#: Rows of one packed pass. A pass of more rows makes everybody wait longer without more tokens a second.
+MAX_ROWS = 1024
+
+
+class Task(Generic[T]):
+    """A coroutine in the executor's care. Made by :meth:`Executor.submit`."""
+
+    def __init__(self, coroutine: Coroutine[T], deadline: float | None, parent: Task[Any] | None) -> None:
+        self._coroutine = coroutine
+        self._deadline = deadline
+        self._sink: Task[Any] = self if parent is None else parent._sink
+        self._emitted: deque[Any] = deque()
+        self._children: list[Task[Any]] = []
+        self._cancelled = False
+        self._done = False
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self._answer: Any = None
+        self._failure: BaseException | None = None
+        self._waiting: Pass | Future[Any] | Wait | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether the coroutine has ended."""
+        return self._done
+
+    def cancel(self) -> None:
+        """End the coroutine, and those that it started, before their next pass. Safe from any thread."""
+        self._cancelled = True
+        for child in list(self._children):
+            child.cancel()
+
+    def result(self) -> T:
+        """What the coroutine returned; raises what it raised."""
+        if not self._done:
+            raise SpecragError("task: it has not ended yet; wait for it first")
+        if self._error is not None:
+            raise self._error
+        return self._result  # type: ignore[no-any-return]
+
+
+class Executor:
+    """Packs the passes of all running coroutines.
+
+    Args:
+        clock: seconds, for deadlines.
+        max_rows: rows of a packed pass; a single larger segment still runs, alone.
+        search_threads: threads for searches.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        max_rows: int = MAX_ROWS,
+        search_threads: int = 2,
+    ) -> None:
+        self._clock = clock
+        self._max_rows = max_rows
+        self._threads = ThreadPoolExecutor(search_threads, thread_name_prefix="specrag-search")
+        self._changed = threading.Condition()
+        self._driven = False
+        self._arrived: deque[Task[Any]] = deque()
+        self._tasks: list[Task[Any]] = []
+
+    def submit(self, coroutine: Coroutine[T], *, deadline: float | None = None) -> Task[T]:
+        """Take a coroutine into care; it advances when somebody waits. Safe from any thread.
+
+        Args:
+            deadline: a time of the executor's clock, after which the coroutine is ended.
+        """
+        task = Task(coroutine, deadline, None)
+        with self._changed:
+            self._arrived.append(task)
+            self._changed.notify_all()
+        return task
+
+    def run(self, task: Task[T]) -> T:
+        """Drive until the task has ended; its emissions are dropped."""
+        for _ in self.stream(task):
+            pass
+        return task.result()
+
+    def stream(self, task: Task[Any]) -> Iterator[Any]:
+        """Drive until the task has ended, yielding what it emits as it comes.
+
+        Closing the iterator early cancels the task. Raises what the coroutine raised.
+        """
+        try:
+            while True:
+                while task._emitted:
+                    yield task._emitted.popleft()
+                if task.done:
+                    break
+                self._advance(task)
+        finally:
+            if not task.done:
+                task.cancel()
+                while not task.done:
+                    self._advance(task)
+        task.result()
+
+    def close(self) -> None:
+        """Cancel what is running and stop the search threads."""
+        with self._changed:
+            tasks = [*self._tasks, *self._arrived]
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            while not task.done:
+                self._advance(task)
+        self._threads.shutdown()
+
+    # -- driving --------------------------------------------------------------------------------------------
+
+    def _advance(self, task: Task[Any]) -> None:
+        """Run a round, or wait until the caller that drives has run one."""
+        with self._changed:
+            if self._driven:
+                self._changed.wait(timeout=1.0)
+                return
+            self._driven = True
+        try:
+            self._round()
+        finally:
+            with self._changed:
+                self._driven = False
+                self._changed.notify_all()
+
+    def _round(self) -> None:
+        with self._changed:
+            while self._arrived:
+                self._tasks.append(self._arrived.popleft())
+        self._resume_all()
+        passes = [task for task in self._tasks if isinstance(task._waiting, Pass)]
+        if passes:
+            self._run_passes(passes)
+            return
+        with self._changed:
+            searching = any(isinstance(task._waiting, Future) for task in self._tasks)
+            ready = any(isinstance(task._waiting, Future) and task._waiting.done() for task in self._tasks)
+            if searching and not ready and not self._arrived:
+                self._changed.wait(timeout=0.1)
+
+    def _resume_all(self) -> None:
+        """Resume every coroutine that can go on, until each waits for a pass, a search or another task."""
+        progress = True
+        while progress:
+            progress = False
+            for task in list(self._tasks):
+                if self._can_go_on(task):
+                    self._resume(task)
+                    progress = True
+        self._tasks = [task for task in self._tasks if not task.done]
+
+    def _can_go_on(self, task: Task[Any]) -> bool:
+        if task.done:
+            return False
+        if self._overdue(task) is not None:
+            return True
+        waiting = task._waiting
+        if isinstance(waiting, Pass):
+            return False
+        if isinstance(waiting, Future):
+            if not waiting.done():
+                return False
+            task._failure = waiting.exception()
+            task._answer = None if task._failure else waiting.result()
+        elif isinstance(waiting, Wait):
+            ended = [handle for handle in waiting.handles if handle.done]
+            if len(ended) < (min(1, len(waiting.handles)) if waiting.first else len(waiting.handles)):
+                return False
+            task._answer = ended
+        return True
+
+    def _overdue(self, task: Task[Any]) -> SpecragError | None:
+        if task._cancelled:
+            return Cancelled("the request was cancelled")
+        if task._deadline is not None and self._clock() >= task._deadline:
+            return DeadlineExceeded("the request ran past its deadline; give it more time or fewer tokens")
+        return None
+
+    def _resume(self, task: Task[Any]) -> None:
+        """Advance one coroutine to its next pass, search or wait."""
+        task._failure = self._overdue(task) or task._failure
+        task._cancelled, task._deadline = False, None if task._failure else task._deadline
+        try:
+            while True:
+                failure, answer = task._failure, task._answer
+                task._failure = task._answer = task._waiting = None
+                request = task._coroutine.send(answer) if failure is None else task._coroutine.throw(failure)
+                if isinstance(request, Emit):
+                    task._sink._emitted.append(request.value)
+                elif isinstance(request, Start):
+                    child = Task(request.coroutine, task._deadline, task)
+                    task._children.append(child)
+                    self._tasks.append(child)
+                    task._answer = child
+                elif isinstance(request, Search):
+                    task._waiting = self._threads.submit(request.function)
+                    task._waiting.add_done_callback(self._wake)
+                    return
+                elif isinstance(request, Pass | Wait):
+                    task._waiting = request
+                    return
+                else:
+                    task._failure = SpecragError(f"coroutine: it yielded {request!r}, which is no request")
+        except StopIteration as stop:
+            task._result = stop.value
+        except BaseException as error:
+            task._error = error
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            if task._waiting is None:
+                task._done = True
+                for child in task._children:
+                    child.cancel()
+
+    def _wake(self, _: Future[Any]) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _run_passes(self, tasks: list[Task[Any]]) -> None:
+        """One packed pass for each model, of the tasks that have waited longest."""
+        groups: dict[int, list[Task[Any]]] = {}
+        for task in tasks:
+            assert isinstance(task._waiting, Pass)
+            groups.setdefault(id(task._waiting.model), []).append(task)
+        for group in groups.values():
+            chosen: list[Task[Any]] = []
+            requests: list[Pass] = []
+            rows = 0
+            for task in group:
+                request = task._waiting
+                assert isinstance(request, Pass)
+                rows += len(request.segment.tokens)
+                if chosen and rows > self._max_rows:
+                    break
+                chosen.append(task)
+                requests.append(request)
+            self._run_pass(requests[0].model, chosen, requests)
+            # Those that have just run go behind the others, so that nobody waits for ever.
+            served = {id(task) for task in chosen}
+            self._tasks.sort(key=lambda task: id(task) in served)
+
+    def _run_pass(self, model: SessionModel, tasks: list[Task[Any]], requests: list[Pass]) -> None:
+        try:
+            answers = model.forward([request.segment for request in requests])
+        except Exception as error:
+            for task in tasks:
+                task._failure, task._waiting = error, None
+            return
+        for task, answer in zip(tasks, answers, strict=True):
+            task._answer, task._waiting = answer, None
+
+
+def run(coroutine: Coroutine[T]) -> T:
+    """Run one coroutine to its end in an executor of its own."""
+    executor = Executor()
+    try:
+        return executor.run(executor.submit(coroutine))
+    finally:
+        executor.close()

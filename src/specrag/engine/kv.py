@@ -1,0 +1,211 @@
+"""Keys and values of a sequence, held in extents that sessions share by reference.
+
+An :class:`Extent` is one contiguous buffer a layer. A :class:`KeyValueCache` reads a chain of extents and
+writes behind the last of them. A fork makes the child read its parent's extent, so nothing is copied; whoever
+must write where somebody else still reads starts an extent of its own instead.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+#: Rows of an extent come in multiples of this. Attention reads an extent in these units, so that the order of
+#: its sums depends on a key's position alone.
+ROW_UNIT = 64
+
+#: A full buffer grows by this share of its size: at most 1.1 times the bytes needed, few enough copies.
+GROWTH = 1 / 16
+
+
+@dataclass(frozen=True, slots=True)
+class KeyValueShape:
+    """What a model keeps of a token: ``2 * layers * kv_heads * head_dim`` numbers of ``dtype``."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of one token's keys and values."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+
+class Extent:
+    """One buffer a layer, ``[2, kv_heads, capacity, head_dim]``: keys, then values.
+
+    Rows that were never written are zero, so that a masked row adds an exact zero.
+    """
+
+    def __init__(self, shape: KeyValueShape, capacity: int) -> None:
+        self.shape = shape
+        self.capacity = 0
+        self.layers: list[torch.Tensor] = []
+        self._readers: weakref.WeakSet[KeyValueCache] = weakref.WeakSet()
+        self.grow(capacity)
+
+    def grow(self, rows: int) -> None:
+        """Make room for at least ``rows`` rows."""
+        if rows <= self.capacity:
+            return
+        wanted = max(rows, int(self.capacity * (1 + GROWTH)))
+        capacity = -(-wanted // ROW_UNIT) * ROW_UNIT
+        shape = self.shape
+        size = (2, shape.kv_heads, capacity, shape.head_dim)
+        for layer in range(shape.layers):
+            buffer = torch.zeros(size, dtype=shape.dtype, device=shape.device)
+            if self.capacity:
+                # One layer at a time: the peak is one layer's copy above the buffer itself.
+                buffer[:, :, : self.capacity] = self.layers[layer]
+                self.layers[layer] = buffer
+            else:
+                self.layers.append(buffer)
+        self.capacity = capacity
+
+    def share_with(self, reader: KeyValueCache) -> None:
+        """Remember that ``reader`` reads this extent."""
+        self._readers.add(reader)
+
+    @property
+    def frozen(self) -> int:
+        """Rows that somebody else reads and that must not be overwritten."""
+        return max((reader.rows_read(self) for reader in self._readers), default=0)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all layers' buffers."""
+        return self.capacity * self.shape.bytes_per_token
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The first ``rows`` rows of an extent that another cache owns or owned."""
+
+    extent: Extent
+    rows: int
+
+
+class KeyValueCache:
+    """The keys and values of one sequence; see :class:`specrag.engine.passes.Cache`.
+
+    Args:
+        shape: what the model keeps of a token.
+        contiguous: keep everything in one extent of its own, so that a row's sums run in the same order
+            whatever the cache's history; a fork is then copied at its first pass.
+    """
+
+    def __init__(self, shape: KeyValueShape, *, contiguous: bool = False) -> None:
+        self.shape = shape
+        self.contiguous = contiguous
+        self.length = 0
+        self.runs: list[Run] = []
+        self.own: Extent | None = None
+        self._reserved = 0
+
+    @property
+    def base(self) -> int:
+        """Position of the first row of the extent that this cache writes."""
+        return sum(run.rows for run in self.runs)
+
+    def prepare(self, rows: int) -> Extent:
+        """The extent to write ``rows`` rows into, starting at row ``length - base``."""
+        if self.contiguous and self.runs:
+            self._unshare(rows)
+        if self.own is not None and self.length - self.base < self.own.frozen:
+            self._freeze_own()
+        need = max(self.length + rows, self._reserved) - self.base
+        if self.own is None:
+            self.own = Extent(self.shape, need)
+        else:
+            self.own.grow(need)
+        return self.own
+
+    @torch.inference_mode()
+    def accept(self, rows: Sequence[int]) -> None:
+        count = len(rows)
+        if count == 0:
+            return
+        if isinstance(rows, range) and rows.start == 0 and rows.step == 1:
+            in_place = True
+        else:
+            in_place = all(row == index for index, row in enumerate(rows))
+        if not in_place:
+            own = self.own
+            assert own is not None  # a pass has written the rows
+            start = self.length - self.base
+            source = torch.tensor([start + row for row in rows], device=self.shape.device)
+            for layer in own.layers:
+                layer[:, :, start : start + count] = layer.index_select(2, source)
+        self.length += count
+
+    def truncate(self, length: int) -> None:
+        self.length = min(self.length, length)
+        self._reserved = 0
+        while self.runs and self.base > self.length:
+            # The cut lies before the extent that this cache writes: that extent holds nothing of it any more.
+            self.own = None
+            last = self.runs.pop()
+            left = self.length - self.base
+            if left > 0:
+                self.runs.append(Run(last.extent, left))
+
+    def fork(self, length: int) -> KeyValueCache:
+        child = KeyValueCache(self.shape, contiguous=self.contiguous)
+        child.length = length
+        left = length
+        for run in self.runs:
+            if left > 0:
+                child.runs.append(Run(run.extent, min(run.rows, left)))
+                left -= child.runs[-1].rows
+        if left > 0 and self.own is not None:
+            child.runs.append(Run(self.own, left))
+        for run in child.runs:
+            run.extent.share_with(child)
+        return child
+
+    def reserve(self, length: int) -> None:
+        # Taken up by the next pass, so that a context of many chunks is allocated once.
+        self._reserved = length
+
+    def rows_read(self, extent: Extent) -> int:
+        """How many rows of somebody else's extent this cache reads."""
+        return max((run.rows for run in self.runs if run.extent is extent), default=0)
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self.own is None else self.own.nbytes
+
+    def clear(self) -> None:
+        self.length = 0
+        self._reserved = 0
+        self.runs.clear()
+        self.own = None
+
+    def _freeze_own(self) -> None:
+        """Leave the own extent to its readers and write behind its rows in a new one."""
+        assert self.own is not None
+        rows = self.length - self.base
+        if rows > 0:
+            self.own.share_with(self)
+            self.runs.append(Run(self.own, rows))
+        self.own = None
+
+    def _unshare(self, rows: int) -> None:
+        """Copy the shared rows into an extent of this cache's own."""
+        extent = Extent(self.shape, max(self.length + rows, self._reserved))
+        start = 0
+        parts = list(self.runs)
+        if self.own is not None:
+            parts.append(Run(self.own, self.length - self.base))
+        for part in parts:
+            for target, source in zip(extent.layers, part.extent.layers, strict=True):
+                target[:, :, start : start + part.rows] = source[:, :, : part.rows]
+            start += part.rows
+        self.runs.clear()
+        self.own = extent

@@ -1,0 +1,69 @@
+"""What a row of a pass returns.
+
+A pass can compute a logits vector for every row, but most rows need none of it: a prefill reads only its last
+row, a greedy check only the largest entry. Each row therefore says what it wants, and nothing else is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+#: ``final``: what the output matrix reads (after the last norm); ``last``: the last layer's output before that
+#: norm; ``ffn_input``: the input of the last layer's feed-forward block, after its norm (kNN-LM's key).
+HiddenState = Literal["final", "last", "ffn_input"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """What one row is asked for. All of it refers to the raw logits: temperature 1, nothing removed.
+
+    Args:
+        argmax: the token with the largest logit, the smaller id on a tie.
+        top_k: how many of the most probable tokens to return with their log-probabilities.
+        entropy: the entropy of the next-token distribution, in nats.
+        logits: the whole vector ``[vocab_size]`` in float32.
+        log_probs_of: tokens whose log-probabilities are wanted.
+        hidden: hidden states to return.
+    """
+
+    argmax: bool = False
+    top_k: int = 0
+    entropy: bool = False
+    logits: bool = False
+    log_probs_of: tuple[int, ...] = ()
+    hidden: tuple[HiddenState, ...] = ()
+
+    @property
+    def needs_logits(self) -> bool:
+        """Whether the row must pass the output matrix at all."""
+        return self.argmax or self.top_k > 0 or self.entropy or self.logits or bool(self.log_probs_of)
+
+
+NOTHING = Outputs()
+ARGMAX = Outputs(argmax=True)
+LOGITS = Outputs(logits=True)
+
+
+@dataclass(slots=True)
+class Row:
+    """The answer to one row's :class:`Outputs`; what was not asked for is ``None``.
+
+    Attributes:
+        top_tokens: int64 ``[top_k]``, most probable first, smaller ids first on a tie.
+        top_log_probs: float32 ``[top_k]``, nats.
+        logits: float32 ``[vocab_size]``.
+        log_probs: float32 ``[len(log_probs_of)]``, nats.
+        hidden: name to a vector ``[hidden_size]``, as the model's own array type.
+    """
+
+    argmax: int | None = None
+    top_tokens: np.ndarray | None = None
+    top_log_probs: np.ndarray | None = None
+    entropy: float | None = None
+    logits: np.ndarray | None = None
+    log_probs: np.ndarray | None = None
+    hidden: Mapping[str, Any] = field(default_factory=dict)

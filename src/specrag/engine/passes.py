@@ -1,0 +1,149 @@
+"""The vocabulary between what decodes and what computes: segments, passes, and the models that run them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+from specrag.engine.outputs import Outputs, Row
+
+T = TypeVar("T")
+
+
+class Cache(Protocol):
+    """What a model remembers of one sequence: the keys and values of its first ``length`` tokens.
+
+    A pass writes the rows of a segment behind ``length`` without counting them; :meth:`accept` keeps some of
+    them and forgets the rest.
+    """
+
+    @property
+    def length(self) -> int:
+        """Number of tokens that the cache holds."""
+
+    def accept(self, rows: Sequence[int]) -> None:
+        """Keep these rows of the last segment, given as offsets from ``length`` in ascending order.
+
+        The kept rows move together behind ``length``, which grows by their number. Calling it again refers to
+        the rows behind the new ``length``, provided that the rows kept so far were the first ones.
+        """
+
+    def truncate(self, length: int) -> None:
+        """Forget everything behind the first ``length`` tokens."""
+
+    def fork(self, length: int) -> Cache:
+        """A cache that shares the first ``length`` tokens with this one; copies nothing."""
+
+    def reserve(self, length: int) -> None:
+        """Make room for ``length`` tokens in one step."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held by this cache alone, shared extents not counted."""
+
+    def clear(self) -> None:
+        """Release the memory. The cache is empty afterwards and can be used again."""
+
+
+@dataclass(slots=True)
+class Segment:
+    """The rows of one sequence in a pass.
+
+    Args:
+        cache: the sequence's keys and values; the rows follow its ``length`` tokens.
+        tokens: one token a row.
+        parents: for each row the row of this segment that it follows, -1 for the cache's last token; rows come
+            after their parents. ``None`` means a chain: each row follows the one before it.
+        outputs: what each row returns.
+    """
+
+    cache: Any
+    tokens: Sequence[int]
+    parents: Sequence[int] | None
+    outputs: Sequence[Outputs]
+
+    def depths(self) -> list[int]:
+        """Distance of each row from the cache's last token, minus one: row ``i`` is at position
+        ``cache.length + depths()[i]``."""
+        if self.parents is None:
+            return list(range(len(self.tokens)))
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(0 if parent < 0 else depths[parent] + 1)
+        return depths
+
+
+class SessionModel(Protocol):
+    """A model that keeps sessions: passes over segments, logits, hidden states."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of logits in a row."""
+
+    @property
+    def context_length(self) -> int:
+        """Largest number of tokens in a sequence."""
+
+    def new_cache(self) -> Any:
+        """An empty :class:`Cache`."""
+
+    def forward(self, segments: Sequence[Segment]) -> list[list[Row]]:
+        """Run one packed pass over all rows of all segments; the answers in the same order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A request: run this segment. Answered with the segment's ``list[Row]``."""
+
+    model: SessionModel
+    segment: Segment
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """A request: call ``function`` in a thread while other work goes on. Answered with what it returns."""
+
+    function: Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A request: run this coroutine side by side. Answered at once with a handle for :class:`Wait`."""
+
+    coroutine: Coroutine[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A request: resume when the handles given have ended (all of them, or the first of them).
+
+    Answered with the list of the handles that have ended. Ask a handle's ``result()`` for its value.
+    """
+
+    handles: Sequence[Any]
+    first: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """A message to the caller, such as newly decoded tokens; the coroutine goes on at once."""
+
+    value: Any
+
+
+Request: TypeAlias = Pass | Search | Start | Wait | Emit
+Coroutine: TypeAlias = Generator[Request, Any, T]
+
+
+def gather(coroutines: Sequence[Coroutine[T]]) -> Coroutine[list[T]]:
+    """Run coroutines side by side, their passes packed together; their results in the order given."""
+    handles = []
+    for coroutine in coroutines:
+        handles.append((yield Start(coroutine)))
+    try:
+        yield Wait(handles)
+    finally:
+        for handle in handles:
+            handle.cancel()
+    return [handle.result() for handle in handles]

@@ -1,0 +1,189 @@
+"""A sequence of tokens that a model is decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from specrag.engine.outputs import NOTHING, Outputs, Row
+from specrag.engine.passes import Coroutine, Pass, Segment, SessionModel
+from specrag.errors import ContextLengthError, InputError, SpecragError
+
+#: Rows of one prefill pass: bounds the memory of a pass and the time that other requests wait for it.
+PREFILL_ROWS = 512
+
+
+class Tree(Protocol):
+    """Tokens that may follow a session; the part of a draft tree that a pass needs."""
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """One token a node."""
+
+    @property
+    def parents(self) -> Sequence[int]:
+        """The node that each node follows, -1 for the session's newest token; parents come first."""
+
+
+class Session:
+    """One sequence: committed tokens, and the model's cache of their keys and values.
+
+    The newest committed token is *pending*: the cache does not hold it yet, it is fed with the next pass.
+    Methods that run passes are coroutines and are driven by an executor (``yield from session.score(tree)``).
+
+    Args:
+        model: the model that decodes.
+        cache: a cache that already holds the first tokens of ``tokens``; by default a new one.
+        tokens: committed tokens, more than ``cache`` holds by at least one unless both are empty.
+    """
+
+    def __init__(self, model: SessionModel, cache: object | None = None, tokens: Sequence[int] = ()) -> None:
+        self.model = model
+        self.cache = model.new_cache() if cache is None else cache
+        self.tokens = list(tokens)
+        self._scored: Tree | None = None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def pending(self) -> list[int]:
+        """Committed tokens that the cache does not hold yet; at least the newest one."""
+        return self.tokens[self.cache.length :]
+
+    def extend(
+        self,
+        tokens: Sequence[int],
+        outputs: Outputs | Sequence[Outputs] = NOTHING,
+        chunk: int = PREFILL_ROWS,
+    ) -> Coroutine[list[Row]]:
+        """Commit tokens and feed them, in chunks, all but the newest.
+
+        Args:
+            tokens: the tokens to append.
+            outputs: what each fed row returns, one for all or one each. The fed rows are the tokens that were
+                pending, then ``tokens`` without the last.
+            chunk: largest number of rows in a pass.
+
+        Returns:
+            One row for each fed token.
+
+        Raises:
+            ContextLengthError: before any work, if the model's context is too short.
+        """
+        self._check_room(len(self.tokens) + len(tokens))
+        self._check_tokens(tokens)
+        self._scored = None
+        self.tokens.extend(int(token) for token in tokens)
+        fed = self.pending[:-1]
+        wanted = [outputs] * len(fed) if isinstance(outputs, Outputs) else list(outputs)
+        if len(wanted) != len(fed):
+            raise SpecragError(f"outputs: {len(wanted)} given for {len(fed)} fed rows: give one for each")
+        self.cache.reserve(len(self.tokens))
+        rows: list[Row] = []
+        for start in range(0, len(fed), chunk):
+            part = fed[start : start + chunk]
+            segment = Segment(self.cache, part, None, wanted[start : start + chunk])
+            rows += yield Pass(self.model, segment)
+            self.cache.accept(range(len(part)))
+        return rows
+
+    def score(self, tree: Tree, outputs: Outputs) -> Coroutine[list[Row]]:
+        """Feed the pending tokens and a tree of guesses behind them, in one pass.
+
+        Args:
+            tree: the guesses; may be empty.
+            outputs: what the newest committed token's row and every node's row return.
+
+        Returns:
+            ``[1 + len(tree.tokens)]`` rows: the distribution after the newest committed token first, then the
+            one after each node.
+
+        Raises:
+            ContextLengthError: before any work, if the model's context is too short.
+        """
+        if not self.tokens:
+            raise InputError("session", self.tokens, "it holds no token yet; extend it first")
+        self._keep_newest_pending()
+        pending = self.pending
+        count = len(pending)
+        self._check_tokens(tree.tokens)
+        parents: list[int] | None = None
+        if any(parent != node - 1 for node, parent in enumerate(tree.parents)):
+            parents = [*range(-1, count - 1), *(parent + count for parent in tree.parents)]
+        segment = Segment(
+            self.cache,
+            [*pending, *tree.tokens],
+            parents,
+            [NOTHING] * (count - 1) + [outputs] * (1 + len(tree.tokens)),
+        )
+        self._check_room(self.cache.length + 1 + max(segment.depths()))
+        rows: list[Row] = yield Pass(self.model, segment)
+        self.cache.accept(range(count))
+        self._scored = tree
+        return rows[count - 1 :]
+
+    def commit(self, path: Sequence[int], bonus: int | None = None) -> None:
+        """Keep a path of the tree scored last, and drop the rest of the tree.
+
+        Args:
+            path: nodes from a child of the root downwards.
+            bonus: a token to append behind the path; it becomes the pending one.
+        """
+        tree = self._scored
+        if tree is None:
+            raise SpecragError("commit: no tree was scored since the session last changed; call score first")
+        parent = -1
+        for node in path:
+            if tree.parents[node] != parent:
+                raise InputError("path", list(path), "every node must be a child of the one before it")
+            parent = node
+        self._scored = None
+        self.tokens.extend(int(tree.tokens[node]) for node in path)
+        if bonus is not None:
+            self._check_tokens([bonus])
+            self.tokens.append(int(bonus))
+        # Without a bonus the last accepted token stays pending, so its row is not kept.
+        self.cache.accept(list(path) if bonus is not None else list(path[:-1]))
+        self._keep_newest_pending()
+
+    def truncate(self, length: int) -> None:
+        """Forget all but the first ``length`` tokens."""
+        if not 0 <= length <= len(self.tokens):
+            raise InputError("length", length, f"give 0 to {len(self.tokens)}, the session's length")
+        self._scored = None
+        del self.tokens[length:]
+        self.cache.truncate(min(self.cache.length, max(length - 1, 0)))
+
+    def fork(self, length: int | None = None) -> Session:
+        """A session that starts with the first ``length`` tokens of this one (default: all) and shares their
+        keys and values; nothing is copied."""
+        length = len(self.tokens) if length is None else length
+        if not 0 <= length <= len(self.tokens):
+            raise InputError("length", length, f"give 0 to {len(self.tokens)}, the session's length")
+        shared = min(self.cache.length, max(length - 1, 0))
+        return Session(self.model, self.cache.fork(shared), self.tokens[:length])
+
+    def close(self) -> None:
+        """Release the cache's memory; the session is empty afterwards."""
+        self.tokens.clear()
+        self._scored = None
+        self.cache.clear()
+
+    def _keep_newest_pending(self) -> None:
+        """A scored token whose round was not committed, or without a bonus, is fed once more."""
+        if self.cache.length >= len(self.tokens):
+            self.cache.truncate(max(len(self.tokens) - 1, 0))
+
+    def _check_room(self, length: int) -> None:
+        limit = self.model.context_length
+        if length > limit:
+            raise ContextLengthError(
+                "prompt", f"{length} tokens", f"the model's context holds {limit}; shorten it or take another model"
+            )
+
+    def _check_tokens(self, tokens: Sequence[int]) -> None:
+        size = self.model.vocab_size
+        for token in tokens:
+            if not 0 <= token < size:
+                raise InputError("token", token, f"the model's vocabulary has {size} tokens, numbered from 0")

@@ -1,0 +1,46 @@
+"""Every error that specrag raises on purpose.
+
+A message is one line and names the field, the value and the remedy, so that the command line can print it
+as it is. Anything else that reaches a user is a bug.
+"""
+
+from __future__ import annotations
+
+
+class SpecragError(Exception):
+    """Base of all errors raised on purpose. ``str(error)`` is one line, fit for a user."""
+
+
+class InputError(SpecragError, ValueError):
+    """A value given by the caller cannot be used.
+
+    Args:
+        field: name of the argument, option or file that holds the value.
+        value: the value itself; shown with ``repr`` and shortened to 80 characters.
+        remedy: what to give instead, as a sentence fragment.
+    """
+
+    def __init__(self, field: str, value: object, remedy: str) -> None:
+        shown = repr(value)
+        if len(shown) > 80:
+            shown = f"{shown[:77]}..."
+        super().__init__(f"{field}: {shown} is not usable: {remedy}")
+        self.field = field
+        self.value = value
+        self.remedy = remedy
+
+
+class ModelFilesError(SpecragError):
+    """A model's files are missing, damaged, incomplete or cannot be written."""
+
+
+class ContextLengthError(InputError):
+    """The tokens asked for do not fit the model's context; raised before any work is done."""
+
+
+class Cancelled(SpecragError):
+    """The request was cancelled by its owner between two passes."""
+
+
+class DeadlineExceeded(SpecragError):
+    """The request ran past its deadline and was stopped between two passes."""

@@ -1,0 +1,82 @@
+"""How good one answer is, and how good many are.
+
+Answers are compared after SQuAD's normalisation (Rajpurkar et al., 2016, the official evaluation script). A
+question may have several gold answers; the best match counts.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from specrag.errors import InputError
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_ASCII_PUNCTUATION = frozenset(string.punctuation)
+
+
+def normalize_answer(text: str) -> str:
+    """Lower case, without punctuation, articles (a, an, the) and surplus white space.
+
+    As SQuAD's script does for ASCII. Beyond it, all Unicode punctuation goes (curly quotes, dashes), and
+    composed and decomposed accents are made equal (NFC).
+    """
+    lowered = unicodedata.normalize("NFC", text).lower()
+    bare = "".join(character for character in lowered if not _is_punctuation(character))
+    return " ".join(_ARTICLES.sub(" ", bare).split())
+
+
+def exact_match(response: str, gold: str | Sequence[str]) -> bool:
+    """Whether the normalised response equals a normalised gold answer."""
+    normalized = normalize_answer(response)
+    return any(normalized == normalize_answer(answer) for answer in _answers(gold))
+
+
+def contains_answer(response: str, gold: str | Sequence[str]) -> bool:
+    """Whether a gold answer occurs in the response, both normalised; the rule for free-form answers.
+
+    A substring is enough, also within a word, as in Self-RAG and Speculative RAG. A gold answer of which
+    normalisation leaves nothing ("The") occurs in no response.
+    """
+    normalized = normalize_answer(response)
+    wanted = (normalize_answer(answer) for answer in _answers(gold))
+    return any(answer and answer in normalized for answer in wanted)
+
+
+def token_f1(response: str, gold: str | Sequence[str]) -> float:
+    """Harmonic mean of precision and recall of the response's words, at the best gold answer; in [0, 1]."""
+    words = normalize_answer(response).split()
+    return max(_f1(words, normalize_answer(answer).split()) for answer in _answers(gold))
+
+
+def accuracy(correct: Iterable[bool | float]) -> float:
+    """The mean of per-question scores: the share of right answers if they are booleans.
+
+    Raises:
+        InputError: there are no scores.
+    """
+    scores = [float(score) for score in correct]
+    if not scores:
+        raise InputError("correct", scores, "give the score of at least one question")
+    return sum(scores) / len(scores)
+
+
+def _answers(gold: str | Sequence[str]) -> Sequence[str]:
+    answers = [gold] if isinstance(gold, str) else gold
+    if not answers:
+        raise InputError("gold", gold, "give at least one gold answer")
+    return answers
+
+
+def _is_punctuation(character: str) -> bool:
+    return character in _ASCII_PUNCTUATION or unicodedata.category(character).startswith("P")
+
+
+def _f1(words: Sequence[str], gold_words: Sequence[str]) -> float:
+    if not words or not gold_words:
+        return float(words == gold_words)
+    common = (Counter(words) & Counter(gold_words)).total()
+    return 2 * common / (len(words) + len(gold_words))

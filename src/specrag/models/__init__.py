@@ -1,0 +1,1 @@
+"""Model files: names, downloads, conversion, weights, tokenizers and adapters."""

@@ -1,0 +1,153 @@
+"""LoRA adapters in the ``peft`` format, added to a model's weights.
+
+Reference: Hu et al. 2021, "LoRA", section 4.1: W' = W + s B A with s = alpha / r; rank-stabilised LoRA
+(Kalajdzievski 2023) has s = alpha / sqrt(r).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specrag.errors import ModelFilesError
+
+if TYPE_CHECKING:
+    import torch
+
+_KEY = re.compile(
+    r"base_model\.model\.(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<side>[AB])(\.weight)?"
+)
+
+# Options that change what the two matrices mean; merging them as plain LoRA would be silently wrong.
+_UNSUPPORTED = (
+    "use_dora",
+    "use_qalora",
+    "lora_bias",
+    "layer_replication",
+    "modules_to_save",
+    "target_parameters",
+    "trainable_token_indices",
+    "alora_invocation_tokens",
+)
+_PLAIN_STARTS = (None, True, False, "gaussian", "orthogonal", "eva")
+
+
+def merge_adapter(state: Mapping[str, torch.Tensor], folder: Path) -> dict[str, torch.Tensor]:
+    """The weights with a LoRA adapter added; tensors that it does not touch are shared with ``state``.
+
+    Sums are made in fp32 and rounded once to the weight's own type, before any fusing or quantisation.
+
+    Args:
+        state: a model's tensors under transformers' names.
+        folder: holds adapter_config.json and adapter_model.safetensors.
+
+    Raises:
+        ModelFilesError: files are missing or damaged, the adapter is no plain LoRA, or it fits another model.
+    """
+    config = _read_config(folder)
+    pairs = _read_pairs(folder)
+    merged = dict(state)
+    for module, pair in pairs.items():
+        name = f"{module}.weight"
+        if name not in merged:
+            raise ModelFilesError(f"adapter {str(folder)!r} changes {module!r}, which this model lacks")
+        weight = merged[name]
+        delta = _delta(pair, _scale(config, module, rank=pair["A"].shape[0]))
+        # Embeddings have tokens as rows, and Conv1D (GPT-2) inputs: both are transposed linear layers.
+        if "embedding" in pair or config.get("fan_in_fan_out"):
+            delta = delta.T
+        if delta.shape != weight.shape:
+            raise ModelFilesError(
+                f"adapter {str(folder)!r} has shape {list(delta.shape)} for {module!r}, the model has "
+                f"{list(weight.shape)}: it belongs to another model"
+            )
+        merged[name] = (weight.float() + delta.to(weight.device)).to(weight.dtype)
+    return merged
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / "adapter_config.json"
+    try:
+        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ModelFilesError(
+            f"adapter {str(folder)!r} has no adapter_config.json: give a folder written by peft"
+        ) from error
+    except (ValueError, OSError) as error:
+        raise ModelFilesError(f"adapter file {str(path)!r} cannot be read ({error})") from error
+    if config.get("peft_type") != "LORA":
+        kind = config.get("peft_type")
+        raise ModelFilesError(f"adapter {str(folder)!r} is of type {kind!r}: only LORA is supported")
+    for option in _UNSUPPORTED:
+        if config.get(option):
+            raise ModelFilesError(
+                f"adapter {str(folder)!r} uses {option}={config[option]!r}, which is not supported: "
+                "merge it with peft's merge_and_unload and give the merged model"
+            )
+    if config.get("bias", "none") != "none" or config.get("init_lora_weights") not in _PLAIN_STARTS:
+        raise ModelFilesError(
+            f"adapter {str(folder)!r} has bias={config.get('bias')!r} and "
+            f"init_lora_weights={config.get('init_lora_weights')!r}, which change the base weights: "
+            "merge it with peft's merge_and_unload and give the merged model"
+        )
+    return config
+
+
+def _read_pairs(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
+    """The matrices A and B by module; a pair of an embedding also has the key ``embedding``."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    path = folder / "adapter_model.safetensors"
+    if not path.is_file():
+        pickled = (folder / "adapter_model.bin").is_file()
+        what = "only adapter_model.bin, a pickle, which is never loaded" if pickled else "no weights"
+        raise ModelFilesError(f"adapter {str(folder)!r} has {what}: save it with peft's `save_pretrained`")
+    try:
+        tensors = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise ModelFilesError(
+            f"adapter file {str(path)!r} cannot be read ({error}); fetch it anew"
+        ) from error
+    pairs: dict[str, dict[str, torch.Tensor]] = {}
+    for name, tensor in tensors.items():
+        match = _KEY.fullmatch(name)
+        if match is None:
+            raise ModelFilesError(
+                f"adapter file {str(path)!r} holds {name!r}, which is no LoRA matrix: "
+                "merge it with peft's merge_and_unload and give the merged model"
+            )
+        pair = pairs.setdefault(match["module"], {})
+        pair[match["side"]] = tensor
+        if match["embedding"]:
+            pair["embedding"] = tensor
+    for module, pair in pairs.items():
+        if not {"A", "B"} <= pair.keys():
+            raise ModelFilesError(
+                f"adapter file {str(path)!r} has one of the two matrices of {module!r} only"
+            )
+    return pairs
+
+
+def _delta(pair: Mapping[str, torch.Tensor], scale: float) -> torch.Tensor:
+    """The change of a linear layer's weight, [outputs, inputs], in fp32: s B A."""
+    # A: [r, inputs], B: [outputs, r]
+    return scale * (pair["B"].float() @ pair["A"].float())
+
+
+def _scale(config: Mapping[str, Any], module: str, *, rank: int) -> float:
+    alpha = _by_pattern(config.get("alpha_pattern") or {}, module, config.get("lora_alpha", 8))
+    rank = int(_by_pattern(config.get("rank_pattern") or {}, module, rank))
+    return alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank
+
+
+def _by_pattern(patterns: Mapping[str, float], module: str, default: float) -> float:
+    """The value of the first pattern that matches the end of a module's name (peft's ``get_pattern_key``)."""
+    for pattern, value in patterns.items():
+        if re.match(rf"(.*\.)?({pattern})$", module):
+            return value
+    return default

@@ -1,0 +1,230 @@
+"""The lean decoder of the Llama family: Llama, SmolLM, Qwen2, Qwen3, Mistral.
+
+One function of a packed pass: query, key and value projections fused into one matrix, gate and up into another,
+attention over the sessions' own extents. No autograd, no modules, few operations a layer, because on a small
+model the operations' overhead is what speculation would otherwise appear to save.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from specrag.engine.attention import AttentionPlan
+from specrag.engine.kv import KeyValueCache, KeyValueShape
+from specrag.engine.outputs import HiddenState, Row
+from specrag.engine.passes import Segment
+from specrag.errors import InputError
+from specrag.models.linear import Int8Linear, Linear, build_linear
+from specrag.models.rotary import Rotary, interleave, pair_order, rotate
+from specrag.models.rows import read_rows
+
+#: Values of ``config.model_type`` that this decoder computes.
+FAMILY = frozenset({"llama", "qwen2", "qwen3", "mistral"})
+
+
+@dataclass(slots=True)
+class _Layer:
+    attention_norm: torch.Tensor
+    qkv: Linear
+    query_norm: torch.Tensor | None
+    key_norm: torch.Tensor | None
+    output: Linear
+    mlp_norm: torch.Tensor
+    gate_up: Linear
+    down: Linear
+    window: int | None
+
+
+class LeanDecoder:
+    """A :class:`~specrag.engine.passes.SessionModel` for the Llama family.
+
+    Args:
+        config: the model's transformers configuration.
+        weights: transformers' names to tensors; emptied while the layers are built, so that the weights are held
+            once.
+        dtype: activations, keys and values: float32, bfloat16 or float16.
+        int8: 8-bit weights and activations in the linear layers.
+        batch_invariant: a row's bits do not depend on the other rows of the pass (CPU, bf16 or int8).
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        weights: dict[str, torch.Tensor],
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        int8: bool = False,
+        batch_invariant: bool = False,
+    ) -> None:
+        _check(config, dtype, device, int8, batch_invariant)
+        self.config = config
+        self.batch_invariant = batch_invariant
+        self.device = device
+        self.dtype = dtype
+        self._heads: int = config.num_attention_heads
+        self._kv_heads: int = getattr(config, "num_key_value_heads", None) or self._heads
+        self._head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // self._heads
+        self._group = self._heads // self._kv_heads
+        self._eps: float = config.rms_norm_eps
+        self._hidden_size: int = config.hidden_size
+        self._build = {"int8": int8, "invariant": batch_invariant}
+        self._embedding = weights.pop("model.embed_tokens.weight").to(device)
+        head = weights.pop("lm_head.weight", None)
+        self._head = build_linear(
+            (self._embedding if head is None else head).to(device=device, dtype=dtype), None, **self._build
+        )
+        self._norm = weights.pop("model.norm.weight").to(device=device, dtype=dtype)
+        windows = _windows(config)
+        self._layers = [self._layer(weights, index, windows[index]) for index in range(config.num_hidden_layers)]
+        self._rotary = Rotary(config, self._head_dim, device)
+        self._factors = torch.ones(self._heads + self._kv_heads, device=device)
+        self._factors[: self._heads] = self._head_dim**-0.5
+        self._shape = KeyValueShape(len(self._layers), self._kv_heads, self._head_dim, dtype, device)
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self._embedding.shape[0])
+
+    @property
+    def context_length(self) -> int:
+        return int(self.config.max_position_embeddings)
+
+    def new_cache(self) -> KeyValueCache:
+        return KeyValueCache(self._shape, contiguous=self.batch_invariant)
+
+    @torch.inference_mode()
+    def forward(self, segments: Sequence[Segment]) -> list[list[Row]]:
+        plan = AttentionPlan(segments, self._group, invariant=self.batch_invariant)
+        tokens = torch.tensor([token for segment in segments for token in segment.tokens], device=self.device)
+        factors = self._rotary.factors(plan.positions, self._factors)
+        wanted = [outputs for segment in segments for outputs in segment.outputs]
+        kept = sorted({name for outputs in wanted for name in outputs.hidden})
+        hidden: dict[HiddenState, torch.Tensor] = {}
+        x = F.embedding(tokens, self._embedding).to(self.dtype)
+        for index, layer in enumerate(self._layers):
+            x = self._attention(layer, index, x, factors, plan)
+            y = F.rms_norm(x, (self._hidden_size,), layer.mlp_norm, self._eps)
+            if index == len(self._layers) - 1 and "ffn_input" in kept:
+                hidden["ffn_input"] = y
+            gate, up = layer.gate_up(y).chunk(2, dim=-1)
+            x = layer.down(F.silu(gate).mul_(up), x)
+        hidden["last"] = x
+        hidden["final"] = F.rms_norm(x, (self._hidden_size,), self._norm, self._eps)
+        rows = iter(read_rows(wanted, hidden, self._logits))
+        return [[next(rows) for _ in segment.tokens] for segment in segments]
+
+    def _attention(
+        self, layer: _Layer, index: int, x: torch.Tensor, factors: torch.Tensor, plan: AttentionPlan
+    ) -> torch.Tensor:
+        count = x.shape[0]
+        turned = self._heads + self._kv_heads
+        y = layer.qkv(F.rms_norm(x, (self._hidden_size,), layer.attention_norm, self._eps))
+        heads = y.unflatten(-1, (-1, self._head_dim))  # [rows, heads + 2 * kv_heads, head_dim]
+        queries_keys = heads[:, :turned]
+        if layer.query_norm is not None and layer.key_norm is not None:
+            queries_keys = torch.cat(
+                [
+                    F.rms_norm(heads[:, : self._heads], (self._head_dim,), layer.query_norm, self._eps),
+                    F.rms_norm(heads[:, self._heads : turned], (self._head_dim,), layer.key_norm, self._eps),
+                ],
+                dim=1,
+            )
+        queries_keys = rotate(queries_keys, factors)
+        plan.write(index, queries_keys[:, self._heads :], heads[:, turned:])
+        queries = (
+            queries_keys[:, : self._heads]
+            .unflatten(1, (self._kv_heads, self._group))
+            .transpose(0, 1)
+            .reshape(self._kv_heads, count * self._group, self._head_dim)
+        )
+        mixed = plan.attend(index, queries, window=layer.window)
+        mixed = mixed.unflatten(1, (count, self._group)).transpose(0, 1).reshape(count, -1)
+        return layer.output(mixed, x)
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        if isinstance(self._head, Int8Linear):
+            return self._head.product(hidden)
+        return self._head(hidden)
+
+    def _layer(self, weights: dict[str, torch.Tensor], index: int, window: int | None) -> _Layer:
+        prefix = f"model.layers.{index}."
+
+        def take(name: str) -> torch.Tensor | None:
+            tensor = weights.pop(prefix + name, None)
+            return None if tensor is None else tensor.to(device=self.device, dtype=self.dtype)
+
+        def need(name: str) -> torch.Tensor:
+            tensor = take(name)
+            if tensor is None:
+                raise InputError("model", prefix + name, "the model's files lack this tensor; pull the model anew")
+            return tensor
+
+        def fuse(names: Sequence[str], turned: dict[str, int]) -> Linear:
+            parts, biases = [], []
+            for name in names:
+                weight, bias = need(f"{name}.weight"), take(f"{name}.bias")
+                if name in turned:
+                    weight = interleave(weight, turned[name], self._head_dim)
+                    bias = None if bias is None else interleave(bias, turned[name], self._head_dim)
+                parts.append(weight)
+                biases.append(bias)
+            present = [bias for bias in biases if bias is not None]
+            if present and len(present) != len(parts):
+                present = [
+                    torch.zeros(part.shape[0], dtype=self.dtype, device=self.device) if bias is None else bias
+                    for part, bias in zip(parts, biases, strict=True)
+                ]
+            weight = parts[0] if len(parts) == 1 else torch.cat(parts)
+            return build_linear(weight, torch.cat(present) if present else None, **self._build)
+
+        order = pair_order(self._head_dim).to(self.device)
+        query_norm, key_norm = take("self_attn.q_norm.weight"), take("self_attn.k_norm.weight")
+        return _Layer(
+            attention_norm=need("input_layernorm.weight"),
+            qkv=fuse(
+                ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+                {"self_attn.q_proj": self._heads, "self_attn.k_proj": self._kv_heads},
+            ),
+            query_norm=None if query_norm is None else query_norm[order],
+            key_norm=None if key_norm is None else key_norm[order],
+            output=fuse(["self_attn.o_proj"], {}),
+            mlp_norm=need("post_attention_layernorm.weight"),
+            gate_up=fuse(["mlp.gate_proj", "mlp.up_proj"], {}),
+            down=fuse(["mlp.down_proj"], {}),
+            window=window,
+        )
+
+
+def supports(config: Any) -> bool:
+    """Whether the lean decoder computes this configuration; else transformers' own module does."""
+    return (
+        config.model_type in FAMILY
+        and getattr(config, "hidden_act", "silu") == "silu"
+        and (getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor", 1.0) == 1.0
+    )
+
+
+def _windows(config: Any) -> list[int | None]:
+    """The sliding window of each layer, ``None`` where a layer sees everything."""
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        return [window] * config.num_hidden_layers
+    return [window if kind == "sliding_attention" else None for kind in kinds]
+
+
+def _check(config: Any, dtype: torch.dtype, device: torch.device, int8: bool, invariant: bool) -> None:
+    if not supports(config):
+        raise InputError("model_type", config.model_type, f"the lean decoder knows {', '.join(sorted(FAMILY))}")
+    if int8 and device.type != "cpu":
+        raise InputError("dtype", "int8", f"8-bit layers run on the CPU, not on {device}; take bf16")
+    if int8 and not torch.backends.mkldnn.is_available():
+        raise InputError("dtype", "int8", "this torch build lacks oneDNN; take bf16")
+    if invariant and not int8 and (dtype != torch.bfloat16 or device.type != "cpu"):
+        raise InputError("batch_invariant", True, "it holds on the CPU in bf16 and int8; take one of them")

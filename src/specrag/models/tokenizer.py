@@ -1,0 +1,241 @@
+"""Text to tokens and back, whole and as a stream."""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from specrag.errors import InputError, ModelFilesError
+from specrag.models.chat import END_TOKENS, render_chat
+
+if TYPE_CHECKING:
+    from specrag.models.catalog import ModelFiles
+
+
+class Tokenizer:
+    """A model's tokenizer: the Rust one of its ``tokenizer.json``, without importing transformers (seconds).
+
+    Args:
+        files: the model's folder.
+
+    Raises:
+        ModelFilesError: the tokenizer's files are missing or damaged.
+    """
+
+    def __init__(self, files: ModelFiles) -> None:
+        self._files = files
+        # tokenizers raises plain Exception for a damaged file.
+        try:
+            self._backend: Any = _load_backend(files)
+            self._config = _read_json(files, "tokenizer_config.json")
+            self._template = _chat_template(files, self._config)
+        except Exception as error:
+            reason = " ".join(str(error).split())[:160]
+            raise ModelFilesError(
+                f"tokenizer of {files.name!r} in {str(files.folder)!r} cannot be loaded ({reason}): "
+                "fetch the model again"
+            ) from error
+        # A tokenizer.json may carry the limits it was trained with; here a text is never cut.
+        self._backend.no_truncation()
+        self._backend.no_padding()
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens the tokenizer knows; the model's logits may have a few more columns."""
+        size: int = self._backend.get_vocab_size()
+        return size
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the model brings a chat template."""
+        return self._template is not None
+
+    @cached_property
+    def eos_tokens(self) -> frozenset[int]:
+        """Every token that ends a text, by the generation config, config, tokenizer or chat format."""
+        found: set[int] = set()
+        for file in ("generation_config.json", "config.json"):
+            value = _read_json(self._files, file).get("eos_token_id")
+            found.update(value if isinstance(value, list) else [] if value is None else [value])
+        names = [token for token in END_TOKENS if token in (self._template or "")]
+        for name in [_token_text(self._config.get("eos_token")), *names]:
+            index = self._backend.token_to_id(name)
+            if index is not None:
+                found.add(index)
+        return frozenset(found)
+
+    def encode(self, text: str, *, special: bool) -> list[int]:
+        """The tokens of a text; ``special`` adds those that the model expects around it (such as BOS)."""
+        tokens: list[int] = self._backend.encode(text, add_special_tokens=special).ids
+        return tokens
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, special ones left out; bytes that are no character become U+FFFD."""
+        text: str = self._backend.decode(list(tokens), skip_special_tokens=True)
+        return text
+
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """The tokens of a conversation, up to where the assistant's answer begins.
+
+        Args:
+            messages: ``{"role": ..., "content": ...}``, oldest first.
+
+        Raises:
+            InputError: the model has no chat template, or the template refuses the messages.
+        """
+        from jinja2 import TemplateError
+
+        if self._template is None:
+            raise InputError(
+                "messages", self._files.name, "the model has no chat template; give a plain prompt"
+            )
+        special = {
+            key: _token_text(value)
+            for key, value in self._config.items()
+            if key in ("bos_token", "eos_token", "unk_token", "pad_token") and value is not None
+        }
+        try:
+            text = render_chat(self._template, messages, special)
+        except (TemplateError, TypeError, KeyError) as error:
+            raise InputError("messages", list(messages), f"the chat template says: {error}") from error
+        return self.encode(text, special=False)
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that a token stands for inside a text; none for a special or unknown token."""
+        piece = self._backend.id_to_token(token)
+        if piece is None or token in self._special:
+            return b""
+        if self._is_byte_level:
+            return _unmap(piece)
+        if self._is_byte(token):
+            return bytes([int(piece[3:5], 16)])
+        return self._inside([token]).encode()
+
+    @cached_property
+    def _decoder_kinds(self) -> frozenset[str]:
+        if self._backend.decoder is None:
+            return frozenset()
+        decoder = json.loads(self._backend.decoder.__getstate__())
+        return frozenset(step["type"] for step in decoder.get("decoders", [decoder]))
+
+    @cached_property
+    def _is_byte_level(self) -> bool:
+        return self._decoder_kinds == {"ByteLevel"}
+
+    @cached_property
+    def _special(self) -> frozenset[int]:
+        return frozenset(i for i, token in self._backend.get_added_tokens_decoder().items() if token.special)
+
+    def _is_byte(self, token: int) -> bool:
+        """Whether a token is one byte of a character that the vocabulary lacks, ``<0x..>``."""
+        if "ByteFallback" not in self._decoder_kinds:
+            return False
+        piece = self._backend.id_to_token(token) or ""
+        return len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">")
+
+    @cached_property
+    def _anchor(self) -> list[int]:
+        return self.encode("a", special=False)
+
+    def _inside(self, tokens: list[int]) -> str:
+        """The text of tokens that do not stand first, where decoders keep the leading space."""
+        return self.decode([*self._anchor, *tokens])[len(self.decode(self._anchor)) :]
+
+
+class TextStream:
+    """Text from tokens that arrive one by one.
+
+    What ``push`` and ``finish`` return, joined, is ``tokenizer.decode`` of all tokens. A push costs the same
+    however long the text is. Characters of several tokens are held back until they are complete.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        # Byte tokens <0x..> are decoded a run at a time: one wrong byte makes all of its run U+FFFD.
+        self._run: list[int] = []
+        self._is_first = True
+
+    def push(self, token: int) -> str:
+        """The text that is complete now that ``token`` has come; often empty in the middle of a character."""
+        if token in self._tokenizer._special:
+            return ""
+        if self._tokenizer._is_byte_level:
+            return self._utf8.decode(self._tokenizer.token_bytes(token))
+        if self._tokenizer._is_byte(token):
+            self._run.append(token)
+            return ""
+        return self._flush() + self._decode([token])
+
+    def finish(self) -> str:
+        """The rest: what was held back as the beginning of a character."""
+        if self._tokenizer._is_byte_level:
+            return self._utf8.decode(b"", final=True)
+        return self._flush()
+
+    def _flush(self) -> str:
+        run, self._run = self._run, []
+        return self._decode(run) if run else ""
+
+    def _decode(self, tokens: list[int]) -> str:
+        if self._is_first:
+            self._is_first = False
+            return self._tokenizer.decode(tokens)
+        return self._tokenizer._inside(tokens)
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The printable character that byte-level BPE writes for each byte (GPT-2, ``bytes_to_unicode``)."""
+    spans = ("!~", "¡¬", "®ÿ")
+    printable = [byte for first, last in spans for byte in range(ord(first), ord(last) + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTES = _byte_alphabet()
+
+
+def _unmap(piece: str) -> bytes:
+    # An added token may hold other characters; the decoder then takes it as it is.
+    if all(character in _BYTES for character in piece):
+        return bytes(_BYTES[character] for character in piece)
+    return piece.encode()
+
+
+def _load_backend(files: ModelFiles) -> Any:
+    path = files.folder / "tokenizer.json"
+    if path.is_file():
+        from tokenizers import Tokenizer as Backend
+
+        return Backend.from_file(str(path))
+    # An older folder with a sentencepiece or vocabulary file only: transformers knows how to convert it.
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(
+        files.folder, local_files_only=True, trust_remote_code=False
+    )
+    return tokenizer.backend_tokenizer
+
+
+def _read_json(files: ModelFiles, name: str) -> dict[str, Any]:
+    path = files.folder / name
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return content
+
+
+def _chat_template(files: ModelFiles, config: Mapping[str, Any]) -> str | None:
+    path = files.folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    template = _read_json(files, "chat_template.json").get("chat_template") or config.get("chat_template")
+    if isinstance(template, list):
+        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+    return str(template) if template else None
+
+
+def _token_text(token: Any) -> str:
+    """A special token of tokenizer_config.json, which is written as a text or as an object."""
+    return str(token["content"] if isinstance(token, dict) else token)

@@ -1,0 +1,1 @@
+"""Guess and check: draft trees, drafters, acceptance rules, and the loop that joins them."""

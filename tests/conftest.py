@@ -1,0 +1,38 @@
+"""Fixtures that every test may ask for: the models' home, the default small model, the measuring data."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def model_home() -> Iterator[Path]:
+    """Set SPECRAG_HOME for the whole run to a folder that outlives it, so that a model is fetched once."""
+    home = Path(os.environ.get("SPECRAG_TEST_HOME", Path.home() / ".cache" / "specrag-tests"))
+    home.mkdir(parents=True, exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPECRAG_HOME", str(home))
+        yield home
+
+
+@pytest.fixture(scope="session")
+def smollm2(model_home: Path) -> Path:
+    """Give the folder with SmolLM2-135M-Instruct; fetched on first use (93 MB)."""
+    from specrag.models import catalog  # here, so that tests without a model do not wait for its imports
+
+    return catalog.resolve("smollm2-135m").folder
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Give the folder of measuring data beside the checkout; for tests of its loaders only."""
+    folder = ROOT.parent / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip("the measuring data (shared/data beside the checkout) is not part of the repository")
+    return folder
