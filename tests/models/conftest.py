@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,11 +34,11 @@ def tiny_wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny_files(tiny_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelFiles]:
+def tiny_files(tiny_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
     """The tiny model, converted."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPECRAG_HOME", str(tmp_path_factory.mktemp("home")))
-        yield catalog.resolve(tiny_gguf)
+        return catalog.resolve(tiny_gguf)
 
 
 @pytest.fixture(scope="session")

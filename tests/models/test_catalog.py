@@ -25,7 +25,11 @@ def local_copy(files: ModelFiles, folder: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("name", "nearest"),
-    [("smollm2-135", "smollm2-135m"), ("SmolLM2-135M", "smollm2-135m"), ("qwen-coder-1.5b", "qwen2.5-coder-1.5b")],
+    [
+        ("smollm2-135", "smollm2-135m"),
+        ("SmolLM2-135M", "smollm2-135m"),
+        ("qwen-coder-1.5b", "qwen2.5-coder-1.5b"),
+    ],
 )
 def test_unknown_name_suggests_the_nearest(name: str, nearest: str, own_home: Path) -> None:
     with pytest.raises(InputError, match=f"did you mean '{nearest}'") as caught:

@@ -87,7 +87,9 @@ def test_folder_has_everything(tiny_files: ModelFiles, tiny_gguf: Path) -> None:
     manifest = json.loads((tiny_files.folder / MANIFEST).read_text())
     on_disk = {path.name: sha256_of(path) for path in tiny_files.folder.iterdir() if path.name != MANIFEST}
     assert {name: record["sha256"] for name, record in manifest["files"].items()} == on_disk
-    assert {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"} <= set(on_disk)
+    assert {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"} <= set(
+        on_disk
+    )
     tokenizer = Tokenizer(tiny_files)
     assert tokenizer.has_chat_template
     assert tokenizer.eos_tokens == {0, 2}

@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 HIDDEN, LAYERS, HEADS, KV_HEADS, FEED_FORWARD = 64, 2, 4, 2, 128
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TEMPLATE = (
-    "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>'"
-    " + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content']"
+    " + '<|im_end|>\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
 
@@ -46,7 +46,9 @@ def write_gguf(path: Path, *, seed: int = 0) -> Path:
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list(tokens)
-    writer.add_token_types([TokenType.CONTROL] * len(SPECIAL) + [TokenType.NORMAL] * (len(tokens) - len(SPECIAL)))
+    writer.add_token_types(
+        [TokenType.CONTROL] * len(SPECIAL) + [TokenType.NORMAL] * (len(tokens) - len(SPECIAL))
+    )
     writer.add_token_merges(merges)
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
@@ -145,7 +147,6 @@ def specrag(*arguments: str, environment: dict[str, str]) -> subprocess.Complete
     """Run the command line."""
     command = [sys.executable, "-m", "specrag", *arguments]
     return subprocess.run(command, env=environment, cwd=ROOT, text=True, capture_output=True, check=False)
-
 
 
 def make_code(wheels: Path) -> str:

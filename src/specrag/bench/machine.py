@@ -66,7 +66,8 @@ class Rates:
     Args:
         read_gb_s: memory read, 1e9 bytes a second, by torch with all its threads.
         numpy_read_gb_s: the same by numpy, one thread; None on an accelerator.
-        fp32_gflop_s, bf16_gflop_s: square matrix product, 1e9 operations a second (multiply and add count two).
+        fp32_gflop_s, bf16_gflop_s: square matrix product, 1e9 operations a second (an
+            addition and a multiplication count two).
         int8_gop_s: 8-bit product with 32-bit sums.
     """
 

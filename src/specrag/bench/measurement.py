@@ -90,7 +90,7 @@ class Measurement:
         method, baseline: names from `METHODS`, variants after a plus sign.
         model: the target model's name.
         dtype: type of the activations, one of `DTYPES`.
-        device: ``cpu`` or the name of the accelerator.
+        device: torch's name of it, ``cpu`` or ``cuda``; the page names the hardware.
         n: rows (prompts, questions) that the figure rests on.
         speedup, speedup_low, speedup_high: baseline seconds / method seconds, with its 95 % interval.
         tokens_per_second: output tokens per second of ``method``.

@@ -93,7 +93,9 @@ def line_plot(path: Path, series: Sequence[Series], *, title: str, x: Axis, y: A
             getattr(axes, f"set_{name}scale")("log", base=2 if name == "x" else 10)
     if x.log:
         _plain_ticks(axes, sorted({point for line in series for point in line.x}))
-    if not y.log:
+    if y.log:
+        _plain_log_ticks(axes)
+    else:
         axes.set_ylim(bottom=0)
     axes.set_title(title, loc="left", fontsize=11)
     _legend(axes)
@@ -131,9 +133,11 @@ def speedup_plot(path: Path, measurements: Sequence[Measurement], *, title: str)
     axes.axvline(1.0, color="black", linewidth=1)
     axes.set_yticks(ticks, tasks)
     axes.set_ylim(position - 1.4, -0.6)
-    axes.set_xlim(0, limit * 1.14)
-    axes.set_xlabel("speed-up over the baseline (times; 1 = equally fast)\nbars with 95 % intervals; "
-                    "upright tick: bound from the measured step times")
+    axes.set_xlim(0, limit * 1.2)
+    axes.set_xlabel(
+        "speed-up over the baseline (times; 1 = equally fast)\nbars with 95 % intervals; "
+        "upright tick and “of”: bound from the measured step times"
+    )
     axes.grid(axis="y", visible=False)
     axes.set_title(title, loc="left", fontsize=11)
     _bar_legend(axes, names)
@@ -165,16 +169,14 @@ def _bar(axes: Any, position: float, entry: Measurement, style: int, limit: floa
     colour = _COLOURS[style % len(_COLOURS)]
     hatch = _HATCHES[style % len(_HATCHES)]
     axes.barh(position, entry.speedup, height=0.82, color=colour, hatch=hatch, edgecolor="white", linewidth=0)
-    end = entry.speedup
     if entry.speedup_low is not None and entry.speedup_high is not None:
         around = [[entry.speedup - entry.speedup_low], [entry.speedup_high - entry.speedup]]
         axes.errorbar(entry.speedup, position, xerr=around, color="#333333", capsize=2.5, linewidth=1.1)
-        end = entry.speedup_high
+    text = f"{entry.speedup:.2f}"
     if (bound := _bound(entry)) is not None:
         axes.plot([bound, bound], [position - 0.41, position + 0.41], color="#333333", linewidth=2)
-        if end <= bound < end + 0.14 * limit:
-            end = bound  # the figure stands behind the tick in place of on it
-    axes.text(end + 0.01 * limit, position, f"{entry.speedup:.2f}×", va="center", fontsize=8)
+        text += f" of {bound:.2f}"
+    axes.text(1.03 * limit, position, text, va="center", fontsize=8)
 
 
 def _bar_legend(axes: Any, names: Sequence[str]) -> None:
@@ -203,6 +205,14 @@ def _plain_ticks(axes: Any, points: Sequence[float]) -> None:
 
     axes.set_xticks(points, [f"{point:,g}" if point < 1e6 else f"{point:.0e}" for point in points])
     axes.xaxis.set_minor_locator(NullLocator())
+
+
+def _plain_log_ticks(axes: Any) -> None:
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _new_figure(width: float, height: float) -> tuple[Any, Any]:

@@ -47,8 +47,8 @@ def render(page: Page, measurements: Sequence[Measurement]) -> str:
     if any(entry.speedup is not None for entry in measurements):
         parts.append(
             "Speed-up: the baseline's time / the method's, each the median over repeats, with the 95 % "
-            "interval of a bootstrap over rows and repeats. Never slower: at least 0.97, with an upper limit of "
-            "at least 1."
+            "interval of a bootstrap over rows and repeats. Never slower: at least 0.97, with an upper limit "
+            "of at least 1."
         )
     if page.failures:
         parts.append("## Failures\n\n" + "\n".join(f"- {_cell(line)}" for line in page.failures))
@@ -73,8 +73,8 @@ def _load_line(load: LoadNote) -> str:
     line = f"Processor share of other processes: {before} before the run, at most {worst} during it."
     if load.is_busy:
         line += (
-            f" **The machine was busy**: others used more than {BUSY_SHARE:.0%} in {load.busy} of {load.runs} "
-            "timed runs. Measure again on a quiet machine before believing a ratio."
+            f" **The machine was busy**: others used more than {BUSY_SHARE:.0%} in {load.busy} of "
+            f"{load.runs} timed runs. Measure again on a quiet machine before believing a ratio."
         )
     return line
 
@@ -156,7 +156,7 @@ def _heading(name: str) -> str:
 def _speedup(row: Measurement) -> str:
     if row.speedup is None:
         return ""
-    text = f"{row.speedup:.2f}×"
+    text = f"{row.speedup:.2f}"
     if row.speedup_low is not None and row.speedup_high is not None:
         text += f" ({row.speedup_low:.2f} to {row.speedup_high:.2f})"
     return _simulated(row, text)

@@ -81,9 +81,7 @@ def row_speedup(times: PairedTimes, *, seed: int = 0, resamples: int = RESAMPLES
     return _interval(_median_ratio(times), _resampled_ratios(times, generator, resamples))
 
 
-def overall_speedup(
-    rows: Sequence[PairedTimes], *, seed: int = 0, resamples: int = RESAMPLES
-) -> Interval:
+def overall_speedup(rows: Sequence[PairedTimes], *, seed: int = 0, resamples: int = RESAMPLES) -> Interval:
     """Geometric mean over rows of the ratio of medians.
 
     The bootstrap draws rows, and within each row its repeats, so that the interval holds both the spread

@@ -152,7 +152,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _extra(rows: Mapping[tuple[str, str], _Runs]) -> dict[str, Extra]:
-    """Median milliseconds with their interval over rows, repeats, and the medians of the suite's own figures."""
+    """Median milliseconds with their interval, repeats, and the medians of the suite's own figures."""
     if not rows:
         return {}
     times = [1e3 * _seconds(outcome) for runs in rows.values() for outcome in runs.values()]

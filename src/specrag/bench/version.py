@@ -34,7 +34,7 @@ def code_version(package: Path = _PACKAGE) -> str:
 
 
 def _is_checkout(package: Path) -> bool:
-    """True for ``src/NAME`` below a repository's top: an installed copy may lie in somebody else's checkout."""
+    """True for ``src/NAME`` at a repository's top: an installed copy may lie in another's checkout."""
     top = _git(package, "rev-parse", "--show-toplevel")
     return top is not None and package.resolve() == (Path(top) / "src" / package.name).resolve()
 

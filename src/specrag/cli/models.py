@@ -26,20 +26,10 @@ def list_(as_json: _Json = False) -> None:
     if as_json:
         typer.echo(json.dumps([asdict(model) for model in models]))
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("name", "pulled", "on disk", "download", "licence", "what", box=None, pad_edge=False)
     for model in models:
-        table.add_row(
-            model.name,
-            "yes" if model.pulled else "no",
-            f"{model.bytes / 1e6:,.0f} MB",
-            f"{model.download_bytes / 1e6:,.0f} MB",
-            model.licence,
-            model.description,
-        )
-    Console().print(table)
+        state = "pulled" if model.pulled else f"{model.download_bytes / 1e6:,.0f} MB to fetch"
+        typer.echo(f"{model.name:<20} {state:<18} {model.bytes / 1e6:>6,.0f} MB on disk  {model.licence}")
+        typer.echo(f"    {model.description}")
 
 
 @app.command(epilog="Example: specrag models pull smollm2-135m")

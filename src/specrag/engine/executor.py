@@ -4,16 +4,18 @@ Everything that decodes is a coroutine that yields requests (:mod:`specrag.engin
 the answers. One round of the executor resumes whatever can go on, then runs one packed pass for each model over
 the passes asked for. Searches run in threads meanwhile. Cancellation and deadlines are checked between passes.
 
-There is no background thread. Whoever waits for a task drives the rounds, for everybody's tasks; when its own
-task ends, the next waiting caller takes over.
+Whoever waits for a task drives the rounds, for everybody's tasks; when its own task ends, the next waiting
+caller takes over. Only asynchronous callers, who must not block, have a thread drive for them.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
@@ -25,13 +27,23 @@ T = TypeVar("T")
 #: Rows of one packed pass. A pass of more rows makes everybody wait longer without more tokens a second.
 MAX_ROWS = 1024
 
+#: The background driver of asynchronous callers ends after this long without a task.
+DRIVER_IDLE_SECONDS = 2.0
+
 
 class Task(Generic[T]):
     """A coroutine in the executor's care. Made by :meth:`Executor.submit`."""
 
-    def __init__(self, coroutine: Coroutine[T], deadline: float | None, parent: Task[Any] | None) -> None:
+    def __init__(
+        self,
+        coroutine: Coroutine[T],
+        deadline: float | None,
+        parent: Task[Any] | None = None,
+        notify: Callable[[], None] | None = None,
+    ) -> None:
         self._coroutine = coroutine
         self._deadline = deadline
+        self._notify = notify
         self._sink: Task[Any] = self if parent is None else parent._sink
         self._emitted: deque[Any] = deque()
         self._children: list[Task[Any]] = []
@@ -84,16 +96,24 @@ class Executor:
         self._threads = ThreadPoolExecutor(search_threads, thread_name_prefix="specrag-search")
         self._changed = threading.Condition()
         self._driven = False
+        self._driver: threading.Thread | None = None
         self._arrived: deque[Task[Any]] = deque()
         self._tasks: list[Task[Any]] = []
 
-    def submit(self, coroutine: Coroutine[T], *, deadline: float | None = None) -> Task[T]:
+    def submit(
+        self,
+        coroutine: Coroutine[T],
+        *,
+        deadline: float | None = None,
+        notify: Callable[[], None] | None = None,
+    ) -> Task[T]:
         """Take a coroutine into care; it advances when somebody waits. Safe from any thread.
 
         Args:
             deadline: a time of the executor's clock, after which the coroutine is ended.
+            notify: called, from the thread that drives, when the task has emitted something or ended.
         """
-        task = Task(coroutine, deadline, None)
+        task = Task(coroutine, deadline, notify=notify)
         with self._changed:
             self._arrived.append(task)
             self._changed.notify_all()
@@ -116,13 +136,55 @@ class Executor:
                     yield task._emitted.popleft()
                 if task.done:
                     break
-                self._advance(task)
+                self._advance_once()
         finally:
             if not task.done:
                 task.cancel()
                 while not task.done:
-                    self._advance(task)
+                    self._advance_once()
         task.result()
+
+    async def astream(
+        self, coroutine: Coroutine[Any], *, deadline: float | None = None
+    ) -> AsyncIterator[Any]:
+        """:meth:`submit` and :meth:`stream` for asyncio; a background thread drives.
+
+        Ending the iteration early, as a cancelled asyncio task does, cancels the coroutine.
+        """
+        loop = asyncio.get_running_loop()
+        news = asyncio.Event()
+        task = self.submit(
+            coroutine, deadline=deadline, notify=lambda: loop.call_soon_threadsafe(news.set)
+        )
+        self._drive_in_background()
+        try:
+            while True:
+                while task._emitted:
+                    yield task._emitted.popleft()
+                if task.done:
+                    break
+                await news.wait()
+                news.clear()
+        finally:
+            task.cancel()
+        task.result()
+
+    def _drive_in_background(self) -> None:
+        with self._changed:
+            if self._driver is None:
+                self._driver = threading.Thread(target=self._drive, name="specrag-driver", daemon=True)
+                self._driver.start()
+
+    def _drive(self) -> None:
+        """Run rounds while there are tasks; end a moment after the last."""
+        while True:
+            with self._changed:
+                if not self._tasks and not self._arrived:
+                    self._changed.wait(timeout=DRIVER_IDLE_SECONDS)
+                    if not self._tasks and not self._arrived:
+                        self._driver = None
+                        return
+            self._advance_once()
 
     def close(self) -> None:
         """Cancel what is running and stop the search threads."""
@@ -132,12 +194,12 @@ class Executor:
             task.cancel()
         for task in tasks:
             while not task.done:
-                self._advance(task)
+                self._advance_once()
         self._threads.shutdown()
 
     # -- driving --------------------------------------------------------------------------------------------
 
-    def _advance(self, task: Task[Any]) -> None:
+    def _advance_once(self) -> None:
         """Run a round, or wait until the caller that drives has run one."""
         with self._changed:
             if self._driven:
@@ -215,8 +277,9 @@ class Executor:
                 request = task._coroutine.send(answer) if failure is None else task._coroutine.throw(failure)
                 if isinstance(request, Emit):
                     task._sink._emitted.append(request.value)
+                    _tell(task._sink)
                 elif isinstance(request, Start):
-                    child = Task(request.coroutine, task._deadline, task)
+                    child = Task(request.coroutine, task._deadline, parent=task)
                     task._children.append(child)
                     self._tasks.append(child)
                     task._answer = child
@@ -240,6 +303,7 @@ class Executor:
                 task._done = True
                 for child in task._children:
                     child.cancel()
+                _tell(task)
 
     def _wake(self, _: Future[Any]) -> None:
         with self._changed:
@@ -277,6 +341,13 @@ class Executor:
             return
         for task, answer in zip(tasks, answers, strict=True):
             task._answer, task._waiting = answer, None
+
+
+def _tell(task: Task[Any]) -> None:
+    if task._notify is not None:
+        # A caller's event loop may have been closed under a request that it left behind.
+        with contextlib.suppress(RuntimeError):
+            task._notify()
 
 
 def run(coroutine: Coroutine[T]) -> T:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     import torch
 
 _KEY = re.compile(
-    r"base_model\.model\.(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<side>[AB])(\.weight)?"
+    r"base_model\.model\.(?P<module>.+)\.(lora_(?P<embedding>embedding_)?(?P<side>[AB])(\.weight)?"
+    r"|(?P<base>base_layer)\.weight)"
 )
 
 # Options that change what the two matrices mean; merging them as plain LoRA would be silently wrong.
@@ -32,6 +33,11 @@ _UNSUPPORTED = (
     "target_parameters",
     "trainable_token_indices",
     "alora_invocation_tokens",
+    "arrow_config",
+    "kasa_config",
+    "monteclora_config",
+    "use_bdlora",
+    "velora_config",
 )
 _PLAIN_STARTS = (None, True, False, "gaussian", "orthogonal", "eva")
 
@@ -55,17 +61,19 @@ def merge_adapter(state: Mapping[str, torch.Tensor], folder: Path) -> dict[str, 
         name = f"{module}.weight"
         if name not in merged:
             raise ModelFilesError(f"adapter {str(folder)!r} changes {module!r}, which this model lacks")
-        weight = merged[name]
+        # peft saves the embedding beside its adapter, since training may have added tokens to it.
+        weight = pair.get("base", merged[name])
         delta = _delta(pair, _scale(config, module, rank=pair["A"].shape[0]))
         # Embeddings have tokens as rows, and Conv1D (GPT-2) inputs: both are transposed linear layers.
         if "embedding" in pair or config.get("fan_in_fan_out"):
             delta = delta.T
-        if delta.shape != weight.shape:
+        target = merged[name]
+        if not delta.shape == weight.shape == target.shape:
             raise ModelFilesError(
                 f"adapter {str(folder)!r} has shape {list(delta.shape)} for {module!r}, the model has "
-                f"{list(weight.shape)}: it belongs to another model"
+                f"{list(target.shape)}: it belongs to another model"
             )
-        merged[name] = (weight.float() + delta.to(weight.device)).to(weight.dtype)
+        merged[name] = (weight.to(target.device).float() + delta.to(target.device)).to(target.dtype)
     return merged
 
 
@@ -98,7 +106,10 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _read_pairs(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
-    """The matrices A and B by module; a pair of an embedding also has the key ``embedding``."""
+    """The matrices A and B by module.
+
+    A pair of an embedding also has the key ``embedding``, one saved with the layer's own weight ``base``.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -122,7 +133,7 @@ def _read_pairs(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
                 "merge it with peft's merge_and_unload and give the merged model"
             )
         pair = pairs.setdefault(match["module"], {})
-        pair[match["side"]] = tensor
+        pair[match["side"] or "base"] = tensor
         if match["embedding"]:
             pair["embedding"] = tensor
     for module, pair in pairs.items():

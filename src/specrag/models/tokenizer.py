@@ -161,7 +161,7 @@ class TextStream:
 
     def push(self, token: int) -> str:
         """The text that is complete now that ``token`` has come; often empty in the middle of a character."""
-        if token in self._tokenizer._special:
+        if token in self._tokenizer._special or self._tokenizer._backend.id_to_token(token) is None:
             return ""
         if self._tokenizer._is_byte_level:
             return self._utf8.decode(self._tokenizer.token_bytes(token))
@@ -189,7 +189,7 @@ class TextStream:
 
 def _byte_alphabet() -> dict[str, int]:
     """The printable character that byte-level BPE writes for each byte (GPT-2, ``bytes_to_unicode``)."""
-    spans = ("!~", "¡¬", "®ÿ")
+    spans = (("!", "~"), ("¡", "¬"), ("®", "ÿ"))
     printable = [byte for first, last in spans for byte in range(ord(first), ord(last) + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}

@@ -1,0 +1,59 @@
+"""Which suites there are, by name. Nothing is imported until a suite is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, cast
+
+from specrag.errors import InputError
+
+if TYPE_CHECKING:
+    from specrag.bench.suite import Suite
+
+NAMES = ("engine", "tokens", "longcontext", "passages", "knnlm", "answers", "server")
+"""The suites of the project; one that this version lacks is not listed by `built_in_suites`."""
+
+_PACKAGE = "specrag.bench.suites"
+
+
+class SuiteRegistry:
+    """Names and how to make their suites.
+
+    Args:
+        suites: a function that makes the suite, for each name, in the order in which they are listed.
+    """
+
+    def __init__(self, suites: Mapping[str, Callable[[], Suite]]) -> None:
+        self._suites = dict(suites)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._suites)
+
+    def get(self, name: str) -> Suite:
+        """Make the suite.
+
+        Raises:
+            InputError: there is none of this name; the message names those that exist.
+        """
+        if name not in self._suites:
+            exist = f"this version has {', '.join(self.names)}" if self.names else "this version has none"
+            near = get_close_matches(name, self.names, n=1)
+            raise InputError("suite", name, f"did you mean {near[0]}? {exist}" if near else exist)
+        return self._suites[name]()
+
+
+def built_in_suites() -> SuiteRegistry:
+    """The suites of the project that this version has: ``suite()`` of ``specrag.bench.suites.NAME``."""
+    return SuiteRegistry({name: _Loader(name) for name in NAMES if find_spec(f"{_PACKAGE}.{name}")})
+
+
+class _Loader:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self) -> Suite:
+        return cast("Suite", import_module(f"{_PACKAGE}.{self.name}").suite())

@@ -1,0 +1,211 @@
+"""Runs one suite from its options to its files: records, JSON lines, page and pictures."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from specrag.bench import plots, report
+from specrag.bench.interleave import Clock
+from specrag.bench.load import LoadMonitor, load_note
+from specrag.bench.machine import Machine
+from specrag.bench.measurement import Measurement, to_json_lines
+from specrag.bench.progress import Progress
+from specrag.bench.records import Record, RecordStore
+from specrag.bench.suite import BenchContext, Illustrated, Suite
+from specrag.bench.version import code_version
+from specrag.errors import InputError, SpecragError
+
+RECORDS_FOLDER = ".records"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    """What the user chose.
+
+    Args:
+        out: folder for ``SUITE.jsonl``, ``SUITE.md``, the pictures, and the records in ``.records``.
+        model, device: the target model's name, and torch's name of the device.
+        command: the command that repeats the run.
+        quick: the short run.
+        data: folder of the user's data.
+        repeats: timed runs of each method on a row; None for the suite's choice.
+        fresh: start without the old records, which are kept as ``NAME.old``.
+        retry_failed: run failures again when resuming.
+        draw: draw pictures.
+    """
+
+    out: Path
+    model: str
+    device: str
+    command: str
+    quick: bool = False
+    data: Path | None = None
+    repeats: int | None = None
+    fresh: bool = False
+    retry_failed: bool = False
+    draw: bool = True
+
+    def __post_init__(self) -> None:
+        if self.repeats is not None and self.repeats < 1:
+            raise InputError("--repeats", self.repeats, "give 1 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuiteResult:
+    """What a run left: the figures, the page's text, and the files below the chosen folder."""
+
+    measurements: tuple[Measurement, ...]
+    page: str
+    files: tuple[Path, ...]
+
+
+def run_suite(
+    suite: Suite,
+    options: BenchOptions,
+    *,
+    machine: Machine,
+    clock: Clock,
+    load: LoadMonitor,
+    progress: Progress,
+    load_before: float | None = None,
+    now: Callable[[], datetime] = lambda: datetime.now(UTC),
+) -> SuiteResult:
+    """Run a suite, going on from its records, and write its files when all of it is done.
+
+    A run that is stopped leaves its records and no half-written results.
+
+    Args:
+        load_before: others' share of the processors before the run.
+
+    Raises:
+        SpecragError: the folder cannot be written, or nothing could be measured.
+        InputError: the suite gave a measurement of another suite's name.
+    """
+    if options.draw:
+        plots.check_plotting()
+    version = code_version()
+    store = RecordStore(
+        _records_folder(options.out) / f"{suite.name}.jsonl",
+        suite=suite.name,
+        version=version,
+        setting=_setting(options, machine),
+        fresh=options.fresh,
+        retry_failed=options.retry_failed,
+    )
+    with store:
+        context = BenchContext(
+            suite=suite.name,
+            quick=options.quick,
+            data=options.data,
+            out=options.out,
+            model=options.model,
+            device=options.device,
+            repeats=options.repeats,
+            command=options.command,
+            version=version,
+            date=now().date().isoformat(),
+            machine=machine,
+            records=store,
+            clock=clock,
+            load=load,
+            progress=progress,
+        )
+        measurements = tuple(suite.run(context))
+        records = store.current()
+    for measurement in measurements:
+        if measurement.suite != suite.name:
+            raise InputError("suite", measurement.suite, f"measurements of this suite are named {suite.name}")
+    if not measurements:
+        raise SpecragError(f"bench: suite {suite.name} gave no measurement")
+    return _write(suite, options, measurements, records, machine, load_before)
+
+
+def write_json_lines(path: Path, measurements: Sequence[Measurement]) -> Path:
+    """Write measurements to ``path``; the file is there whole or not at all.
+
+    Raises:
+        SpecragError: it cannot be written.
+    """
+    return _write_whole(path, to_json_lines(measurements))
+
+
+def _records_folder(out: Path) -> Path:
+    folder = out / RECORDS_FOLDER
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # Results are committed, the records behind them are not.
+        (folder / ".gitignore").write_text("*\n")
+    except OSError as error:
+        raise SpecragError(f"--out: {out} cannot be written ({error.strerror})") from error
+    return folder
+
+
+def _setting(options: BenchOptions, machine: Machine) -> str:
+    """All that a time depends on besides the code; records of another setting are not used."""
+    data = "sample" if options.data is None else options.data.resolve().name
+    length = "quick" if options.quick else "full"
+    return f"{options.model} {options.device} {length} {data} {machine.fingerprint()}"
+
+
+def _write(
+    suite: Suite,
+    options: BenchOptions,
+    measurements: tuple[Measurement, ...],
+    records: Sequence[Record],
+    machine: Machine,
+    load_before: float | None,
+) -> SuiteResult:
+    pictures = _draw(suite, measurements, options.out) if options.draw else []
+    shares = [record.other_cpu for record in records if record.other_cpu is not None]
+    page = report.render(
+        report.Page(
+            title=f"Results: {suite.name}" + (" (quick)" if options.quick else ""),
+            summary=suite.summary,
+            machine=machine.describe(),
+            load=load_note(load_before, shares),
+            pictures=[path.name for path in pictures],
+            failures=[_failure(record) for record in records if record.error is not None],
+        ),
+        measurements,
+    )
+    files = (
+        write_json_lines(options.out / f"{suite.name}.jsonl", measurements),
+        _write_whole(options.out / f"{suite.name}.md", page),
+        *pictures,
+    )
+    return SuiteResult(measurements=measurements, page=page, files=files)
+
+
+def _failure(record: Record) -> str:
+    key = record.key
+    return f"{key.task}, {key.row}, {key.method}, repeat {key.repeat}: {record.error}"
+
+
+def _draw(suite: Suite, measurements: Sequence[Measurement], folder: Path) -> list[Path]:
+    if isinstance(suite, Illustrated):
+        return list(suite.pictures(measurements, folder))
+    title = f"{suite.name}: speed-up by task"
+    drawn = plots.speedup_plot(folder / f"{suite.name}.png", measurements, title=title)
+    return [] if drawn is None else [drawn]
+
+
+def _write_whole(path: Path, text: str) -> Path:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with open(descriptor, "w", encoding="utf-8") as file:
+                file.write(text)
+            os.chmod(temporary, 0o644)  # mkstemp makes it private
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise SpecragError(f"results: {path} cannot be written ({error.strerror})") from error
+    return path

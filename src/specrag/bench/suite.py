@@ -1,0 +1,165 @@
+"""What a suite is, and what it is given to measure with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from specrag.bench.interleave import Clock, Plan, Row, interleave
+from specrag.bench.load import LoadMonitor
+from specrag.bench.machine import Machine
+from specrag.bench.measurement import Extra, Measurement
+from specrag.bench.progress import Progress
+from specrag.bench.records import Record, RecordStore
+from specrag.bench.summary import Summary, summarise
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchContext:
+    """Everything a suite needs from outside, and shortcuts that fill it in.
+
+    Args:
+        suite: the suite's name.
+        quick: answer within a minute on two cores, in place of the full run.
+        data: folder of the user's data, or None; see `data.load_text` and its neighbours.
+        out: folder that the results go to.
+        model: the target model's name.
+        device: torch's name of the device.
+        repeats: timed runs of each method on a row as the user wishes, or None for the suite's own choice.
+        command, version, date: what goes into every measurement.
+        machine: the machine, described.
+        records: the open store.
+        clock, load, progress: injected, so that tests are deterministic.
+    """
+
+    suite: str
+    quick: bool
+    data: Path | None
+    out: Path
+    model: str
+    device: str
+    repeats: int | None
+    command: str
+    version: str
+    date: str
+    machine: Machine
+    records: RecordStore
+    clock: Clock
+    load: LoadMonitor
+    progress: Progress
+
+    def plan(self, repeats: int, *, warmups: int = 1, warm_each_row: bool = True) -> Plan:
+        """A plan with the suite's own number of repeats, unless the user wished for another."""
+        return Plan(repeats=self.repeats or repeats, warmups=warmups, warm_each_row=warm_each_row)
+
+    def measure(self, label: str, rows: Sequence[Row], plan: Plan) -> list[Record]:
+        """Run the rows interleaved (`interleave.interleave`); what is in the records is not run again."""
+        return interleave(
+            rows,
+            plan,
+            label=label,
+            records=self.records,
+            clock=self.clock,
+            load=self.load,
+            progress=self.progress,
+        )
+
+    def summarise(
+        self,
+        records: Sequence[Record],
+        *,
+        baselines: Sequence[str],
+        dtype: str | None,
+        model: str | None = None,
+        overall: bool = True,
+        simulated: bool = False,
+        extra: Callable[[Summary], Mapping[str, Extra]] | None = None,
+    ) -> list[Measurement]:
+        """Sum up records (`summary.summarise`) as measurements.
+
+        Args:
+            model: the model's name, if it is not the context's.
+            extra: gives more figures for a summary, such as its bound.
+        """
+        return [
+            self.measurement(
+                task=summary.task,
+                method=summary.method,
+                baseline=summary.baseline,
+                model=model or self.model,
+                dtype=dtype,
+                n=summary.n,
+                summary=summary,
+                simulated=simulated,
+                extra={**summary.extra, **(extra(summary) if extra is not None else {})},
+            )
+            for summary in summarise(records, baselines=baselines, overall=overall)
+        ]
+
+    def measurement(
+        self,
+        *,
+        task: str,
+        method: str,
+        n: int,
+        baseline: str | None = None,
+        model: str | None = None,
+        dtype: str | None = None,
+        summary: Summary | None = None,
+        simulated: bool = False,
+        extra: Mapping[str, Extra] | None = None,
+    ) -> Measurement:
+        """A measurement of this run; the ratio and the shares come from ``summary``, if there is one."""
+        speedup = summary.speedup if summary is not None else None
+        return Measurement(
+            suite=self.suite,
+            task=task,
+            method=method,
+            baseline=baseline,
+            model=model,
+            dtype=dtype,
+            device=self.device,
+            n=n,
+            speedup=None if speedup is None else speedup.value,
+            speedup_low=None if speedup is None else speedup.low,
+            speedup_high=None if speedup is None else speedup.high,
+            tokens_per_second=None if summary is None else summary.tokens_per_second,
+            mat=None if summary is None else summary.mat,
+            acceptance=None if summary is None else summary.acceptance,
+            identical=None if summary is None else summary.identical,
+            accuracy=None if summary is None else summary.accuracy,
+            simulated=simulated,
+            command=self.command,
+            version=self.version,
+            date=self.date,
+            extra=extra or {},
+        )
+
+
+class Suite(Protocol):
+    """A group of measurements with a name on the command line."""
+
+    @property
+    def name(self) -> str:
+        """The word behind ``specrag bench``."""
+        ...
+
+    @property
+    def summary(self) -> str:
+        """One or two sentences for the page: what is measured against what."""
+        ...
+
+    def run(self, context: BenchContext) -> Iterator[Measurement]:
+        """Measure, and yield the figures."""
+        ...
+
+
+@runtime_checkable
+class Illustrated(Protocol):
+    """A suite that draws its own pictures; others get the bars of their speed-ups."""
+
+    def pictures(self, measurements: Sequence[Measurement], folder: Path) -> Sequence[Path]:
+        """Draw into ``folder`` and return the files, named after the suite; see `plots`."""
+        ...

@@ -1,0 +1,155 @@
+"""``specrag bench SUITE``: measure, resume, report."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specrag.bench.registry import SuiteRegistry, built_in_suites
+from specrag.errors import InputError
+
+if TYPE_CHECKING:
+    from specrag.bench.runner import SuiteResult
+
+_FULL_OUT = Path("docs/results")
+_QUICK_OUT = Path("build/bench-quick")
+_DEFAULT_MODEL = "smollm2-135m"
+_STDOUT = "-"
+
+
+def bench_command(registry: SuiteRegistry) -> Callable[..., None]:
+    """Make the command over the suites of ``registry``; give it to ``Typer.command``."""
+    suites = ", ".join(registry.names) or "none in this version"
+
+    def bench(
+        suite: Annotated[str, typer.Argument(help=f"Suite to run: {suites}.", metavar="SUITE")],
+        json_file: Annotated[
+            str | None,
+            typer.Option("--json", metavar="FILE", help="Also write the JSON lines to FILE; - is stdout."),
+        ] = None,
+        quick: Annotated[bool, typer.Option("--quick", help="A short run: a minute on two cores.")] = False,
+        out: Annotated[
+            Path | None,
+            typer.Option(
+                metavar="DIR", help=f"Folder for the results [default: {_FULL_OUT}; quick: {_QUICK_OUT}]."
+            ),
+        ] = None,
+        resume: Annotated[
+            bool, typer.Option("--resume/--fresh", help="Go on from the records in DIR, or start again.")
+        ] = True,
+        retry_failed: Annotated[
+            bool, typer.Option("--retry-failed", help="When resuming, run failures again.")
+        ] = False,
+        data: Annotated[
+            Path | None,
+            typer.Option(metavar="DIR", help="Folder of data sets [default: $SPECRAG_DATA, else a sample]."),
+        ] = None,
+        model: Annotated[str, typer.Option(metavar="NAME", help="Target model.")] = _DEFAULT_MODEL,
+        device: Annotated[str, typer.Option(metavar="DEVICE", help="cpu or cuda.")] = "cpu",
+        repeats: Annotated[
+            int | None, typer.Option(metavar="N", help="Timed runs of each method on each row.")
+        ] = None,
+        threads: Annotated[
+            int | None, typer.Option(metavar="N", help="Threads of torch [default: torch's choice].")
+        ] = None,
+        plots: Annotated[bool, typer.Option(help="Draw pictures.")] = True,
+    ) -> None:
+        """Measure a suite and write SUITE.jsonl, SUITE.md and its plots. A stopped run goes on where it was.
+
+        Example: specrag bench engine --quick --json figures.jsonl
+        """
+        chosen = registry.get(suite)
+        from specrag.bench.data import data_folder
+        from specrag.bench.load import ProcessorLoad
+        from specrag.bench.machine import describe_machine
+        from specrag.bench.progress import TerminalProgress
+        from specrag.bench.runner import BenchOptions, run_suite
+
+        folder = data_folder(data)
+        options = BenchOptions(
+            out=out or (_QUICK_OUT if quick else _FULL_OUT),
+            model=model,
+            device=_check_device(device),
+            command=_command(suite, quick, model, device, repeats, threads, folder is not None),
+            quick=quick,
+            data=folder,
+            repeats=repeats,
+            fresh=not resume,
+            retry_failed=retry_failed,
+            draw=plots,
+        )
+        _set_threads(threads)
+        load = ProcessorLoad()
+        before = load.before()
+        try:
+            with TerminalProgress() as progress:
+                result = run_suite(
+                    chosen,
+                    options,
+                    machine=describe_machine(),
+                    clock=time.perf_counter,
+                    load=load,
+                    progress=progress,
+                    load_before=before,
+                )
+        except KeyboardInterrupt:
+            typer.echo("stopped; the same command goes on from here", err=True)
+            raise
+        _tell(result, json_file)
+
+    return bench
+
+
+def _command(
+    suite: str, quick: bool, model: str, device: str, repeats: int | None, threads: int | None, data: bool
+) -> str:
+    """The command that repeats the measurement, without the paths of this machine."""
+    words = ["specrag", "bench", suite]
+    words += ["--quick"] if quick else []
+    words += ["--model", model] if model != _DEFAULT_MODEL else []
+    words += ["--device", device] if device != "cpu" else []
+    words += ["--repeats", str(repeats)] if repeats is not None else []
+    words += ["--threads", str(threads)] if threads is not None else []
+    return shlex.join(words) + (' --data "$SPECRAG_DATA"' if data else "")
+
+
+def _check_device(device: str) -> str:
+    import torch
+
+    if device == "cuda" and not torch.cuda.is_available():
+        raise InputError("--device", device, "use cpu, since torch sees no CUDA device here")
+    if device not in ("cpu", "cuda"):
+        raise InputError("--device", device, "use cpu or cuda")
+    return device
+
+
+def _set_threads(threads: int | None) -> None:
+    import torch
+
+    if threads is None:
+        return
+    if threads < 1:
+        raise InputError("--threads", threads, "give 1 or more")
+    torch.set_num_threads(threads)
+
+
+def _tell(result: SuiteResult, json_file: str | None) -> None:
+    from specrag.bench.measurement import to_json_lines
+    from specrag.bench.runner import write_json_lines
+
+    if json_file == _STDOUT:
+        sys.stdout.write(to_json_lines(result.measurements))
+        return
+    if json_file is not None:
+        write_json_lines(Path(json_file), result.measurements)
+    typer.echo(result.page)
+    typer.echo(f"written: {', '.join(str(path) for path in result.files)}", err=True)
+
+
+bench = bench_command(built_in_suites())

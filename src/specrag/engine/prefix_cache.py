@@ -1,0 +1,81 @@
+"""Keys and values of earlier prompts, for requests that begin with the same tokens."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from specrag.engine.passes import SessionModel
+from specrag.engine.session import Session
+from specrag.errors import InputError
+
+#: A shorter common beginning is not worth an extent of its own.
+MIN_SHARED_TOKENS = 16
+
+
+class PrefixCache:
+    """Sessions of finished prompts, the longest unused dropped first. Tenants never see each other's.
+
+    What a tenant can observe of another is nothing: neither tokens nor, by the time of an answer, whether they
+    were there. To be used from coroutines of one executor, which never run at the same time.
+
+    Args:
+        limit_bytes: most bytes of keys and values to hold; 0 keeps nothing.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        if limit_bytes < 0:
+            raise InputError("limit_bytes", limit_bytes, "give a number of bytes, 0 for no cache")
+        self._limit = limit_bytes
+        self._entries: OrderedDict[int, tuple[str, Session, int]] = OrderedDict()
+        self._next = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(size for _, _, size in self._entries.values())
+
+    def start(self, model: SessionModel, tokens: Sequence[int], tenant: str = "") -> Session:
+        """A session with the longest beginning of ``tokens`` that is known for this tenant and model.
+
+        The session holds at most ``len(tokens) - 1`` of them: extend it with the rest.
+        """
+        best, shared = None, MIN_SHARED_TOKENS - 1
+        for key, (owner, session, _) in self._entries.items():
+            if owner == tenant and session.model is model:
+                count = _common(session.tokens, tokens)
+                if count > shared:
+                    best, shared = key, count
+        if best is None:
+            return Session(model)
+        self._entries.move_to_end(best)
+        return self._entries[best][1].fork(min(shared, len(tokens) - 1))
+
+    def keep(self, session: Session, tenant: str = "") -> None:
+        """Remember a session's tokens; it may go on being used."""
+        size = session.cache.nbytes
+        if size > self._limit or len(session) < MIN_SHARED_TOKENS:
+            return
+        copy = session.fork()
+        for key, (owner, other, _) in list(self._entries.items()):
+            # An entry that is a beginning of the new one adds nothing.
+            if owner == tenant and other.model is copy.model and copy.tokens[: len(other)] == other.tokens:
+                del self._entries[key]
+        self._entries[self._next] = (tenant, copy, size)
+        self._next += 1
+        held = self.nbytes
+        while held > self._limit:
+            held -= self._entries.popitem(last=False)[1][2]
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._entries.clear()
+
+
+def _common(first: Sequence[int], second: Sequence[int]) -> int:
+    count = 0
+    for left, right in zip(first, second, strict=False):
+        if left != right:
+            break
+        count += 1
+    return count

@@ -1,0 +1,23 @@
+"""Plain decoding: one pass a token. The baseline of every method, so it must be good."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from specrag.engine.passes import Coroutine
+from specrag.engine.session import Session
+from specrag.engine.stopping import FinishReason
+from specrag.scheduling.tokens import FixedBudget
+from specrag.speculation.decode import Settings, TextSink, decode
+from specrag.speculation.drafters.base import NoDrafter
+
+
+def plain(
+    session: Session,
+    settings: Settings,
+    text: TextSink,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Coroutine[FinishReason]:
+    """Decode behind the session's tokens; emits a :class:`~specrag.speculation.decode.Step` a token."""
+    return decode(session, settings, text, NoDrafter(), FixedBudget(0), clock)

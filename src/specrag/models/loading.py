@@ -1,0 +1,150 @@
+"""A model by name, ready to decode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specrag.errors import InputError, ModelFilesError
+from specrag.models.catalog import ModelFiles, resolve
+from specrag.models.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    import torch
+
+    from specrag.engine.passes import SessionModel
+
+#: What ``dtype`` may be; int8 is 8-bit weights and activations in the linear layers, bf16 elsewhere.
+DTYPES = ("fp32", "bf16", "fp16", "int8")
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model and what belongs to it.
+
+    Attributes:
+        name: as it was asked for.
+        files: where it lies.
+        model: computes passes.
+        tokenizer: of the same files.
+        dtype: one of :data:`DTYPES`.
+        device: such as ``cpu`` or ``cuda:0``.
+    """
+
+    name: str
+    files: ModelFiles
+    model: SessionModel
+    tokenizer: Tokenizer
+    dtype: str
+    device: str
+
+
+def load_model(
+    name: str | Path,
+    *,
+    dtype: str = "bf16",
+    device: str | None = None,
+    adapter: str | Path | None = None,
+    batch_invariant: bool = False,
+    progress: bool = False,
+) -> LoadedModel:
+    """Load a model for decoding; fetch it first if it is in the catalog and not here yet.
+
+    Args:
+        name: a name of the catalog, a folder, a GGUF file, or a hub id.
+        dtype: one of :data:`DTYPES`.
+        device: a torch device; by default the first GPU if there is one, else the CPU.
+        adapter: a folder with a LoRA adapter, merged into the weights.
+        batch_invariant: a row's bits do not depend on the other rows of its pass (CPU, bf16 or int8).
+        progress: show a bar while fetching and converting.
+
+    Raises:
+        InputError: a value cannot be used.
+        ModelFilesError: the model's files cannot be had or are damaged.
+    """
+    if dtype not in DTYPES:
+        raise InputError("dtype", dtype, f"take one of {', '.join(DTYPES)}")
+    import torch
+
+    place = _device(device)
+    files = resolve(name, progress=progress)
+    tokenizer = Tokenizer(files)
+    model = _build(files, _TORCH[dtype](torch), place, dtype == "int8", adapter, batch_invariant)
+    return LoadedModel(str(name), files, model, tokenizer, dtype, str(place))
+
+
+_TORCH = {
+    "fp32": lambda torch: torch.float32,
+    "bf16": lambda torch: torch.bfloat16,
+    "fp16": lambda torch: torch.float16,
+    "int8": lambda torch: torch.bfloat16,
+}
+
+
+def _device(name: str | None) -> torch.device:
+    import torch
+
+    if name is None:
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InputError("device", name, "give a torch device such as cpu or cuda:0") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InputError("device", name, "torch sees no GPU here; take cpu")
+    return device
+
+
+def _build(
+    files: ModelFiles,
+    dtype: torch.dtype,
+    device: torch.device,
+    int8: bool,
+    adapter: str | Path | None,
+    batch_invariant: bool,
+) -> SessionModel:
+    from specrag.models.adapters import merge_adapter
+    from specrag.models.decoder import LeanDecoder, supports
+    from specrag.models.weights import read_config, read_weights
+
+    config = read_config(files)
+    weights = read_weights(files)
+    if adapter is not None:
+        weights = merge_adapter(weights, Path(adapter))
+    if supports(config):
+        return LeanDecoder(
+            config, weights, dtype=dtype, device=device, int8=int8, batch_invariant=batch_invariant
+        )
+    if int8 or batch_invariant:
+        field, value = ("dtype", "int8") if int8 else ("batch_invariant", "true")
+        raise InputError(
+            field, value, f"{files.name} ({config.model_type}) runs as transformers' module; take bf16 or fp32"
+        )
+    return _transformers(config, weights, dtype, device)
+
+
+def _transformers(
+    config: object, weights: dict[str, torch.Tensor], dtype: torch.dtype, device: torch.device
+) -> SessionModel:
+    from transformers import AutoModelForCausalLM
+
+    from specrag.models.transformers import TransformersModel
+
+    module = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    missing = module.load_state_dict(
+        {name: tensor.to(dtype) for name, tensor in weights.items()}, strict=False
+    ).missing_keys
+    module.tie_weights()
+    lost = [name for name in missing if module.get_parameter(name).data_ptr() not in _tied(module)]
+    if lost:
+        raise ModelFilesError(f"model tensors are missing, such as {lost[0]!r}: fetch the model again")
+    return TransformersModel(module.to(device))
+
+
+def _tied(module: torch.nn.Module) -> set[int]:
+    """Addresses of the parameters that the files hold under another name."""
+    embeddings = (module.get_input_embeddings(), module.get_output_embeddings())  # type: ignore[operator]
+    if embeddings[1] is None or embeddings[0].weight is not embeddings[1].weight:
+        return set()
+    return {embeddings[0].weight.data_ptr()}
