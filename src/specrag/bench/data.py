@@ -40,12 +40,13 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class LongPrompt:
-    """A LongBench prompt with the answers that count as right."""
+    """A LongBench prompt with the answers that count as right, and all classes of a classification task."""
 
     identifier: str
     task: str
     prompt: str
     answers: tuple[str, ...]
+    classes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,16 +137,24 @@ def load_spec_bench(path: Path) -> list[Question]:
 
 
 def load_long_bench(path: Path) -> list[LongPrompt]:
-    """Prompts in the form of LongBench with the context filled in (``id, task, prompt, answers``)."""
-    return [
-        LongPrompt(
-            identifier=str(_value(path, row, "id")),
-            task=str(_value(path, row, "task")),
-            prompt=str(_value(path, row, "prompt")),
-            answers=_texts(path, row, "answers"),
+    """Prompts in the form of LongBench with the context filled in (``id, task, prompt, answers``).
+
+    A classification task's ``answers`` may be an object that holds ``answers`` and ``all_classes``.
+    """
+    prompts = []
+    for row in read_json_lines(path):
+        given = row.get("answers")
+        answers = given if isinstance(given, dict) else row
+        prompts.append(
+            LongPrompt(
+                identifier=str(_value(path, row, "id")),
+                task=str(_value(path, row, "task")),
+                prompt=str(_value(path, row, "prompt")),
+                answers=_texts(path, answers, "answers"),
+                classes=_texts(path, answers, "all_classes") if answers.get("all_classes") else (),
+            )
         )
-        for row in read_json_lines(path)
-    ]
+    return prompts
 
 
 def load_passages(path: Path) -> Iterator[Passage]:

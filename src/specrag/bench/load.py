@@ -35,7 +35,7 @@ class Unwatched:
 
 
 @dataclass(frozen=True)
-class _Times:
+class ProcessorTimes:
     """Seconds of processor time since some start: of all processes, of this process's tree, and in all."""
 
     busy: float
@@ -55,25 +55,25 @@ class ProcessorLoad:
 
     def __init__(self, sleep: Callable[[float], None] = time.sleep) -> None:
         self.sleep = sleep
-        self._last = _read_times()
+        self._last = read_times()
         self._share: float | None = None
 
     def before(self, seconds: float = 1.0) -> float:
         """Share that others use while this process waits."""
-        self._last = _read_times()
+        self._last = read_times()
         self.sleep(max(seconds, _SHORTEST_WINDOW))
         return self.other_share() or 0.0
 
     def other_share(self) -> float | None:
         """Share since the last call, or the last share again if that was under half a second ago."""
-        now = _read_times()
+        now = read_times()
         share = _share(self._last, now)
         if share is not None:
             self._last, self._share = now, share
         return self._share
 
 
-def _share(start: _Times, end: _Times) -> float | None:
+def _share(start: ProcessorTimes, end: ProcessorTimes) -> float | None:
     import psutil
 
     capacity = end.capacity - start.capacity
@@ -83,7 +83,12 @@ def _share(start: _Times, end: _Times) -> float | None:
     return min(max(others / capacity, 0.0), 1.0)
 
 
-def _read_times() -> _Times:
+def read_times() -> ProcessorTimes:
+    """The processor times so far; own ones include children, those that live and those that were waited for.
+
+    Raises:
+        SpecragError: psutil is not installed.
+    """
     try:
         import psutil
     except ImportError as error:
@@ -102,7 +107,7 @@ def _read_times() -> _Times:
             continue
         own += mine.user + mine.system + getattr(mine, "children_user", 0.0)
         own += getattr(mine, "children_system", 0.0)
-    return _Times(busy=total - idle, own=own, capacity=total)
+    return ProcessorTimes(busy=total - idle, own=own, capacity=total)
 
 
 @dataclass(frozen=True)

@@ -129,18 +129,18 @@ def _best_seconds(work: Callable[[], object], clock: Callable[[], float]) -> flo
 
 
 def _torch_read(device: str, read_bytes: int, clock: Callable[[], float]) -> float:
-    """Best of a sum and a matrix-vector product, as one of the two can be bound by its arithmetic."""
+    """Best of a few reductions, as one of them alone can be bound by its arithmetic."""
     import torch
 
-    columns = 4096
-    rows = max(read_bytes // (4 * columns), 1)
-    data = torch.ones(rows, columns, device=device)
-    vector = torch.ones(columns, device=device)
-    seconds = min(
-        _best_seconds(lambda: data.sum().item(), clock),
-        _best_seconds(lambda: data.mv(vector)[0].item(), clock),
+    numbers = torch.ones(read_bytes // 8, dtype=torch.int64, device=device)
+    floats = numbers.view(torch.float32)
+    reductions: tuple[Callable[[], object], ...] = (
+        lambda: numbers.max().item(),
+        lambda: floats.sum().item(),
+        lambda: floats.amax().item(),
     )
-    return rows * columns * 4 / seconds / 1e9
+    seconds = min(_best_seconds(read, clock) for read in reductions)
+    return numbers.numel() * 8 / seconds / 1e9
 
 
 def _numpy_read(read_bytes: int, clock: Callable[[], float]) -> float:

@@ -134,10 +134,10 @@ def speedup_plot(path: Path, measurements: Sequence[Measurement], *, title: str)
     axes.set_yticks(ticks, tasks)
     axes.set_ylim(position - 1.4, -0.6)
     axes.set_xlim(0, limit * 1.2)
-    axes.set_xlabel(
-        "speed-up over the baseline (times; 1 = equally fast)\nbars with 95 % intervals; "
-        "upright tick and “of”: bound from the measured step times"
-    )
+    label = "speed-up over the baseline (times; 1 = equally fast), with 95 % intervals"
+    if any(_bound(entry) is not None for entry in shown):
+        label += "\nupright tick and “of”: the bound from the measured step times"
+    axes.set_xlabel(label, fontsize=9)
     axes.grid(axis="y", visible=False)
     axes.set_title(title, loc="left", fontsize=11)
     _bar_legend(axes, names)
@@ -176,7 +176,7 @@ def _bar(axes: Any, position: float, entry: Measurement, style: int, limit: floa
     if (bound := _bound(entry)) is not None:
         axes.plot([bound, bound], [position - 0.41, position + 0.41], color="#333333", linewidth=2)
         text += f" of {bound:.2f}"
-    axes.text(1.03 * limit, position, text, va="center", fontsize=8)
+    axes.text(1.03 * limit, position, text, va="center", fontsize=8, backgroundcolor="white")
 
 
 def _bar_legend(axes: Any, names: Sequence[str]) -> None:

@@ -11,9 +11,10 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import Self
 
 from filelock import FileLock, Timeout
 
@@ -147,7 +148,7 @@ class RecordStore:
         self.fresh = fresh
         self.retry_failed = retry_failed
         self.dropped_torn_line = False
-        self._file: BinaryIO | None = None
+        self._file: FileIO | None = None
         self._lock = FileLock(f"{path}.lock")
         self._records: dict[RecordKey, Record] = {}
         self._claimed: set[tuple[str, str]] = set()
@@ -170,13 +171,16 @@ class RecordStore:
         try:
             self._open()
         except BaseException:
-            self._lock.release()
+            self._close()
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._close()
+
+    def _close(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -185,7 +189,7 @@ class RecordStore:
     def _open(self) -> None:
         if self.fresh and self.path.exists():
             self.path.replace(self.path.with_name(f"{self.path.name}.old"))
-        self._file = open(self.path, "a+b")  # noqa: SIM115 - closed by __exit__
+        self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115 - closed by _close
         self._file.seek(0)
         data = self._file.read()
         good = self._read(data)
@@ -242,8 +246,9 @@ class RecordStore:
             other_cpu=other_cpu,
         )
         try:
-            self._file.write(f"{record.to_json()}\n".encode())
-            self._file.flush()
+            rest = f"{record.to_json()}\n".encode()
+            while rest:  # a nearly full disk takes a part first and fails on the next part
+                rest = rest[self._file.write(rest) :]
             os.fsync(self._file.fileno())
         except OSError as error:
             raise SpecragError(f"records: {self.path} cannot be written ({error.strerror})") from error

@@ -21,14 +21,15 @@ _FULL_OUT = Path("docs/results")
 _QUICK_OUT = Path("build/bench-quick")
 _DEFAULT_MODEL = "smollm2-135m"
 _STDOUT = "-"
+_BUILT_IN = built_in_suites()
+_SUITE_NAMES = ", ".join(_BUILT_IN.names) or "none in this version"
 
 
 def bench_command(registry: SuiteRegistry) -> Callable[..., None]:
     """Make the command over the suites of ``registry``; give it to ``Typer.command``."""
-    suites = ", ".join(registry.names) or "none in this version"
 
     def bench(
-        suite: Annotated[str, typer.Argument(help=f"Suite to run: {suites}.", metavar="SUITE")],
+        suite: Annotated[str, typer.Argument(help=f"Suite to run: {_SUITE_NAMES}.", metavar="SUITE")],
         json_file: Annotated[
             str | None,
             typer.Option("--json", metavar="FILE", help="Also write the JSON lines to FILE; - is stdout."),
@@ -37,7 +38,7 @@ def bench_command(registry: SuiteRegistry) -> Callable[..., None]:
         out: Annotated[
             Path | None,
             typer.Option(
-                metavar="DIR", help=f"Folder for the results [default: {_FULL_OUT}; quick: {_QUICK_OUT}]."
+                metavar="DIR", help=f"Folder for the results (default: {_FULL_OUT}; quick: {_QUICK_OUT})."
             ),
         ] = None,
         resume: Annotated[
@@ -48,7 +49,7 @@ def bench_command(registry: SuiteRegistry) -> Callable[..., None]:
         ] = False,
         data: Annotated[
             Path | None,
-            typer.Option(metavar="DIR", help="Folder of data sets [default: $SPECRAG_DATA, else a sample]."),
+            typer.Option(metavar="DIR", help="Folder of data sets (default: $SPECRAG_DATA, else a sample)."),
         ] = None,
         model: Annotated[str, typer.Option(metavar="NAME", help="Target model.")] = _DEFAULT_MODEL,
         device: Annotated[str, typer.Option(metavar="DEVICE", help="cpu or cuda.")] = "cpu",
@@ -56,7 +57,7 @@ def bench_command(registry: SuiteRegistry) -> Callable[..., None]:
             int | None, typer.Option(metavar="N", help="Timed runs of each method on each row.")
         ] = None,
         threads: Annotated[
-            int | None, typer.Option(metavar="N", help="Threads of torch [default: torch's choice].")
+            int | None, typer.Option(metavar="N", help="Threads of torch (default: its own choice).")
         ] = None,
         plots: Annotated[bool, typer.Option(help="Draw pictures.")] = True,
     ) -> None:
@@ -152,4 +153,4 @@ def _tell(result: SuiteResult, json_file: str | None) -> None:
     typer.echo(f"written: {', '.join(str(path) for path in result.files)}", err=True)
 
 
-bench = bench_command(built_in_suites())
+bench = bench_command(_BUILT_IN)

@@ -110,6 +110,8 @@ def run(args: Sequence[str]) -> int:
         _report_error("the input ended before the command was answered")
         return EXIT_FAILED
     except typer.TyperException as error:
+        if debug:
+            traceback.print_exc()
         if message := error.format_message():  # empty where the help has been printed instead
             _report_error(f"{message} (see --help)")
         return error.exit_code

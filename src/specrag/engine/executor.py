@@ -15,7 +15,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
@@ -132,11 +132,14 @@ class Executor:
         """
         try:
             while True:
+                # Asked before the emissions are read: another thread may drive, and the last may come in between.
+                ended = task.done
                 while task._emitted:
                     yield task._emitted.popleft()
-                if task.done:
+                if ended:
                     break
-                self._advance_once()
+                if not task.done:
+                    self._advance_once()
         finally:
             if not task.done:
                 task.cancel()
@@ -146,7 +149,7 @@ class Executor:
 
     async def astream(
         self, coroutine: Coroutine[Any], *, deadline: float | None = None
-    ) -> AsyncIterator[Any]:
+    ) -> AsyncGenerator[Any, None]:
         """:meth:`submit` and :meth:`stream` for asyncio; a background thread drives.
 
         Ending the iteration early, as a cancelled asyncio task does, cancels the coroutine.
@@ -159,12 +162,13 @@ class Executor:
         self._drive_in_background()
         try:
             while True:
+                news.clear()
+                ended = task.done
                 while task._emitted:
                     yield task._emitted.popleft()
-                if task.done:
+                if ended:
                     break
                 await news.wait()
-                news.clear()
         finally:
             task.cancel()
         task.result()
@@ -184,7 +188,12 @@ class Executor:
                     if not self._tasks and not self._arrived:
                         self._driver = None
                         return
-            self._advance_once()
+            try:
+                self._advance_once()
+            except BaseException:
+                with self._changed:
+                    self._driver = None  # the next asynchronous caller starts another
+                raise
 
     def close(self) -> None:
         """Cancel what is running and stop the search threads."""
@@ -223,9 +232,8 @@ class Executor:
             self._run_passes(passes)
             return
         with self._changed:
-            searching = any(isinstance(task._waiting, Future) for task in self._tasks)
             ready = any(isinstance(task._waiting, Future) and task._waiting.done() for task in self._tasks)
-            if searching and not ready and not self._arrived:
+            if self._tasks and not ready and not self._arrived:
                 self._changed.wait(timeout=0.1)
 
     def _resume_all(self) -> None:
@@ -268,8 +276,11 @@ class Executor:
 
     def _resume(self, task: Task[Any]) -> None:
         """Advance one coroutine to its next pass, search or wait."""
-        task._failure = self._overdue(task) or task._failure
-        task._cancelled, task._deadline = False, None if task._failure else task._deadline
+        overdue = self._overdue(task)
+        if overdue is not None:
+            # Told once; the coroutine may still need passes to clean up.
+            task._failure = overdue
+            task._cancelled, task._deadline = False, None
         try:
             while True:
                 failure, answer = task._failure, task._answer
@@ -335,6 +346,8 @@ class Executor:
     def _run_pass(self, model: SessionModel, tasks: list[Task[Any]], requests: list[Pass]) -> None:
         try:
             answers = model.forward([request.segment for request in requests])
+            if len(answers) != len(tasks):
+                raise SpecragError(f"model: {len(answers)} answers for {len(tasks)} segments; mend its forward")
         except Exception as error:
             for task in tasks:
                 task._failure, task._waiting = error, None

@@ -17,7 +17,8 @@ import torch
 #: its sums depends on a key's position alone.
 ROW_UNIT = 64
 
-#: A full buffer grows by this share of its size: at most 1.1 times the bytes needed, few enough copies.
+#: A full buffer of more than ``ROW_UNIT / GROWTH`` rows grows by this share of its size: at most 1.1 times the
+#: bytes needed, few enough copies.
 GROWTH = 1 / 16
 
 
@@ -54,8 +55,9 @@ class Extent:
         """Make room for at least ``rows`` rows."""
         if rows <= self.capacity:
             return
-        wanted = max(rows, int(self.capacity * (1 + GROWTH)))
-        capacity = -(-wanted // ROW_UNIT) * ROW_UNIT
+        needed = -(-rows // ROW_UNIT) * ROW_UNIT
+        # Rounded down, or the share and the unit together would exceed what is promised.
+        capacity = max(needed, int(self.capacity * (1 + GROWTH)) // ROW_UNIT * ROW_UNIT)
         shape = self.shape
         size = (2, shape.kv_heads, capacity, shape.head_dim)
         for layer in range(shape.layers):
@@ -115,10 +117,10 @@ class KeyValueCache:
 
     def prepare(self, rows: int) -> Extent:
         """The extent to write ``rows`` rows into, starting at row ``length - base``."""
-        if self.contiguous and self.runs:
-            self._unshare(rows)
         if self.own is not None and self.length - self.base < self.own.frozen:
             self._freeze_own()
+        if self.contiguous and self.runs:
+            self._unshare(rows)
         need = max(self.length + rows, self._reserved) - self.base
         if self.own is None:
             self.own = Extent(self.shape, need)
@@ -180,6 +182,10 @@ class KeyValueCache:
     @property
     def nbytes(self) -> int:
         return 0 if self.own is None else self.own.nbytes
+
+    def extents(self) -> list[Extent]:
+        own = [] if self.own is None else [self.own]
+        return [*(run.extent for run in self.runs), *own]
 
     def clear(self) -> None:
         self.length = 0

@@ -42,6 +42,9 @@ class Cache(Protocol):
     def nbytes(self) -> int:
         """Bytes held by this cache alone, shared extents not counted."""
 
+    def extents(self) -> Sequence[Any]:
+        """The buffers that this cache reads, shared ones included; each tells its ``nbytes``."""
+
     def clear(self) -> None:
         """Release the memory. The cache is empty afterwards and can be used again."""
 
@@ -137,12 +140,19 @@ Coroutine: TypeAlias = Generator[Request, Any, T]
 
 
 def gather(coroutines: Sequence[Coroutine[T]]) -> Coroutine[list[T]]:
-    """Run coroutines side by side, their passes packed together; their results in the order given."""
+    """Run coroutines side by side, their passes packed together; their results in the order given.
+
+    The first error ends all of them.
+    """
     handles = []
     for coroutine in coroutines:
         handles.append((yield Start(coroutine)))
+    running = handles
     try:
-        yield Wait(handles)
+        while running:
+            for handle in (yield Wait(running, first=True)):
+                handle.result()
+            running = [handle for handle in running if not handle.done]
     finally:
         for handle in handles:
             handle.cancel()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from specrag.engine.passes import SessionModel
 from specrag.engine.session import Session
@@ -27,21 +27,22 @@ class PrefixCache:
         if limit_bytes < 0:
             raise InputError("limit_bytes", limit_bytes, "give a number of bytes, 0 for no cache")
         self._limit = limit_bytes
-        self._entries: OrderedDict[int, tuple[str, Session, int]] = OrderedDict()
+        self._entries: OrderedDict[int, tuple[str, Session]] = OrderedDict()
         self._next = 0
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
-        return sum(size for _, _, size in self._entries.values())
+        """Bytes held, buffers that several entries share counted once."""
+        return _nbytes(session for _, session in self._entries.values())
 
     def start(self, model: SessionModel, tokens: Sequence[int], tenant: str = "") -> Session:
         """A session with the longest beginning of ``tokens`` that is known for this tenant and model.
 
         The session holds at most ``len(tokens) - 1`` of them: extend it with the rest.
         """
+        self._shrink()
         best, shared = None, MIN_SHARED_TOKENS - 1
-        for key, (owner, session, _) in self._entries.items():
+        for key, (owner, session) in self._entries.items():
             if owner == tenant and session.model is model:
                 count = _common(session.tokens, tokens)
                 if count > shared:
@@ -53,23 +54,35 @@ class PrefixCache:
 
     def keep(self, session: Session, tenant: str = "") -> None:
         """Remember a session's tokens; it may go on being used."""
-        size = session.cache.nbytes
-        if size > self._limit or len(session) < MIN_SHARED_TOKENS:
+        if _nbytes([session]) > self._limit or len(session) < MIN_SHARED_TOKENS:
             return
-        copy = session.fork()
-        for key, (owner, other, _) in list(self._entries.items()):
+        for key, (owner, other) in list(self._entries.items()):
+            if owner != tenant or other.model is not session.model:
+                continue
+            if other.tokens[: len(session)] == session.tokens:
+                self._entries.move_to_end(key)
+                return
             # An entry that is a beginning of the new one adds nothing.
-            if owner == tenant and other.model is copy.model and copy.tokens[: len(other)] == other.tokens:
+            if session.tokens[: len(other)] == other.tokens:
                 del self._entries[key]
-        self._entries[self._next] = (tenant, copy, size)
+        self._entries[self._next] = (tenant, session.fork())
         self._next += 1
-        held = self.nbytes
-        while held > self._limit:
-            held -= self._entries.popitem(last=False)[1][2]
+        self._shrink()
 
     def clear(self) -> None:
         """Forget everything."""
         self._entries.clear()
+
+
+    def _shrink(self) -> None:
+        """Drop the longest unused. A kept session may have grown its buffers since, so ask often."""
+        while self._entries and self.nbytes > self._limit:
+            self._entries.popitem(last=False)
+
+
+def _nbytes(sessions: Iterable[Session]) -> int:
+    extents = {id(extent): extent for session in sessions for extent in session.cache.extents()}
+    return sum(extent.nbytes for extent in extents.values())
 
 
 def _common(first: Sequence[int], second: Sequence[int]) -> int:

@@ -74,11 +74,12 @@ class Session:
         self._check_room(len(self.tokens) + len(tokens))
         self._check_tokens(tokens)
         self._scored = None
-        self.tokens.extend(int(token) for token in tokens)
-        fed = self.pending[:-1]
+        self._keep_newest_pending()
+        fed = [*self.pending, *(int(token) for token in tokens)][:-1]
         wanted = [outputs] * len(fed) if isinstance(outputs, Outputs) else list(outputs)
         if len(wanted) != len(fed):
             raise SpecragError(f"outputs: {len(wanted)} given for {len(fed)} fed rows: give one for each")
+        self.tokens.extend(int(token) for token in tokens)
         self.cache.reserve(len(self.tokens))
         rows: list[Row] = []
         for start in range(0, len(fed), chunk):

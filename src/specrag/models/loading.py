@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from specrag.errors import InputError, ModelFilesError
+from specrag.models.adapters import merge_adapter
 from specrag.models.catalog import ModelFiles, resolve
+from specrag.models.family import supports
 from specrag.models.tokenizer import Tokenizer
+from specrag.models.weights import read_config, read_config_json, read_weights
 
 if TYPE_CHECKING:
     import torch
@@ -104,11 +108,9 @@ def _build(
     adapter: str | Path | None,
     batch_invariant: bool,
 ) -> SessionModel:
-    from specrag.models.adapters import merge_adapter
-    from specrag.models.decoder import LeanDecoder, supports
-    from specrag.models.weights import read_config, read_weights
+    from specrag.models.decoder import LeanDecoder
 
-    config = read_config(files)
+    config = _plain_config(files) or read_config(files)
     weights = read_weights(files)
     if adapter is not None:
         weights = merge_adapter(weights, Path(adapter))
@@ -122,6 +124,25 @@ def _build(
             field, value, f"{files.name} ({config.model_type}) runs as transformers' module; take bf16 or fp32"
         )
     return _transformers(config, weights, dtype, device)
+
+
+def _plain_config(files: ModelFiles) -> SimpleNamespace | None:
+    """The configuration without importing transformers (two seconds), if the file alone says everything.
+
+    Files of older versions leave defaults to transformers' classes, and scaled rotary embeddings are computed by
+    transformers' own functions: those are read with transformers.
+    """
+    values = read_config_json(files)
+    rope = values.get("rope_parameters") or {}
+    complete = set(_LEAN_FIELDS) <= set(values) and rope.get("rope_type") == "default"
+    config = SimpleNamespace(**values)
+    return config if complete and supports(config) else None
+
+
+_LEAN_FIELDS = (
+    "model_type", "hidden_act", "hidden_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "rms_norm_eps", "max_position_embeddings", "rope_parameters",
+)  # fmt: skip
 
 
 def _transformers(

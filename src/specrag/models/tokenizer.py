@@ -61,7 +61,9 @@ class Tokenizer:
             value = _read_json(self._files, file).get("eos_token_id")
             found.update(value if isinstance(value, list) else [] if value is None else [value])
         names = [token for token in END_TOKENS if token in (self._template or "")]
-        for name in [_token_text(self._config.get("eos_token")), *names]:
+        if self._config.get("eos_token") is not None:
+            names.append(_token_text(self._config["eos_token"]))
+        for name in names:
             index = self._backend.token_to_id(name)
             if index is not None:
                 found.add(index)

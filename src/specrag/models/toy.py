@@ -46,6 +46,9 @@ class ToyCache:
     def nbytes(self) -> int:
         return 8 * len(self.rows)
 
+    def extents(self) -> list[ToyCache]:
+        return [self]
+
     def clear(self) -> None:
         self.truncate(0)
 

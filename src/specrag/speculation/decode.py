@@ -133,7 +133,8 @@ def decode(
         drawn = target.tokens(tree, rows, verdict)
         shown, reason = "", None
         for count, token in enumerate(drawn, start=1):
-            piece = checker.push(token.token, text.push(token.token))
+            is_stop = token.token in settings.stop.stop_tokens
+            piece = checker.push(token.token, "" if is_stop else text.push(token.token))
             shown, reason = shown + piece.text, piece.finish_reason
             if reason is None and len(session) + count > session.model.context_length:
                 reason = "length"

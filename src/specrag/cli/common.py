@@ -1,0 +1,128 @@
+"""Options that several commands share, and the parsers of their values."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specrag.errors import InputError
+
+STDIN = "-"
+
+
+def number(text: str) -> float:
+    """A number of the command line; its range is checked where it is used."""
+    try:
+        return float(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not usable: give a number such as 0.7") from None
+
+
+def integer(text: str) -> int:
+    """An integer of the command line; its range is checked where it is used."""
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not usable: give an integer such as 7") from None
+
+
+def token_bias(text: str) -> tuple[int, float]:
+    """``TOKEN=VALUE`` as a token id and the number to add to its logit."""
+    token, _, value = text.partition("=")
+    try:
+        bias = int(token), float(value)
+    except ValueError:
+        bias = -1, math.nan
+    if math.isnan(bias[1]):
+        remedy = "give TOKEN=VALUE such as 42=-5, or 42=-inf to ban it"
+        raise typer.BadParameter(f"{text!r} is not usable: {remedy}")
+    return bias
+
+
+def read_prompt(prompt: str | None, file: str | None, *, raw: bool) -> str:
+    """The prompt from the command line, a file or standard input.
+
+    Args:
+        prompt: the words given; ``None`` if there were none.
+        file: a path, or ``-`` for standard input.
+        raw: keep the line end that closes a file; otherwise it is no part of what was asked.
+
+    Raises:
+        InputError: there is no prompt, there are two, or the file cannot be read as UTF-8.
+    """
+    if prompt is not None and file is not None:
+        raise InputError("--file", file, "give a prompt or a file, not both")
+    if prompt is not None:
+        _check_text("prompt", prompt)
+        return prompt
+    if file is None and sys.stdin.isatty():
+        raise InputError("prompt", None, "give a text, a file with --file, or pipe it to standard input")
+    field, data = _read(file)
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise InputError(field, file or STDIN, "it is no text in UTF-8; convert it first") from None
+    if not text.strip():
+        raise InputError(field, text, "it holds no text; give at least one character")
+    return text if raw else text.removesuffix("\n").removesuffix("\r")
+
+
+def _read(file: str | None) -> tuple[str, bytes]:
+    """What an error should name, and the bytes."""
+    if file is None or file == STDIN:
+        return "prompt", sys.stdin.buffer.read()
+    try:
+        return "--file", Path(file).expanduser().read_bytes()
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise InputError("--file", file, f"{reason}; give a text file that can be read, or -") from error
+
+
+def _check_text(field: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # bytes of the command line that are no UTF-8
+        raise InputError(field, text, "it is no text in UTF-8; convert it first") from None
+
+
+_PANEL = "Model"
+
+Model = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="NAME",
+        help="A catalog name, a folder, a .gguf file or a hub id org/name.",
+        rich_help_panel=_PANEL,
+    ),
+]
+Dtype = Annotated[
+    str, typer.Option(metavar="TYPE", help="fp32, bf16, fp16 or int8.", rich_help_panel=_PANEL)
+]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DEVICE",
+        help="Such as cpu or cuda:0; by default the first GPU, else the CPU.",
+        rich_help_panel=_PANEL,
+    ),
+]
+Adapter = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR", help="A folder with a LoRA adapter, merged into the weights.", rich_help_panel=_PANEL
+    ),
+]
+BatchInvariant = Annotated[
+    bool,
+    typer.Option(
+        "--batch-invariant",
+        help="Equal bits whatever else is in a pass (CPU, bf16 or int8).",
+        rich_help_panel=_PANEL,
+    ),
+]

@@ -1,0 +1,311 @@
+"""``specrag generate PROMPT``: text to the terminal as it is made."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from specrag.cli import common
+from specrag.errors import InputError
+
+if TYPE_CHECKING:
+    from specrag.llm import LLM, Generation, Prompt
+    from specrag.options import Options
+    from specrag.speculation.decode import DecodedToken, Step
+
+_SAMPLING = "Sampling"
+
+
+def generate(
+    prompt: Annotated[
+        str | None, typer.Argument(metavar="PROMPT", help="What to ask; by default standard input.")
+    ] = None,
+    method: Annotated[str, typer.Option(metavar="NAME", help="How to decode: plain.")] = "plain",
+    max_tokens: Annotated[
+        int, typer.Option(parser=common.integer, metavar="N", help="At most this many tokens.")
+    ] = 256,
+    system: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="A system message in front of the prompt.")
+    ] = None,
+    file: Annotated[
+        str | None, typer.Option("--file", "-f", metavar="PATH", help="A file with the prompt; - is stdin.")
+    ] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")
+    ] = False,
+    stop: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="End before this text; may be repeated.")
+    ] = None,
+    log_probs: Annotated[
+        int | None,
+        typer.Option(
+            parser=common.integer, metavar="N", help="Show log-probabilities, with N alternatives a token."
+        ),
+    ] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(parser=common.number, metavar="SECONDS", help="End with an error after this time."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object at the end in place of the text.")
+    ] = False,
+    temperature: Annotated[
+        float,
+        typer.Option(
+            parser=common.number, metavar="X", help="0: the likeliest token.", rich_help_panel=_SAMPLING
+        ),
+    ] = 0.0,
+    top_k: Annotated[
+        int,
+        typer.Option(
+            parser=common.integer, metavar="N", help="Draw among N tokens; 0: all.", rich_help_panel=_SAMPLING
+        ),
+    ] = 0,
+    top_p: Annotated[
+        float,
+        typer.Option(
+            parser=common.number,
+            metavar="X",
+            help="Draw among the likeliest tokens that hold this probability.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = 1.0,
+    min_p: Annotated[
+        float,
+        typer.Option(
+            parser=common.number,
+            metavar="X",
+            help="Leave out tokens less likely than this share of the likeliest.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = 0.0,
+    repetition_penalty: Annotated[
+        float,
+        typer.Option(
+            parser=common.number,
+            metavar="X",
+            help="Above 1: tokens of prompt and text become less likely.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = 1.0,
+    presence_penalty: Annotated[
+        float,
+        typer.Option(
+            parser=common.number,
+            metavar="X",
+            help="Taken from the logits of tokens in the text.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = 0.0,
+    frequency_penalty: Annotated[
+        float,
+        typer.Option(
+            parser=common.number,
+            metavar="X",
+            help="Taken once for each time a token is in the text.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = 0.0,
+    logit_bias: Annotated[
+        list[Any] | None,
+        typer.Option(
+            parser=common.token_bias,
+            metavar="TOKEN=VALUE",
+            help="Add to a token's logit, -inf bans it; may be repeated.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = None,
+    seed: Annotated[
+        int,
+        typer.Option(
+            parser=common.integer,
+            metavar="N",
+            help="The same seed gives the same text.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = 0,
+    model: common.Model = "smollm2-135m",
+    dtype: common.Dtype = "bf16",
+    device: common.Device = None,
+    adapter: common.Adapter = None,
+    batch_invariant: common.BatchInvariant = False,
+) -> None:
+    """Generate a text and show it as it comes.
+
+    Example: specrag generate "Name three uses of copper." --max-tokens 64
+    """
+    from specrag.llm import load
+    from specrag.options import check_options
+
+    options: Options = {
+        "method": method,
+        "max_tokens": max_tokens,
+        "stop": stop or (),
+        "raw": raw,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty,
+        "logit_bias": dict(logit_bias or ()),
+        "seed": seed,
+    }
+    if log_probs is not None:
+        options["log_probs"] = log_probs
+    if timeout is not None:
+        options["timeout"] = timeout
+    # All that can be wrong without the model is said before it is fetched and loaded.
+    check_options(options)
+    words = common.read_prompt(prompt, file, raw=raw)
+    question = _with_system(words, system, raw)
+    llm = load(
+        model,
+        dtype=dtype,
+        device=device,
+        adapter=adapter,
+        batch_invariant=batch_invariant,
+        progress=sys.stderr.isatty(),
+    )
+    if as_json:
+        result = llm.generate(question, **options)
+        typer.echo(json.dumps(_describe(llm, result, method), ensure_ascii=False))
+        return
+    result = _show(llm.stream(question, **options))
+    if log_probs is not None:
+        _show_log_probs(llm, result)
+    _show_status(result)
+
+
+def _with_system(prompt: str, system: str | None, raw: bool) -> Prompt:
+    if system is None:
+        return prompt
+    if raw:
+        raise InputError("--system", system, "a raw prompt has no system message; leave out --raw")
+    return [{"role": "system", "content": system}, {"role": "user", "content": prompt}]
+
+
+def _show(steps: Generator[Step, None, Generation]) -> Generation:
+    """Write the text as it comes and end its line, also where an error cuts it."""
+    last = "\n"
+    try:
+        while True:
+            step = next(steps)
+            if step.text:
+                sys.stdout.write(step.text)
+                sys.stdout.flush()
+                last = step.text[-1]
+    except StopIteration as end:
+        _end_line(last)
+        result: Generation = end.value
+        return result
+    except BrokenPipeError:
+        raise
+    except Exception:
+        _end_line(last)
+        raise
+    finally:
+        steps.close()
+
+
+def _end_line(last: str) -> None:
+    if last != "\n":
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+
+
+def _show_status(result: Generation) -> None:
+    """One line for people, on standard error."""
+    from rich.console import Console
+    from rich.text import Text
+
+    usage, timing = result.usage, result.timing
+    tokens = f"{usage.completion_tokens} token{'s' if usage.completion_tokens != 1 else ''}"
+    parts = [
+        f"{tokens}, {result.tokens_per_second:.1f} tokens/s",
+        f"prefill {timing.prefill:.2f} s, decoding {timing.decode:.2f} s",
+    ]
+    if usage.drafted:
+        parts.append(
+            f"{usage.mean_accepted_tokens:.2f} tokens a pass, "
+            f"{usage.accepted} of {usage.drafted} guesses accepted"
+        )
+    if result.finish_reason == "length":
+        parts.append("cut at the limit")
+    Console(stderr=True).print(Text("; ".join(parts), style="dim"), soft_wrap=True)
+
+
+def _show_log_probs(llm: LLM, result: Generation) -> None:
+    """A table on standard error: each token, its probability, and what could have come in its place."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("token")
+    table.add_column("log-probability", justify="right")
+    table.add_column("alternatives", style="dim")
+    for token in result.tokens:
+        others = "  ".join(
+            f"{_shown(llm, other.token)} {math.exp(other.log_prob):.1%}" for other in token.alternatives
+        )
+        assert token.log_prob is not None
+        table.add_row(
+            Text(_shown(llm, token.token)),
+            f"{token.log_prob:.3f} ({math.exp(token.log_prob):.1%})",
+            Text(others),
+        )
+    Console(stderr=True).print(table)
+
+
+def _shown(llm: LLM, token: int) -> str:
+    """A token as a reader sees it: quoted, so that spaces count; special ones by number."""
+    text = llm.tokenizer.decode([token])
+    return repr(text) if text else f"<{token}>"
+
+
+def _describe(llm: LLM, result: Generation, method: str) -> dict[str, object]:
+    usage, timing = result.usage, result.timing
+    return {
+        "text": result.text,
+        "tokens": [_describe_token(llm, token) for token in result.tokens],
+        "finish_reason": result.finish_reason,
+        "usage": {
+            "prompt_tokens": usage.prompt_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "passes": usage.passes,
+            "drafted": usage.drafted,
+            "accepted": usage.accepted,
+        },
+        "timing": {
+            "prefill_seconds": timing.prefill,
+            "decode_seconds": timing.decode,
+            "tokens_per_second": result.tokens_per_second,
+        },
+        "model": llm.loaded.name,
+        "dtype": llm.loaded.dtype,
+        "device": llm.loaded.device,
+        "method": method,
+    }
+
+
+def _describe_token(llm: LLM, token: DecodedToken) -> dict[str, object]:
+    described: dict[str, object] = {
+        "id": token.token,
+        "text": llm.tokenizer.decode([token.token]),
+        "source": token.source,
+    }
+    if token.log_prob is not None:
+        described["log_prob"] = token.log_prob
+        described["alternatives"] = [
+            {"id": other.token, "text": llm.tokenizer.decode([other.token]), "log_prob": other.log_prob}
+            for other in token.alternatives
+        ]
+    return described

@@ -1,0 +1,180 @@
+"""``specrag bench`` as its user meets it: files, resuming after a kill, errors, and the code's version."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from specrag.bench.measurement import from_json_lines
+from specrag.bench.registry import NAMES, SuiteRegistry, built_in_suites
+from specrag.bench.version import code_version
+from specrag.cli.bench import bench_command
+from specrag.errors import InputError, SpecragError
+from tests.bench.small_suite import METHODS, PHRASES, REPEATS, registry
+
+ROOT = Path(__file__).resolve().parents[2]
+RUNS = len(PHRASES) * REPEATS * len(METHODS)
+
+
+def run(*words: str, suites: SuiteRegistry | None = None) -> str:
+    app = typer.Typer()
+    app.command("bench")(bench_command(suites or registry()))
+    result = CliRunner().invoke(app, words)
+    if result.exception is not None:
+        raise result.exception
+    return result.stdout
+
+
+def test_a_run_writes_lines_page_and_picture(tmp_path: Path) -> None:
+    figures = tmp_path / "figures.jsonl"
+    page = run("small", "--quick", "--out", str(tmp_path), "--json", str(figures))
+    measurements = from_json_lines(figures.read_text())
+    assert measurements == from_json_lines((tmp_path / "small.jsonl").read_text())
+    assert {entry.task for entry in measurements} == {"a", "b", "c", "overall"}
+    indexed = [entry for entry in measurements if entry.method == "ralmspec+index"]
+    assert all(entry.identical == 1.0 and entry.accuracy == 1.0 for entry in indexed)
+    assert all((entry.speedup or 0) > 1 for entry in indexed)  # a look-up beats a scan
+    assert {entry.command for entry in measurements} == {"specrag bench small --quick"}
+    assert (tmp_path / "small.md").read_text() in page
+    assert "![small.png](small.png)" in page
+    assert (tmp_path / "small.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / ".records" / ".gitignore").read_text() == "*\n"
+
+
+def test_json_on_stdout_is_json_alone(tmp_path: Path) -> None:
+    out = run("small", "--out", str(tmp_path), "--json", "-", "--no-plots")
+    assert len(from_json_lines(out)) == 8
+    assert not (tmp_path / "small.png").exists()
+
+
+def records_of(folder: Path) -> list[dict[str, object]]:
+    lines = (folder / ".records" / "small.jsonl").read_bytes().splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith(b"\n")]
+
+
+def test_a_run_killed_with_kill_9_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "tests.bench.small_suite", "small", "--out", str(out), "--no-plots"]
+    environment = os.environ | {"SMALL_SUITE_LOG": str(log), "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
+        deadline = time.monotonic() + 120
+        while not log.exists() or len(log.read_text().splitlines()) < 21:  # in the third row of six
+            assert process.poll() is None, "the run ended before it could be killed"
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+    assert not (out / "small.jsonl").exists(), "no results of a half-done run"
+    kept = records_of(out)
+    assert 0 < len(kept) < RUNS
+    with open(out / ".records" / "small.jsonl", "ab") as file:
+        file.write(b'{"suite": "small", "ver')  # a kill in the middle of a write
+
+    log.unlink()
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    after = records_of(out)
+    assert after[: len(kept)] == kept, "records of the first run are kept as they were"
+    keys = [json.dumps(record["key"]) for record in after]
+    assert len(set(keys)) == RUNS
+    assert len(keys) - RUNS < len(METHODS)  # at most the half of a repeat was run again
+    finished = {
+        phrase for phrase in PHRASES if sum(f'"row": "{phrase}"' in key for key in keys[: len(kept)]) == 6
+    }
+    assert len(finished) >= 2
+    again = {line.split()[0] for line in log.read_text().splitlines()}
+    assert again == set(PHRASES) - finished
+    assert {entry.n for entry in from_json_lines((out / "small.jsonl").read_text())} == {2, 6}
+
+
+def test_fresh_starts_again_and_resume_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "log"
+    monkeypatch.setenv("SMALL_SUITE_LOG", str(log))
+    run("small", "--out", str(tmp_path), "--no-plots")
+    log.unlink()
+    run("small", "--out", str(tmp_path), "--no-plots")
+    assert not log.exists()
+    run("small", "--out", str(tmp_path), "--no-plots", "--quick")
+    assert log.exists(), "a quick run does not use a full run's records"
+    log.unlink()
+    run("small", "--out", str(tmp_path), "--no-plots", "--fresh")
+    assert log.exists()
+
+
+def test_more_repeats_are_added_to_those_that_are_there(tmp_path: Path) -> None:
+    run("small", "--out", str(tmp_path), "--no-plots")
+    before = records_of(tmp_path)
+    run("small", "--out", str(tmp_path), "--no-plots", "--repeats", "5")
+    after = records_of(tmp_path)
+    assert after[: len(before)] == before
+    assert len(after) == RUNS * 5 // REPEATS
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["smal"], "did you mean small"),
+        (["tokens"], "this version has small"),
+        (["small", "--repeats", "0"], "--repeats"),
+        (["small", "--threads", "0"], "--threads"),
+        (["small", "--device", "abacus"], "--device"),
+        (["small", "--data", "/no/such/folder"], "--data"),
+        (["small", "--out", "/proc/none"], "--out"),
+    ],
+)
+def test_what_cannot_be_used_is_named(words: list[str], message: str) -> None:
+    with pytest.raises(SpecragError, match=message) as caught:
+        run(*words)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_built_in_suites_are_those_that_exist() -> None:
+    suites = built_in_suites()
+    assert set(suites.names) <= set(NAMES)
+    for name in suites.names:
+        assert suites.get(name).name == name
+    with pytest.raises(InputError, match="this version has"):
+        suites.get("zzz")
+
+
+def git(folder: Path, *words: str) -> None:
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false"]
+    subprocess.run(["git", "-C", str(folder), *identity, *words], check=True, capture_output=True)
+
+
+def test_the_version_changes_when_the_package_does_and_only_then(tmp_path: Path) -> None:
+    package = tmp_path / "src" / "tool"
+    package.mkdir(parents=True)
+    source = package / "a.py"
+    source.write_text("x = 1\n")
+    assert "+" not in code_version(package), "no checkout: the release alone"
+    git(tmp_path, "init")
+    before_any_commit = code_version(package)
+    assert "dirty" in before_any_commit
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-m", "first")
+    clean = code_version(package)
+    assert "dirty" not in clean
+    (tmp_path / "notes.md").write_text("words")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-m", "documents")
+    assert code_version(package) == clean
+    source.write_text("x = 2\n")
+    dirty = code_version(package)
+    assert dirty.startswith(f"{clean}.dirty")
+    (package / "b.py").write_text("")
+    assert code_version(package) not in (clean, dirty)
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-m", "second")
+    assert code_version(package) not in (clean, dirty)
