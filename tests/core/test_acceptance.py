@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 import specrag.speculation.decode as loop
 from specrag.engine.executor import run
+from specrag.engine.passes import Coroutine
 from specrag.engine.sampling import SamplingParams, warp
+from specrag.engine.session import Session
 from specrag.engine.stopping import StopConditions
 from specrag.models.toy import ToyModel
 from specrag.speculation.acceptance import matching
@@ -71,9 +73,9 @@ def target_probs(model: ToyModel, params: SamplingParams, tokens: Sequence[int])
     return warp(model.logits(tokens), params).dense(model.vocab_size)
 
 
-def plain_law(model: ToyModel, params: SamplingParams, prompt: list[int]) -> Law:
+def plain_law(model: ToyModel, params: SamplingParams, prompt: list[int], count: int = TOKENS) -> Law:
     law: Law = {(): 1.0}
-    for _ in range(TOKENS):
+    for _ in range(count):
         longer: Law = defaultdict(float)
         for tokens, weight in law.items():
             for token, prob in enumerate(target_probs(model, params, [*prompt, *tokens])):
@@ -83,18 +85,26 @@ def plain_law(model: ToyModel, params: SamplingParams, prompt: list[int]) -> Law
     return law
 
 
-def tree_after(seed: int, tokens: Sequence[int], vocab_size: int) -> DraftTree:
+def tree_after(seed: int, tokens: Sequence[int], nodes: int, vocab_size: int) -> DraftTree:
     """A drafter that is a function of the context: the same tree after the same tokens."""
     rng = random.Random(f"{seed}{list(tokens)}")
-    return random_tree(rng, rng.randint(0, 6), vocab_size)
+    return random_tree(rng, rng.randint(0, nodes), vocab_size)
 
 
-def speculative_law(model: ToyModel, params: SamplingParams, prompt: list[int], seed: int, rule: Rule) -> Law:
+def speculative_law(
+    model: ToyModel,
+    params: SamplingParams,
+    prompt: list[int],
+    seed: int,
+    rule: Rule,
+    count: int = TOKENS,
+    nodes: int = 6,
+) -> Law:
     def play(dice: Dice) -> tuple[int, ...]:
         output: list[int] = []
-        while len(output) < TOKENS:
+        while len(output) < count:
             context = [*prompt, *output]
-            tree = tree_after(seed, context, model.vocab_size)
+            tree = tree_after(seed, context, nodes, model.vocab_size)
 
             def probs(node: int, context: list[int] = context, tree: DraftTree = tree) -> np.ndarray:
                 path: list[int] = []
@@ -106,7 +116,7 @@ def speculative_law(model: ToyModel, params: SamplingParams, prompt: list[int], 
             verdict = rule(tree, lambda node: dice.throw(probs(node)), lambda node, token: float(probs(node)[token]))
             assert verdict.bonus is not None
             output += [*(tree.tokens[node] for node in verdict.path), verdict.bonus]
-        return tuple(output[:TOKENS])
+        return tuple(output[:count])
 
     return outcomes(play)
 
@@ -167,12 +177,26 @@ def test_matching_keeps_the_law(name: str, table: int, guesses: int) -> None:
 
 @pytest.mark.parametrize("rule", [by_probability, by_redrawing])
 def test_the_check_sees_a_wrong_rule(rule: Rule) -> None:
+    """One token behind small trees, as the draws of a wrong rule are many more."""
     model = ToyModel(vocab_size=5, order=2, scale=1.0, seed=1)
     params = PARAMS["plain"]
-    expected = plain_law(model, params, [1, 2])
-    got = speculative_law(model, params, [1, 2], 3, rule)
-    assert sum(got.values()) == pytest.approx(1)
-    assert distance(got, expected) > 1e-3
+    expected = plain_law(model, params, [1, 2], count=1)
+    errors = []
+    for seed in range(6):
+        right = speculative_law(model, params, [1, 2], seed, by_matching, count=1, nodes=3)
+        assert distance(right, expected) < 1e-9
+        wrong = speculative_law(model, params, [1, 2], seed, rule, count=1, nodes=3)
+        assert sum(wrong.values()) == pytest.approx(1)
+        errors.append(distance(wrong, expected))
+    assert max(errors) > 0.05
+
+
+class ContextDrafter(RandomDrafter):
+    """The same tree after the same tokens, and never an empty one."""
+
+    def propose(self, session: Session, budget: int) -> Coroutine[DraftTree]:
+        yield from ()
+        return random_tree(random.Random(f"{self.seed}{session.tokens}"), budget, self.vocab_size)
 
 
 @pytest.mark.parametrize("name", ["plain", "all"])
@@ -188,9 +212,9 @@ def test_the_whole_loop_keeps_the_law(name: str, seed: int, monkeypatch: pytest.
         monkeypatch.setattr(
             loop, "choose", lambda logits, sampling, position: dice.throw(warp(logits, sampling).dense(4))
         )
-        drafter = RandomDrafter(seed, model.vocab_size)
+        drafter = ContextDrafter(seed, model.vocab_size)
         decoded = run(
-            decoding(model, [1, 2], Settings(StopConditions(TOKENS), params), drafter, Budgets([1, 2, 2]))
+            decoding(model, [1, 2], Settings(StopConditions(TOKENS), params), drafter, Budgets([2]))
         )
         accepted += sum(step.accepted for step in decoded.steps)
         return tuple(decoded.tokens)

@@ -101,9 +101,7 @@ Model = Annotated[
         rich_help_panel=_PANEL,
     ),
 ]
-Dtype = Annotated[
-    str, typer.Option(metavar="TYPE", help="fp32, bf16, fp16 or int8.", rich_help_panel=_PANEL)
-]
+Dtype = Annotated[str, typer.Option(metavar="TYPE", help="fp32, bf16, fp16 or int8.", rich_help_panel=_PANEL)]
 Device = Annotated[
     str | None,
     typer.Option(

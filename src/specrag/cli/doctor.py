@@ -77,6 +77,7 @@ class Report:
 
     Attributes:
         models: name to bytes on disk, of the models that have been pulled.
+        speeds: tokens per second of plain decoding with the small model, by type and device.
     """
 
     versions: Mapping[str, str]
@@ -84,6 +85,7 @@ class Report:
     home: Home
     models: Mapping[str, int]
     checks: tuple[Check, ...]
+    speeds: Mapping[str, float]
 
     @property
     def failed(self) -> int:
@@ -131,28 +133,28 @@ def doctor(
 
 def examine() -> Report:
     """Look at the machine and run the self-test; half a minute on a slow machine."""
+    from specrag.cli.selftest import Check, measure_speeds, run_checks
     from specrag.models import catalog
 
     models = {model.name: model.bytes for model in catalog.list_models() if model.pulled}
     hardware = _hardware()
     home = _home()
-    checks = [_check_home(home), *(_check_files(name) for name in models), *_self_test(_MODEL in models, hardware)]
+    checks = [_check_home(home), *(_check_files(name) for name in models)]
+    speeds: dict[str, float] = {}
+    if _MODEL in models:
+        devices = ("cpu", *(f"cuda:{number}" for number in range(len(hardware.gpus))))
+        checks += run_checks(_MODEL, devices)
+        speeds = measure_speeds(_MODEL, devices)
+    else:
+        checks.append(Check("self-test", "skipped", f"it needs {_MODEL}: run `specrag doctor --pull`"))
     return Report(
         versions={"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES},
         hardware=hardware,
         home=home,
         models=models,
         checks=tuple(checks),
+        speeds=speeds,
     )
-
-
-def _self_test(pulled: bool, hardware: Hardware) -> list[Check]:
-    from specrag.cli.selftest import Check, run_checks
-
-    if not pulled:
-        remedy = f"{_MODEL} has not been pulled: run `specrag doctor --pull`"
-        return [Check("self-test", "skipped", remedy)]
-    return list(run_checks(_MODEL, ("cpu", *(f"cuda:{number}" for number in range(len(hardware.gpus))))))
 
 
 def _check_home(home: Home) -> Check:
@@ -250,13 +252,15 @@ def render(report: Report) -> Group:
         "GPUs": "; ".join(hardware.gpus) or "none",
         "memory": f"{_gigabytes(hardware.memory_bytes)}, {_gigabytes(hardware.free_bytes)} free",
     }
-    models = {name: _gigabytes(size) for name, size in report.models.items()} or {"none": "specrag models pull NAME"}
+    models = {name: _gigabytes(size) for name, size in report.models.items()}
+    speeds = {where: f"{speed:.1f} tokens/s" for where, speed in report.speeds.items()}
     colour = "red" if report.failed else "yellow" if report.skipped else "green"
     return Group(
         _section("Versions", report.versions),
         _section("Machine", machine),
         _section("Models", {"kept in": home.path, "disk": f"{_gigabytes(home.free_bytes)} free"} | models),
         _checks(report.checks),
+        _section(f"Plain decoding with {_MODEL}", speeds or {"not measured": "the model is not here"}),
         Text(f"\n{report.verdict}", style=f"bold {colour}"),
     )
 
@@ -264,7 +268,14 @@ def render(report: Report) -> Group:
 def _table(title: str) -> Table:
     from rich.table import Table
 
-    return Table(box=None, show_header=False, pad_edge=False, title=f"\n{title}", title_justify="left", title_style="bold")
+    return Table(
+        box=None,
+        show_header=False,
+        pad_edge=False,
+        title=f"\n{title}",
+        title_justify="left",
+        title_style="bold cyan",
+    )
 
 
 def _section(title: str, lines: Mapping[str, str]) -> Table:
@@ -277,7 +288,7 @@ def _section(title: str, lines: Mapping[str, str]) -> Table:
 
 
 def _checks(checks: tuple[Check, ...]) -> Table:
-    marks = {"passed": "[green]✓[/]", "failed": "[red]✗[/]", "skipped": "[yellow]–[/]"}
+    marks = {"passed": "[green]✓[/]", "failed": "[red]✗[/]", "skipped": "[yellow]-[/]"}
     table = _table("Checks")
     table.add_column(no_wrap=True)
     table.add_column()

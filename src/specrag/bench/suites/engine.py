@@ -1,0 +1,281 @@
+"""``specrag bench engine``: plain decoding against transformers, and what a pass costs.
+
+No method is faster than its baseline is good, so this suite comes first. It measures decoding behind short and
+long contexts, one pass by rows and context beside the least time that the machine allows it, requests at once,
+prefill, forks, memory, and what 8-bit weights cost in perplexity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from specrag.bench.bounds import DecoderShape, decoder_work, pass_floor
+from specrag.bench.data import load_text, token_prompts
+from specrag.bench.interleave import Row, Trial
+from specrag.bench.machine import Rates, measure_rates
+from specrag.bench.measurement import Extra, Measurement
+from specrag.bench.plots import Axis, Series, line_plot
+from specrag.bench.suite import BenchContext
+from specrag.bench.suites.engine_subjects import Engine, Ours, Transformers
+from specrag.bench.summary import Summary
+
+PLAIN, INT8, INVARIANT, TRANSFORMERS = "plain", "plain+int8", "plain+invariant", "transformers"
+PACKED = "plain+packed"
+
+#: Variants of our engine: dtype, batch-invariant.
+_OURS = {PLAIN: ("bf16", False), INT8: ("int8", False), INVARIANT: ("bf16", True)}
+_PASS_ROWS = (1, 2, 4, 8, 16, 32, 64)
+_NEW_TOKENS = 32
+
+
+
+class EngineSuite:
+    """Plain decoding and its parts."""
+
+    name = "engine"
+    summary = (
+        "Plain decoding of this engine against transformers' own `generate`, and the cost of one pass by rows and "
+        "context. `plain` is bf16; `+int8` has 8-bit linear layers; `+invariant` gives every row the same bits "
+        "whatever else is in its pass. Floors are the bytes to read and the operations to do at the bandwidth and "
+        "rate measured in the same run."
+    )
+
+    def run(self, context: BenchContext) -> Iterator[Measurement]:
+        engines = Engines(context)
+        lengths = (100, 1000) if context.quick else (100, 1000, 4000, 7500)
+        yield from self._decoding(context, engines, lengths)
+        yield from self._passes(context, engines, lengths)
+        yield from self._requests(context, engines)
+        yield from self._prefill(context, engines, lengths)
+        yield from self._forks(context, engines, lengths)
+        yield from self._perplexity(context, engines)
+
+    def _decoding(
+        self, context: BenchContext, engines: Engines, lengths: Sequence[int]
+    ) -> Iterator[Measurement]:
+        methods = (PLAIN, INT8, TRANSFORMERS) if context.quick else (PLAIN, INT8, INVARIANT, TRANSFORMERS)
+        new = 16 if context.quick else _NEW_TOKENS
+
+        def prepare(length: int) -> Mapping[str, Trial]:
+            prompt = _prompt(context, engines, length)
+            return {name: engines.get(name).decoding(prompt, new) for name in methods}
+
+        rows = [_row("decode/behind", length, methods, prepare) for length in lengths]
+        records = context.measure("decoding", rows, context.plan(3 if context.quick else 7))
+        yield from context.summarise(
+            records, baselines=[TRANSFORMERS, PLAIN], dtype="bf16", overall=False, extra=_weights
+        )
+
+    def _passes(
+        self, context: BenchContext, engines: Engines, lengths: Sequence[int]
+    ) -> Iterator[Measurement]:
+        methods = (PLAIN, INT8, TRANSFORMERS)
+        counts = (1, 16) if context.quick else _PASS_ROWS
+        rates = measure_rates(context.device)
+
+        def prepare(length: int, count: int) -> Mapping[str, Trial]:
+            tokens = _prompt(context, engines, length + count)
+            return {name: engines.get(name).passing(tokens[:length], tokens[length:]) for name in methods}
+
+        for length in lengths:
+            rows = [
+                Row(
+                    name=str(count),
+                    task=f"pass behind {length}/rows {count}",
+                    methods=methods,
+                    prepare=lambda length=length, count=count: prepare(length, count),  # type: ignore[misc]
+                )
+                for count in counts
+            ]
+            records = context.measure(f"passes behind {length}", rows, context.plan(5 if context.quick else 11))
+            yield from context.summarise(
+                records,
+                baselines=[TRANSFORMERS],
+                dtype="bf16",
+                overall=False,
+                extra=lambda summary, length=length: {  # type: ignore[misc]
+                    **_weights(summary),
+                    **_floor(summary, engines.ours(PLAIN).shape, length, rates),
+                },
+            )
+
+    def _requests(self, context: BenchContext, engines: Engines) -> Iterator[Measurement]:
+        methods = (PLAIN, PACKED)
+        new = 16 if context.quick else _NEW_TOKENS
+
+        def prepare(count: int) -> Mapping[str, Trial]:
+            encode = engines.ours(PLAIN).encode
+            prompts = token_prompts(load_text(context.data), encode, length=100, count=count)
+            ours = engines.ours(PLAIN)
+            return {PLAIN: ours.requests(prompts, new, packed=False), PACKED: ours.requests(prompts, new, packed=True)}
+
+        counts = (8,) if context.quick else (2, 4, 8, 16)
+        rows = [_row("requests/at once", count, methods, prepare) for count in counts]
+        records = context.measure("requests", rows, context.plan(2 if context.quick else 5))
+        yield from context.summarise(records, baselines=[PLAIN], dtype="bf16", overall=False)
+
+    def _prefill(
+        self, context: BenchContext, engines: Engines, lengths: Sequence[int]
+    ) -> Iterator[Measurement]:
+        methods = (PLAIN, INT8, TRANSFORMERS)
+
+        def prepare(length: int) -> Mapping[str, Trial]:
+            prompt = _prompt(context, engines, length)
+            return {name: engines.get(name).prefilling(prompt) for name in methods}
+
+        rows = [_row("prefill/tokens", length, methods, prepare) for length in lengths]
+        plan = context.plan(2 if context.quick else 3, warm_each_row=False)
+        records = context.measure("prefill", rows, plan)
+        yield from context.summarise(
+            records, baselines=[TRANSFORMERS], dtype="bf16", overall=False, extra=_weights
+        )
+
+    def _forks(self, context: BenchContext, engines: Engines, lengths: Sequence[int]) -> Iterator[Measurement]:
+        def prepare(length: int) -> Mapping[str, Trial]:
+            ours = engines.ours(PLAIN)
+            return {PLAIN: ours.forking(_prompt(context, engines, length))}
+
+        rows = [_row("fork and memory/behind", length, (PLAIN,), prepare) for length in lengths]
+        records = context.measure("forks", rows, context.plan(3))
+        yield from context.summarise(records, baselines=[PLAIN], dtype="bf16", overall=False)
+
+    def _perplexity(self, context: BenchContext, engines: Engines) -> Iterator[Measurement]:
+        methods = (PLAIN, INT8)
+
+        def prepare(length: int) -> Mapping[str, Trial]:
+            encode = engines.ours(PLAIN).encode
+            windows = token_prompts(
+                load_text(context.data), encode, length=length, count=2 if context.quick else 24
+            )
+            return {name: engines.ours(name).perplexity(windows) for name in methods}
+
+        rows = [_row("perplexity/window", 256 if context.quick else 1024, methods, prepare)]
+        records = context.measure("perplexity", rows, context.plan(1, warmups=0))
+        yield from context.summarise(
+            records, baselines=[PLAIN], dtype="bf16", overall=False, extra=_weights
+        )
+
+    def pictures(self, measurements: Sequence[Measurement], folder: Path) -> Sequence[Path]:
+        """Milliseconds of a pass over rows, a picture for each context; milliseconds a token over the context."""
+        made = []
+        sections = sorted(
+            {entry.task.split("/")[0] for entry in measurements if entry.task.startswith("pass behind")},
+            key=lambda section: int(section.split()[-1]),
+        )
+        for section in sections:
+            series = [
+                _series(measurements, method, f"{section}/rows ", "milliseconds")
+                for method in (TRANSFORMERS, PLAIN, INT8)
+            ]
+            series.append(_series(measurements, PLAIN, f"{section}/rows ", "floor_ms", label="floor, bf16"))
+            made.append(
+                line_plot(
+                    folder / f"engine-{section.replace(' ', '-')}.png",
+                    [entry for entry in series if entry is not None],
+                    title=f"One pass {section.removeprefix('pass ')} tokens",
+                    x=Axis(label="new rows", log=True),
+                    y=Axis(label="milliseconds"),
+                )
+            )
+        decoding = [
+            _series(measurements, method, "decode/behind ", "milliseconds_a_token")
+            for method in (TRANSFORMERS, PLAIN, INT8, INVARIANT)
+        ]
+        if any(decoding):
+            made.append(
+                line_plot(
+                    folder / "engine-decode.png",
+                    [entry for entry in decoding if entry is not None],
+                    title="Plain decoding",
+                    x=Axis(label="tokens of context", log=True),
+                    y=Axis(label="milliseconds a token"),
+                )
+            )
+        return made
+
+
+
+
+
+class Engines:
+    """Each engine, loaded when it is first needed: a run that only resumes loads nothing."""
+
+    def __init__(self, context: BenchContext) -> None:
+        self._context = context
+        self._loaded: dict[str, Ours] = {}
+        self._transformers: Transformers | None = None
+
+    def ours(self, name: str) -> Ours:
+        """A variant of this engine, by its method name."""
+        if name not in self._loaded:
+            dtype, invariant = _OURS[name]
+            self._loaded[name] = Ours(
+                self._context.model, dtype, self._context.device, batch_invariant=invariant
+            )
+        return self._loaded[name]
+
+    def get(self, name: str) -> Engine:
+        """Any engine, by its method name."""
+        if name != TRANSFORMERS:
+            return self.ours(name)
+        if self._transformers is None:
+            self._transformers = Transformers(self._context.model, self._context.device)
+        return self._transformers
+
+
+def suite() -> EngineSuite:
+    """The suite, for the registry."""
+    return EngineSuite()
+
+
+def _row(task: str, number: int, methods: tuple[str, ...], prepare: Callable[[int], Mapping[str, Trial]]) -> Row:
+    return Row(name=str(number), task=f"{task} {number}", methods=methods, prepare=lambda: prepare(number))
+
+
+def _prompt(context: BenchContext, engines: Engines, length: int) -> list[int]:
+    return token_prompts(load_text(context.data), engines.ours(PLAIN).encode, length=length, count=1)[0]
+
+
+def _weights(summary: Summary) -> Mapping[str, Extra]:
+    figures: dict[str, Extra] = {"weights": "int8" if INT8 in summary.method else "bf16"}
+    if summary.tokens_per_second:
+        figures["milliseconds_a_token"] = 1000 / summary.tokens_per_second
+    return figures
+
+
+def _floor(summary: Summary, shape: DecoderShape, length: int, rates: Rates) -> Mapping[str, Extra]:
+    """The least time of this pass on this machine, and the share of it that was reached."""
+    int8 = INT8 in summary.method
+    rate = rates.int8_gop_s if int8 else rates.bf16_gflop_s
+    milliseconds = summary.extra.get("milliseconds")
+    if rate is None or not isinstance(milliseconds, float):
+        return {}
+    work = decoder_work(
+        shape,
+        rows=int(summary.task.rsplit(" ", 1)[1]),
+        context=length,
+        weight_bytes=1.0 if int8 else 2.0,
+        cache_bytes=2.0,
+    )
+    floor = pass_floor(work, read_gb_s=rates.read_gb_s, rate_gop_s=rate)
+    return {
+        "floor_ms": 1000 * floor.seconds,
+        "floor_by": floor.bound_by,
+        "floor_share": 1000 * floor.seconds / milliseconds,
+    }
+
+
+def _series(
+    measurements: Sequence[Measurement], method: str, prefix: str, figure: str, *, label: str | None = None
+) -> Series | None:
+    points: dict[float, float] = {}
+    for entry in measurements:
+        value = entry.extra.get(figure)
+        if entry.method == method and entry.task.startswith(prefix) and isinstance(value, int | float):
+            points[float(entry.task.removeprefix(prefix))] = float(value)
+    if not points:
+        return None
+    return Series(
+        label=label or method, x=sorted(points), y=[points[x] for x in sorted(points)], reference=label is not None
+    )
