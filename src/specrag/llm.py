@@ -25,6 +25,8 @@ T = TypeVar("T")
 #: A text, a conversation of ``{"role": ..., "content": ...}``, or token ids.
 Prompt: TypeAlias = str | Sequence[Mapping[str, str]] | Sequence[int]
 
+_PROMPT_KINDS = "give a text, a list of messages, or a list of token ids"
+
 
 @dataclass(frozen=True, slots=True)
 class Timing:
@@ -159,9 +161,7 @@ class LLM:
         request = self._request(prompt, options)
         steps = [
             step
-            async for step in self.executor.astream(
-                self._finish(request), deadline=self._deadline(request)
-            )
+            async for step in self.executor.astream(self._finish(request), deadline=self._deadline(request))
         ]
         generation = steps[-1]
         assert isinstance(generation, Generation)
@@ -188,6 +188,8 @@ class LLM:
         Raises:
             InputError: the prompt is empty or of a wrong kind.
         """
+        if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
+            raise InputError("prompt", prompt, _PROMPT_KINDS)
         if not prompt:
             raise InputError("prompt", prompt, "give at least one character")
         if isinstance(prompt, str):
@@ -198,7 +200,7 @@ class LLM:
             return list(cast("Sequence[int]", prompt))
         if all(isinstance(part, Mapping) for part in prompt):
             return self.tokenizer.chat(cast("Sequence[Mapping[str, str]]", prompt))
-        raise InputError("prompt", prompt, "give a text, a list of messages, or a list of token ids")
+        raise InputError("prompt", prompt, _PROMPT_KINDS)
 
     def _request(self, prompt: Prompt, options: Options) -> _Request:
         checked = check_options(options)
@@ -242,9 +244,7 @@ class LLM:
             steps: list[Step] = []
             text = TextStream(self.tokenizer)
             # The loop's steps pass through here on their way to the caller, so that they can be summed up.
-            reason = yield from _overhear(
-                request.method(session, request.settings, text, self._clock), steps
-            )
+            reason = yield from _overhear(request.method(session, request.settings, text, self._clock), steps)
             timing = Timing(prefilled - started, self._clock() - prefilled)
             return _sum_up(request, cached, steps, reason, timing)
         finally:

@@ -1,4 +1,4 @@
-"""Values that cannot be used: one line that names field, value and remedy, from the command line and Python."""
+"""Values that cannot be used: one line with field, value and remedy, on the command line and in Python."""
 
 from __future__ import annotations
 
@@ -60,7 +60,9 @@ def _assert_one_line(result: Result, code: int, named: tuple[str, ...]) -> None:
     assert [part for part in named if part not in result.err] == [], result.err
 
 
-@pytest.mark.parametrize(("words", "code", "named"), REFUSED_BEFORE_LOADING, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(
+    ("words", "code", "named"), REFUSED_BEFORE_LOADING, ids=lambda value: str(value)[:40]
+)
 def test_refused_on_the_command_line(words: tuple[str, ...], code: int, named: tuple[str, ...]) -> None:
     _assert_one_line(specrag("generate", "Hello", *words), code, named)
 
@@ -80,13 +82,11 @@ def test_values_are_refused_before_the_model_is_touched(tmp_path: Path) -> None:
     assert not home.exists()
 
 
-def test_no_prompt() -> None:
-    _assert_one_line(specrag("generate"), 1, ("prompt", "''", "at least one character"))
-    _assert_one_line(specrag("generate", stdin=b" \n"), 1, ("prompt", "at least one character"))
-
-
 def test_empty_prompt() -> None:
-    _assert_one_line(specrag("generate", ""), 1, ("prompt", "''", "at least one character"))
+    named = ("prompt", "''", "at least one character")
+    _assert_one_line(specrag("generate", ""), 1, named)
+    _assert_one_line(specrag("generate"), 1, named)  # read from standard input
+    _assert_one_line(specrag("generate", stdin=b" \n"), 1, ("prompt", "' '", "at least one character"))
 
 
 def test_prompt_that_is_no_text(tmp_path: Path) -> None:
@@ -133,7 +133,9 @@ def test_bias_of_an_unknown_token(words: tuple[str, ...], tiny: Path, home: str)
 
 def test_adapter_that_is_missing(tiny: Path, home: str, tmp_path: Path) -> None:
     words = ("-m", str(tiny), "--adapter", str(tmp_path / "adapter"))
-    _assert_one_line(specrag("generate", "Hello", *words, SPECRAG_HOME=home), 1, ("adapter", "adapter_config"))
+    _assert_one_line(
+        specrag("generate", "Hello", *words, SPECRAG_HOME=home), 1, ("adapter", "adapter_config")
+    )
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.1, 0.5, 0.99])
@@ -154,7 +156,11 @@ def test_file_that_is_no_gguf(tmp_path: Path) -> None:
 
 
 def test_folder_without_a_model(tmp_path: Path) -> None:
-    _assert_one_line(specrag("generate", "Hello", "-m", str(tmp_path)), 1, (tmp_path.name, "config.json"))
+    _assert_one_line(
+        specrag("generate", "Hello", "-m", str(tmp_path)),
+        1,
+        (tmp_path.name, "no safetensors", "give a folder"),
+    )
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such arguments themselves")

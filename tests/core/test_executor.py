@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -57,9 +58,12 @@ def truth(model: ToyModel, prompt: Sequence[int], steps: int) -> list[int]:
 def executor() -> Iterator[Executor]:
     executor = Executor()
     yield executor
+    executor.close()
+    give_up = time.monotonic() + SOON
+    while executor._tasks and time.monotonic() < give_up:  # another thread may be about to strike them off
+        time.sleep(0.001)
     assert executor._tasks == []
     assert not executor._arrived
-    executor.close()
 
 
 # --- packing -------------------------------------------------------------------------------------------------

@@ -13,6 +13,8 @@ from specrag.errors import InputError
 
 STDIN = "-"
 
+_NO_UTF8 = "it is no text in UTF-8; convert it first"
+
 
 def number(text: str) -> float:
     """A number of the command line; its range is checked where it is used."""
@@ -57,18 +59,19 @@ def read_prompt(prompt: str | None, file: str | None, *, raw: bool) -> str:
     if prompt is not None and file is not None:
         raise InputError("--file", file, "give a prompt or a file, not both")
     if prompt is not None:
-        _check_text("prompt", prompt)
-        return prompt
+        try:
+            prompt.encode()
+        except UnicodeEncodeError:  # bytes of the command line that are no UTF-8
+            raise InputError("prompt", prompt, _NO_UTF8) from None
+        return _checked("prompt", prompt)
     if file is None and sys.stdin.isatty():
         raise InputError("prompt", None, "give a text, a file with --file, or pipe it to standard input")
     field, data = _read(file)
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise InputError(field, file or STDIN, "it is no text in UTF-8; convert it first") from None
-    if not text.strip():
-        raise InputError(field, text, "it holds no text; give at least one character")
-    return text if raw else text.removesuffix("\n").removesuffix("\r")
+        raise InputError(field, file or STDIN, _NO_UTF8) from None
+    return _checked(field, text if raw else text.removesuffix("\n").removesuffix("\r"))
 
 
 def _read(file: str | None) -> tuple[str, bytes]:
@@ -82,11 +85,10 @@ def _read(file: str | None) -> tuple[str, bytes]:
         raise InputError("--file", file, f"{reason}; give a text file that can be read, or -") from error
 
 
-def _check_text(field: str, text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # bytes of the command line that are no UTF-8
-        raise InputError(field, text, "it is no text in UTF-8; convert it first") from None
+def _checked(field: str, text: str) -> str:
+    if not text.strip():
+        raise InputError(field, text, "it holds no text; give at least one character")
+    return text
 
 
 _PANEL = "Model"

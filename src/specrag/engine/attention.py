@@ -18,8 +18,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from specrag.engine.kv import ROW_UNIT, Extent, KeyValueCache
+from specrag.engine.bundle import Bundle
+from specrag.engine.kv import ROW_UNIT, Extent
 from specrag.engine.passes import Segment
+from specrag.engine.segment_plan import SegmentPlan
 
 #: Rows of one attention product; bounds the score matrix to ROWS * keys * heads numbers.
 BLOCK_ROWS = 128
@@ -39,35 +41,6 @@ class _SharedExtent:
     members: list[slice] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class _SegmentPlan:
-    rows: slice
-    own: Extent
-    offset: int  # row of the own extent where this segment's first row is written
-    base: int  # position of the own extent's first row
-    keys: int  # rows of the own extent that are read: a multiple of ROW_UNIT
-    runs: list[tuple[Extent, int]]
-    shared: list[tuple[int, slice]]  # (index into AttentionPlan.shared, rows within it) for each run
-    ancestors: np.ndarray | None  # bool [rows, rows]; None for a chain
-    depths: list[int]
-    mask: torch.Tensor | None = None
-    folded_mask: torch.Tensor | None = None
-    windowed: dict[int, list[torch.Tensor]] = field(default_factory=dict)
-
-
-def ancestor_matrix(parents: Sequence[int]) -> np.ndarray:
-    """Which rows a row sees: bool ``[rows, rows]``, itself and its ancestors."""
-    count = len(parents)
-    sees = np.zeros((count, count), dtype=bool)
-    for row, parent in enumerate(parents):
-        if parent >= 0:
-            sees[row] = sees[parent]
-        sees[row, row] = True
-    return sees
-
-
-
-
 class AttentionPlan:
     """Everything about a pass's attention that is the same in every layer.
 
@@ -82,24 +55,25 @@ class AttentionPlan:
         self.group = group
         self.invariant = invariant
         self.shared: list[_SharedExtent] = []
-        self.segments: list[_SegmentPlan] = []
+        self.segments: list[SegmentPlan] = []
+        # For each segment that reads shared extents: which of them, and its rows in their products.
+        self._reads: dict[int, list[tuple[int, slice]]] = {}
+        self._bundles: dict[int, Bundle] = {}
         first = 0
         for segment in segments:
-            self.segments.append(self._plan(segment, first))
+            self.segments.append(SegmentPlan.of(segment, first))
             first += len(segment.tokens)
         self.rows = first
         self._find_shared()
-        self.positions = [
-            plan.base + plan.offset + depth for plan in self.segments for depth in plan.depths
-        ]
+        self._find_bundles()
+        self.positions = [position for plan in self.segments for position in plan.positions]
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Write the pass's keys and values, ``[rows, kv_heads, head_dim]`` each, behind their sessions."""
+        fresh = torch.stack([keys, values]).transpose(1, 2)  # [2, kv_heads, rows, head_dim]
         for plan in self.segments:
-            count = plan.rows.stop - plan.rows.start
-            target = plan.own.layers[layer][:, :, plan.offset : plan.offset + count]
-            target[0] = keys[plan.rows].transpose(0, 1)
-            target[1] = values[plan.rows].transpose(0, 1)
+            end = plan.offset + plan.count
+            plan.own.layers[layer][:, :, plan.offset : end] = fresh[:, :, plan.rows]
 
     def attend(
         self, layer: int, queries: torch.Tensor, *, window: int | None = None, softcap: float | None = None
@@ -116,19 +90,28 @@ class AttentionPlan:
             ``[kv_heads, rows * group, head_dim]``.
         """
         shared_scores = [
-            _scores(self._gather(queries, item.members), item.extent.layers[layer][0, :, : item.rows], softcap)
+            _scores(
+                self._gather(queries, item.members), item.extent.layers[layer][0, :, : item.rows], softcap
+            )
             for item in self.shared
         ]
         shared_weights: list[list[torch.Tensor]] = [[] for _ in self.shared]
+        bundled = window is None and softcap is None
         out = []
         for plan in self.segments:
+            bundle = self._bundles.get(id(plan)) if bundled else None
+            if bundle is not None:
+                out.append(bundle.attend(plan, layer, queries))
+                continue
             own = self._fold(queries, plan.rows)
             if plan.ancestors is not None and self.invariant:
                 out.append(self._attend_paths(plan, layer, own, window, softcap))
             elif not plan.runs:
                 out.append(self._attend_own(plan, layer, own, window, softcap))
             else:
-                out.append(self._attend_chain(plan, layer, own, shared_scores, shared_weights, window, softcap))
+                out.append(
+                    self._attend_chain(plan, layer, own, shared_scores, shared_weights, window, softcap)
+                )
         result = out[0] if len(out) == 1 else torch.cat(out, dim=1)
         for item, weights in zip(self.shared, shared_weights, strict=True):
             values = item.extent.layers[layer][1, :, : item.rows]
@@ -143,28 +126,9 @@ class AttentionPlan:
 
     # -- planning -------------------------------------------------------------------------------------------
 
-    def _plan(self, segment: Segment, first: int) -> _SegmentPlan:
-        cache: KeyValueCache = segment.cache
-        count = len(segment.tokens)
-        own = cache.prepare(count)
-        base = cache.base
-        offset = cache.length - base
-        keys = -(-(offset + count) // ROW_UNIT) * ROW_UNIT
-        return _SegmentPlan(
-            rows=slice(first, first + count),
-            own=own,
-            offset=offset,
-            base=base,
-            keys=keys,
-            runs=[(run.extent, run.rows) for run in cache.runs],
-            shared=[],
-            ancestors=None if segment.parents is None else ancestor_matrix(segment.parents),
-            depths=segment.depths(),
-        )
-
     def _find_shared(self) -> None:
         """Join the reads of extents that several segments read to the same row."""
-        readers: dict[tuple[int, int], list[_SegmentPlan]] = {}
+        readers: dict[tuple[int, int], list[SegmentPlan]] = {}
         for plan in self.segments:
             for extent, rows in plan.runs:
                 readers.setdefault((id(extent), rows), []).append(plan)
@@ -181,26 +145,36 @@ class AttentionPlan:
                     if member is plan.rows:
                         break
                     start += member.stop - member.start
-                count = plan.rows.stop - plan.rows.start
-                plan.shared.append((number, slice(start * self.group, (start + count) * self.group)))
+                count = plan.count
+                rows_within = slice(start * self.group, (start + count) * self.group)
+                self._reads.setdefault(id(plan), []).append((number, rows_within))
+
+    def _find_bundles(self) -> None:
+        """Group the sessions of one row and few keys by the number of keys."""
+        alike: dict[int, list[SegmentPlan]] = {}
+        for plan in self.segments:
+            if self._is_small(plan) and plan.count == 1 and not plan.runs:
+                alike.setdefault(plan.keys, []).append(plan)
+        for plans in alike.values():
+            if len(plans) > 1:
+                self._bundles.update(dict.fromkeys(map(id, plans), Bundle(plans, self.group)))
 
     # -- one segment ----------------------------------------------------------------------------------------
 
     def _attend_own(
-        self, plan: _SegmentPlan, layer: int, queries: torch.Tensor, window: int | None, softcap: float | None
+        self, plan: SegmentPlan, layer: int, queries: torch.Tensor, window: int | None, softcap: float | None
     ) -> torch.Tensor:
         """A session whose keys all lie in its own extent."""
         keys, values = plan.own.layers[layer][:, :, : plan.keys].unbind(0)
-        count = plan.rows.stop - plan.rows.start
+        count = plan.count
         if self._is_small(plan) and window is None and softcap is None:
-            if plan.folded_mask is None:
-                plan.folded_mask = self._folded_mask(plan, queries)
+            mask = plan.folded_mask(self.group, queries.dtype, queries.device)
             return F.scaled_dot_product_attention(
-                queries[None], keys[None], values[None], attn_mask=plan.folded_mask, scale=1.0
+                queries[None], keys[None], values[None], attn_mask=mask, scale=1.0
             )[0]
         if count <= BLOCK_ROWS:
             scores = _scores(queries, keys, softcap)
-            self._mask(scores, plan, window, slice(0, count))
+            plan.hide(scores, self.group, window, slice(0, count))
             return torch.bmm(torch.softmax(scores, dim=-1), values)
         blocks = []
         for start in range(0, count, BLOCK_ROWS):
@@ -211,13 +185,13 @@ class AttentionPlan:
                 seen = -(-(plan.offset + rows.stop) // ROW_UNIT) * ROW_UNIT
             block = queries[:, rows.start * self.group : rows.stop * self.group]
             scores = _scores(block, keys[:, :seen], softcap)
-            self._mask(scores, plan, window, rows)
+            plan.hide(scores, self.group, window, rows)
             blocks.append(torch.bmm(torch.softmax(scores, dim=-1), values[:, :seen]))
         return torch.cat(blocks, dim=1)
 
     def _attend_chain(
         self,
-        plan: _SegmentPlan,
+        plan: SegmentPlan,
         layer: int,
         queries: torch.Tensor,
         shared_scores: list[torch.Tensor],
@@ -228,24 +202,24 @@ class AttentionPlan:
         """A session that reads shared extents before its own: one softmax over all of them."""
         keys, values = plan.own.layers[layer][:, :, : plan.keys].unbind(0)
         own = _scores(queries, keys, softcap)
-        rows = slice(0, plan.rows.stop - plan.rows.start)
-        self._mask(own, plan, window, rows)
-        parts = [shared_scores[number][:, rows] for number, rows in plan.shared]
+        rows = slice(0, plan.count)
+        plan.hide(own, self.group, window, rows)
+        parts = [shared_scores[number][:, rows] for number, rows in self._reads[id(plan)]]
         if window is not None:
-            masks = self._windows(plan, window)
+            masks = plan.windows(window)
             parts = [
                 (part.unflatten(1, (-1, self.group)) + mask[:, None]).flatten(1, 2)
                 for part, mask in zip(parts, masks, strict=False)
             ]
         weights = torch.softmax(torch.cat([*parts, own], dim=-1), dim=-1)
         start = 0
-        for (number, _), part in zip(plan.shared, parts, strict=True):
+        for (number, _), part in zip(self._reads[id(plan)], parts, strict=True):
             shared_weights[number].append(weights[..., start : start + part.shape[-1]])
             start += part.shape[-1]
         return torch.bmm(weights[..., start:], values)
 
     def _attend_paths(
-        self, plan: _SegmentPlan, layer: int, queries: torch.Tensor, window: int | None, softcap: float | None
+        self, plan: SegmentPlan, layer: int, queries: torch.Tensor, window: int | None, softcap: float | None
     ) -> torch.Tensor:
         """Tree rows with the bits of plain decoding: each path in turn, as if it were the committed chain.
 
@@ -253,7 +227,7 @@ class AttentionPlan:
         are put back where they were afterwards.
         """
         assert plan.ancestors is not None
-        count = plan.rows.stop - plan.rows.start
+        count = plan.count
         buffer = plan.own.layers[layer]
         window_rows = buffer[:, :, plan.offset : plan.offset + count]
         original = window_rows.clone()
@@ -283,72 +257,18 @@ class AttentionPlan:
         buffer[:, :, plan.offset : plan.offset + count] = original
         return out.flatten(1, 2)
 
-    def _paths(self, plan: _SegmentPlan) -> list[int]:
+    def _paths(self, plan: SegmentPlan) -> list[int]:
         """The leaves, those of the longest path first, so that few rows are computed twice."""
         assert plan.ancestors is not None
         leaves = np.flatnonzero(plan.ancestors.sum(axis=0) == 1)
         return sorted((int(leaf) for leaf in leaves), key=lambda leaf: -plan.depths[leaf])
 
-    def _is_small(self, plan: _SegmentPlan) -> bool:
+    def _is_small(self, plan: SegmentPlan) -> bool:
         """Whether torch's fused kernel is faster: where the operations' overhead outweighs their work.
 
         Its sums depend on the number of rows, so it is not used where that must not be.
         """
-        return not self.invariant and plan.keys <= SMALL_KEYS and len(plan.depths) <= SMALL_ROWS
-
-    # -- masks ----------------------------------------------------------------------------------------------
-
-    def _mask(self, scores: torch.Tensor, plan: _SegmentPlan, window: int | None, rows: slice) -> None:
-        """Hide, in place, what these rows may not see of the own extent."""
-        view = scores.unflatten(1, (-1, self.group))
-        keys = scores.shape[-1]
-        if window is not None:
-            view += self._windows(plan, window)[-1][rows, None, :keys]
-            return
-        if plan.mask is None:
-            plan.mask = self._tree_mask(plan, scores.dtype, scores.device)
-        if plan.mask.shape[-1]:
-            view[..., plan.offset :] += plan.mask[rows, None, : keys - plan.offset]
-
-    def _tree_mask(self, plan: _SegmentPlan, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """``[rows, keys - offset]``: 0 where a row sees a row of the pass, -inf elsewhere."""
-        count = plan.rows.stop - plan.rows.start
-        width = plan.keys - plan.offset
-        mask = torch.full((count, width), float("-inf"), dtype=dtype)
-        if plan.ancestors is None:
-            mask = torch.triu(mask, diagonal=1)
-        else:
-            mask[:, :count].masked_fill_(torch.from_numpy(plan.ancestors), 0.0)
-        return mask.to(device)
-
-    def _folded_mask(self, plan: _SegmentPlan, queries: torch.Tensor) -> torch.Tensor:
-        """``[rows * group, keys]`` for the fused kernel, which takes no broadcast over the group."""
-        seen = torch.zeros(len(plan.depths), plan.keys, dtype=queries.dtype, device=queries.device)
-        seen[:, plan.offset :] = self._tree_mask(plan, queries.dtype, queries.device)
-        return seen.repeat_interleave(self.group, dim=0)
-
-    def _windows(self, plan: _SegmentPlan, window: int) -> list[torch.Tensor]:
-        """Masks of a sliding window over each shared extent, then over the own one: ``[rows, keys]`` each."""
-        if window not in plan.windowed:
-            device = plan.own.layers[0].device
-            dtype = plan.own.layers[0].dtype
-            rows = torch.tensor(plan.depths) + plan.base + plan.offset
-            masks = []
-            start = 0
-            for _, length in plan.runs:
-                columns = torch.arange(start, start + length)
-                masks.append(torch.zeros(len(rows), length, dtype=dtype))
-                masks[-1].masked_fill_(columns[None] <= rows[:, None] - window, float("-inf"))
-                start += length
-            columns = torch.arange(start, start + plan.keys)
-            # A tree row's position is its depth, not its place in the buffer.
-            count = len(plan.depths)
-            columns[plan.offset : plan.offset + count] = rows
-            own = torch.zeros(count, plan.keys, dtype=dtype)
-            own[:, plan.offset :] = self._tree_mask(plan, dtype, torch.device("cpu"))
-            own.masked_fill_(columns[None] <= rows[:, None] - window, float("-inf"))
-            plan.windowed[window] = [mask.to(device) for mask in (*masks, own)]
-        return plan.windowed[window]
+        return not self.invariant and plan.keys <= SMALL_KEYS and plan.count <= SMALL_ROWS
 
     # -- rows -----------------------------------------------------------------------------------------------
 

@@ -156,9 +156,7 @@ class Executor:
         """
         loop = asyncio.get_running_loop()
         news = asyncio.Event()
-        task = self.submit(
-            coroutine, deadline=deadline, notify=lambda: loop.call_soon_threadsafe(news.set)
-        )
+        task = self.submit(coroutine, deadline=deadline, notify=lambda: loop.call_soon_threadsafe(news.set))
         self._drive_in_background()
         try:
             while True:
@@ -230,6 +228,8 @@ class Executor:
         passes = [task for task in self._tasks if isinstance(task._waiting, Pass)]
         if passes:
             self._run_passes(passes)
+            # At once, so that what a pass gave is handed out before the next pass begins.
+            self._resume_all()
             return
         with self._changed:
             ready = any(isinstance(task._waiting, Future) and task._waiting.done() for task in self._tasks)
@@ -347,7 +347,9 @@ class Executor:
         try:
             answers = model.forward([request.segment for request in requests])
             if len(answers) != len(tasks):
-                raise SpecragError(f"model: {len(answers)} answers for {len(tasks)} segments; mend its forward")
+                raise SpecragError(
+                    f"model: {len(answers)} answers for {len(tasks)} segments; mend its forward"
+                )
         except Exception as error:
             for task in tasks:
                 task._failure, task._waiting = error, None

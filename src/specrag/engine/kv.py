@@ -15,7 +15,7 @@ import torch
 
 #: Rows of an extent come in multiples of this. Attention reads an extent in these units, so that the order of
 #: its sums depends on a key's position alone.
-ROW_UNIT = 64
+ROW_UNIT = 32
 
 #: A full buffer of more than ``ROW_UNIT / GROWTH`` rows grows by this share of its size: at most 1.1 times the
 #: bytes needed, few enough copies.

@@ -73,7 +73,6 @@ class PrefixCache:
         """Forget everything."""
         self._entries.clear()
 
-
     def _shrink(self) -> None:
         """Drop the longest unused. A kept session may have grown its buffers since, so ask often."""
         while self._entries and self.nbytes > self._limit:

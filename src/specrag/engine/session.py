@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from specrag.engine.outputs import NOTHING, Outputs, Row
 from specrag.engine.passes import Coroutine, Pass, Segment, SessionModel
@@ -37,9 +37,9 @@ class Session:
         tokens: committed tokens, more than ``cache`` holds by at least one unless both are empty.
     """
 
-    def __init__(self, model: SessionModel, cache: object | None = None, tokens: Sequence[int] = ()) -> None:
+    def __init__(self, model: SessionModel, cache: Any = None, tokens: Sequence[int] = ()) -> None:
         self.model = model
-        self.cache = model.new_cache() if cache is None else cache
+        self.cache: Any = model.new_cache() if cache is None else cache
         self.tokens = list(tokens)
         self._scored: Tree | None = None
 
@@ -180,7 +180,9 @@ class Session:
         limit = self.model.context_length
         if length > limit:
             raise ContextLengthError(
-                "prompt", f"{length} tokens", f"the model's context holds {limit}; shorten it or take another model"
+                "prompt",
+                f"{length} tokens",
+                f"the model's context holds {limit}; shorten it or take another model",
             )
 
     def _check_tokens(self, tokens: Sequence[int]) -> None:

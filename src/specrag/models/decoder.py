@@ -79,7 +79,9 @@ class LeanDecoder:
         )
         self._norm = weights.pop("model.norm.weight").to(device=device, dtype=dtype)
         windows = _windows(config)
-        self._layers = [self._layer(weights, index, windows[index]) for index in range(config.num_hidden_layers)]
+        self._layers = [
+            self._layer(weights, index, windows[index]) for index in range(config.num_hidden_layers)
+        ]
         self._rotary = Rotary(config, self._head_dim, device)
         self._factors = torch.ones(self._heads + self._kv_heads, device=device)
         self._factors[: self._heads] = self._head_dim**-0.5
@@ -160,7 +162,9 @@ class LeanDecoder:
         def need(name: str) -> torch.Tensor:
             tensor = take(name)
             if tensor is None:
-                raise InputError("model", prefix + name, "the model's files lack this tensor; pull the model anew")
+                raise InputError(
+                    "model", prefix + name, "the model's files lack this tensor; pull the model anew"
+                )
             return tensor
 
         def fuse(names: Sequence[str], turned: dict[str, int]) -> Linear:
@@ -210,7 +214,9 @@ def _windows(config: Any) -> list[int | None]:
 
 def _check(config: Any, dtype: torch.dtype, device: torch.device, int8: bool, invariant: bool) -> None:
     if not supports(config):
-        raise InputError("model_type", config.model_type, f"the lean decoder knows {', '.join(sorted(FAMILY))}")
+        raise InputError(
+            "model_type", config.model_type, f"the lean decoder knows {', '.join(sorted(FAMILY))}"
+        )
     if int8 and device.type != "cpu":
         raise InputError("dtype", "int8", f"8-bit layers run on the CPU, not on {device}; take bf16")
     if int8 and not torch.backends.mkldnn.is_available():

@@ -121,7 +121,9 @@ def _build(
     if int8 or batch_invariant:
         field, value = ("dtype", "int8") if int8 else ("batch_invariant", "true")
         raise InputError(
-            field, value, f"{files.name} ({config.model_type}) runs as transformers' module; take bf16 or fp32"
+            field,
+            value,
+            f"{files.name} ({config.model_type}) runs as transformers' module; take bf16 or fp32",
         )
     return _transformers(config, weights, dtype, device)
 

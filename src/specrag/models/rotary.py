@@ -20,7 +20,8 @@ def pair_order(head_dim: int) -> torch.Tensor:
 def interleave(weight: torch.Tensor, heads: int, head_dim: int) -> torch.Tensor:
     """Reorder a projection's outputs, ``[heads * head_dim, ...]``."""
     shaped = weight.unflatten(0, (heads, head_dim))
-    return shaped[:, pair_order(head_dim)].flatten(0, 1)
+    turned: torch.Tensor = shaped[:, pair_order(head_dim)]
+    return turned.flatten(0, 1)
 
 
 class Rotary:
@@ -53,7 +54,9 @@ class Rotary:
             positions: one a row.
             heads: a factor for each head, ``[heads]``: the softmax scale for queries, 1 for keys.
         """
-        angles = torch.tensor(positions, dtype=torch.float32, device=self.inverse.device)[:, None] * self.inverse
+        angles = (
+            torch.tensor(positions, dtype=torch.float32, device=self.inverse.device)[:, None] * self.inverse
+        )
         turned = torch.polar(torch.full_like(angles, self.scaling), angles)
         return turned[:, None] * heads[None, :, None]
 

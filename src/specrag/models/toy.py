@@ -65,7 +65,12 @@ class ToyModel:
     """
 
     def __init__(
-        self, vocab_size: int = 5, order: int = 2, scale: float = 1.5, seed: int = 0, context_length: int = 512
+        self,
+        vocab_size: int = 5,
+        order: int = 2,
+        scale: float = 1.5,
+        seed: int = 0,
+        context_length: int = 512,
     ) -> None:
         generator = np.random.default_rng(seed)
         size = (vocab_size + 1,) * order + (vocab_size,)

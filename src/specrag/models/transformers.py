@@ -43,7 +43,9 @@ def packed_attention(
     if specrag_plan is None:
         raise InputError("attention", ATTENTION, "the module lost the plan of the pass; it cannot run packed")
     if s_aux is not None:
-        raise InputError("model", type(module).__name__, "attention sinks are not computed yet; take another model")
+        raise InputError(
+            "model", type(module).__name__, "attention sinks are not computed yet; take another model"
+        )
     plan = specrag_plan
     layer: int = module.layer_idx  # type: ignore[assignment]
     plan.write(layer, key[0].transpose(0, 1), value[0].transpose(0, 1))
@@ -101,7 +103,9 @@ class TransformersModel:
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment]) -> list[list[Row]]:
         plan = AttentionPlan(segments, self._heads // self._kv_heads)
-        tokens = torch.tensor([[token for segment in segments for token in segment.tokens]], device=self.device)
+        tokens = torch.tensor(
+            [[token for segment in segments for token in segment.tokens]], device=self.device
+        )
         wanted = [outputs for segment in segments for outputs in segment.outputs]
         kept = {name for outputs in wanted for name in outputs.hidden}
         hidden: dict[HiddenState, torch.Tensor] = {}
@@ -127,9 +131,7 @@ class TransformersModel:
 
     def _keep(self, name: HiddenState, hidden: dict[HiddenState, torch.Tensor]) -> Any:
         """Copy a hidden state out of the module while it runs."""
-        layers = next(
-            child for child in self._base.children() if isinstance(child, torch.nn.ModuleList)
-        )
+        layers = next(child for child in self._base.children() if isinstance(child, torch.nn.ModuleList))
         last = layers[-1]
         if name == "last":
             return last.register_forward_hook(_keep_output(name, hidden))

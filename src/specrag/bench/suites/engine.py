@@ -29,7 +29,6 @@ _PASS_ROWS = (1, 2, 4, 8, 16, 32, 64)
 _NEW_TOKENS = 32
 
 
-
 class EngineSuite:
     """Plain decoding and its parts."""
 
@@ -88,7 +87,9 @@ class EngineSuite:
                 )
                 for count in counts
             ]
-            records = context.measure(f"passes behind {length}", rows, context.plan(5 if context.quick else 11))
+            records = context.measure(
+                f"passes behind {length}", rows, context.plan(5 if context.quick else 11)
+            )
             yield from context.summarise(
                 records,
                 baselines=[TRANSFORMERS],
@@ -108,7 +109,10 @@ class EngineSuite:
             encode = engines.ours(PLAIN).encode
             prompts = token_prompts(load_text(context.data), encode, length=100, count=count)
             ours = engines.ours(PLAIN)
-            return {PLAIN: ours.requests(prompts, new, packed=False), PACKED: ours.requests(prompts, new, packed=True)}
+            return {
+                PLAIN: ours.requests(prompts, new, packed=False),
+                PACKED: ours.requests(prompts, new, packed=True),
+            }
 
         counts = (8,) if context.quick else (2, 4, 8, 16)
         rows = [_row("requests/at once", count, methods, prepare) for count in counts]
@@ -131,7 +135,9 @@ class EngineSuite:
             records, baselines=[TRANSFORMERS], dtype="bf16", overall=False, extra=_weights
         )
 
-    def _forks(self, context: BenchContext, engines: Engines, lengths: Sequence[int]) -> Iterator[Measurement]:
+    def _forks(
+        self, context: BenchContext, engines: Engines, lengths: Sequence[int]
+    ) -> Iterator[Measurement]:
         def prepare(length: int) -> Mapping[str, Trial]:
             ours = engines.ours(PLAIN)
             return {PLAIN: ours.forking(_prompt(context, engines, length))}
@@ -152,9 +158,7 @@ class EngineSuite:
 
         rows = [_row("perplexity/window", 256 if context.quick else 1024, methods, prepare)]
         records = context.measure("perplexity", rows, context.plan(1, warmups=0))
-        yield from context.summarise(
-            records, baselines=[PLAIN], dtype="bf16", overall=False, extra=_weights
-        )
+        yield from context.summarise(records, baselines=[PLAIN], dtype="bf16", overall=False, extra=_weights)
 
     def pictures(self, measurements: Sequence[Measurement], folder: Path) -> Sequence[Path]:
         """Milliseconds of a pass over rows, a picture for each context; milliseconds a token over the context."""
@@ -195,9 +199,6 @@ class EngineSuite:
         return made
 
 
-
-
-
 class Engines:
     """Each engine, loaded when it is first needed: a run that only resumes loads nothing."""
 
@@ -229,7 +230,9 @@ def suite() -> EngineSuite:
     return EngineSuite()
 
 
-def _row(task: str, number: int, methods: tuple[str, ...], prepare: Callable[[int], Mapping[str, Trial]]) -> Row:
+def _row(
+    task: str, number: int, methods: tuple[str, ...], prepare: Callable[[int], Mapping[str, Trial]]
+) -> Row:
     return Row(name=str(number), task=f"{task} {number}", methods=methods, prepare=lambda: prepare(number))
 
 
@@ -277,5 +280,8 @@ def _series(
     if not points:
         return None
     return Series(
-        label=label or method, x=sorted(points), y=[points[x] for x in sorted(points)], reference=label is not None
+        label=label or method,
+        x=sorted(points),
+        y=[points[x] for x in sorted(points)],
+        reference=label is not None,
     )

@@ -104,7 +104,10 @@ class Ours:
                 self._synchronise()
                 seconds = time.perf_counter() - started
             return Outcome(
-                tokens=len(prompt), seconds=seconds, output=str(row.argmax), figures={"grown_mib": peak.grown_mib}
+                tokens=len(prompt),
+                seconds=seconds,
+                output=str(row.argmax),
+                figures={"grown_mib": peak.grown_mib},
             )
 
         return trial
@@ -194,7 +197,9 @@ class Transformers:
         from transformers import AutoModelForCausalLM
 
         files = resolve(name)
-        self._module: Any = AutoModelForCausalLM.from_pretrained(files.folder, dtype=torch.bfloat16).to(device)
+        self._module: Any = AutoModelForCausalLM.from_pretrained(files.folder, dtype=torch.bfloat16).to(
+            device
+        )
         self._device = device
         self._synchronise = _synchroniser(device)
 
@@ -242,7 +247,10 @@ class Transformers:
                 self._synchronise()
                 seconds = time.perf_counter() - started
             return Outcome(
-                tokens=len(prompt), seconds=seconds, output=str(int(output)), figures={"grown_mib": peak.grown_mib}
+                tokens=len(prompt),
+                seconds=seconds,
+                output=str(int(output)),
+                figures={"grown_mib": peak.grown_mib},
             )
 
         return trial

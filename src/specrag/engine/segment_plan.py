@@ -1,0 +1,135 @@
+"""Where one segment of a pass reads and writes, and what its rows may see: the same in every layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from specrag.engine.kv import ROW_UNIT, Extent, KeyValueCache
+from specrag.engine.passes import Segment
+
+
+def ancestor_matrix(parents: Sequence[int]) -> np.ndarray:
+    """Which rows a row sees: bool ``[rows, rows]``, itself and its ancestors."""
+    count = len(parents)
+    sees = np.zeros((count, count), dtype=bool)
+    for row, parent in enumerate(parents):
+        if parent >= 0:
+            sees[row] = sees[parent]
+        sees[row, row] = True
+    return sees
+
+
+@dataclass(slots=True)
+class SegmentPlan:
+    """One segment of a pass.
+
+    Attributes:
+        rows: its rows in the pass.
+        own: the extent that it writes.
+        offset: row of the own extent where its first row is written.
+        base: position of the own extent's first row.
+        keys: rows of the own extent that are read, a multiple of ``ROW_UNIT``.
+        runs: shared extents before the own one, with the rows that are read of each.
+        depths: distance of each row from the cache's last token, minus one.
+        ancestors: bool ``[rows, rows]``; ``None`` for a chain.
+    """
+
+    rows: slice
+    own: Extent
+    offset: int
+    base: int
+    keys: int
+    runs: list[tuple[Extent, int]]
+    depths: list[int]
+    ancestors: np.ndarray | None
+    _mask: torch.Tensor | None = None
+    _folded: torch.Tensor | None = None
+    _windows: dict[int, list[torch.Tensor]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, segment: Segment, first: int) -> SegmentPlan:
+        """Plan a segment whose first row is row ``first`` of the pass; makes room for its rows."""
+        cache: KeyValueCache = segment.cache
+        count = len(segment.tokens)
+        own = cache.prepare(count)
+        base = cache.base
+        offset = cache.length - base
+        return cls(
+            rows=slice(first, first + count),
+            own=own,
+            offset=offset,
+            base=base,
+            keys=-(-(offset + count) // ROW_UNIT) * ROW_UNIT,
+            runs=[(run.extent, run.rows) for run in cache.runs],
+            depths=segment.depths(),
+            ancestors=None if segment.parents is None else ancestor_matrix(segment.parents),
+        )
+
+    @property
+    def count(self) -> int:
+        """Number of rows."""
+        return self.rows.stop - self.rows.start
+
+    @property
+    def positions(self) -> list[int]:
+        """Position of each row in its sequence."""
+        start = self.base + self.offset
+        return [start + depth for depth in self.depths]
+
+    def hide(self, scores: torch.Tensor, group: int, window: int | None, rows: slice) -> None:
+        """Set to -inf, in place, what these rows may not see of the own extent.
+
+        Args:
+            scores: ``[kv_heads, rows * group, keys]``, of the extent's first ``keys`` rows.
+        """
+        view = scores.unflatten(1, (-1, group))
+        keys = scores.shape[-1]
+        if window is not None:
+            view += self.windows(window)[-1][rows, None, :keys]
+            return
+        if self._mask is None:
+            self._mask = self.tree_mask(scores.dtype, scores.device)
+        if self._mask.shape[-1]:
+            view[..., self.offset :] += self._mask[rows, None, : keys - self.offset]
+
+    def tree_mask(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """``[rows, keys - offset]``: 0 where a row sees a row of the pass, -inf elsewhere."""
+        mask = torch.full((self.count, self.keys - self.offset), float("-inf"), dtype=dtype)
+        if self.ancestors is None:
+            mask = torch.triu(mask, diagonal=1)
+        else:
+            mask[:, : self.count].masked_fill_(torch.from_numpy(self.ancestors), 0.0)
+        return mask.to(device)
+
+    def folded_mask(self, group: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """``[rows * group, keys]``, for the fused kernel, which takes no broadcast over the group."""
+        if self._folded is None:
+            seen = torch.zeros(self.count, self.keys, dtype=dtype, device=device)
+            seen[:, self.offset :] = self.tree_mask(dtype, device)
+            self._folded = seen.repeat_interleave(group, dim=0)
+        return self._folded
+
+    def windows(self, window: int) -> list[torch.Tensor]:
+        """Masks of a sliding window over each shared extent, then over the own one: ``[rows, keys]`` each."""
+        if window not in self._windows:
+            like = self.own.layers[0]
+            rows = torch.tensor(self.positions)
+            masks = []
+            start = 0
+            for _, length in self.runs:
+                columns = torch.arange(start, start + length)
+                masks.append(torch.zeros(self.count, length, dtype=like.dtype))
+                masks[-1].masked_fill_(columns[None] <= rows[:, None] - window, float("-inf"))
+                start += length
+            columns = torch.arange(start, start + self.keys)
+            # A tree row's position is its depth, not its place in the buffer.
+            columns[self.offset : self.offset + self.count] = rows
+            own = torch.zeros(self.count, self.keys, dtype=like.dtype)
+            own[:, self.offset :] = self.tree_mask(like.dtype, torch.device("cpu"))
+            own.masked_fill_(columns[None] <= rows[:, None] - window, float("-inf"))
+            self._windows[window] = [mask.to(like.device) for mask in (*masks, own)]
+        return self._windows[window]

@@ -1,0 +1,233 @@
+"""``specrag generate`` as people and scripts use it: real processes, pipes and pseudo-terminals."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import specrag as package
+from specrag.cli import generate as command
+from specrag.llm import Generation, Timing, Usage
+from tests.cli.shell import COMMAND, specrag
+
+PROMPT = "Name three uses of copper."
+STATUS = re.compile(
+    r"(\d+) tokens?, [\d.]+ tokens/s; prefill [\d.]+ s, decoding [\d.]+ s(; cut at the limit)?\n"
+)
+
+
+@pytest.fixture(scope="module")
+def expected(smollm2: Path) -> Generation:
+    """What Python gives for the prompt of these tests."""
+    return package.load("smollm2-135m").generate(PROMPT, max_tokens=12)
+
+
+@dataclass(frozen=True)
+class Session:
+    code: int
+    screen: str
+
+
+class Terminal:
+    """A command line in a pseudo-terminal that is its controlling one, so that Ctrl-C is a key."""
+
+    def __init__(self, *words: str) -> None:
+        self._keyboard, inside = pty.openpty()
+        take = (
+            "import fcntl, os, sys, termios\n"
+            "fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
+            "os.execv(sys.argv[1], sys.argv[1:])"
+        )
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", take, *COMMAND, *words],
+            stdin=inside,
+            stdout=inside,
+            stderr=inside,
+            start_new_session=True,
+        )
+        os.close(inside)
+
+    def press_ctrl_c(self) -> None:
+        os.write(self._keyboard, b"\x03")
+
+    def read(self, at_least: int | None = None) -> str:
+        """The next characters on the screen; by default all until the command has ended."""
+        screen = b""
+        while at_least is None or len(screen) < at_least:
+            try:
+                screen += os.read(self._keyboard, 4096)
+            except OSError:  # the way Linux says that the last writer has closed the terminal
+                break
+        return screen.decode()
+
+    def end(self) -> Session:
+        screen = self.read()
+        code = self.process.wait(timeout=60)
+        os.close(self._keyboard)
+        return Session(code, screen)
+
+
+def test_text_and_status_are_apart(expected: Generation) -> None:
+    result = specrag("generate", PROMPT, "--max-tokens", "12")
+    assert result.code == 0, result.err
+    assert result.out == expected.text + "\n"
+    status = STATUS.fullmatch(result.err)
+    assert status, result.err
+    assert status[1] == "12"
+    assert status[2] == "; cut at the limit"
+
+
+def test_json(expected: Generation) -> None:
+    result = specrag("generate", PROMPT, "--max-tokens", "12", "--log-probs", "2", "--json")
+    assert (result.code, result.err) == (0, "")
+    found = json.loads(result.out)
+    assert found["text"] == expected.text
+    assert [token["id"] for token in found["tokens"]] == [token.token for token in expected.tokens]
+    assert {token["source"] for token in found["tokens"]} == {"target"}
+    for token in found["tokens"]:
+        best, second = token["alternatives"]
+        assert token["id"] == best["id"]  # greedy
+        assert 0 >= token["log_prob"] == best["log_prob"] >= second["log_prob"]
+    assert found["finish_reason"] == "length"
+    assert found["usage"]["prompt_tokens"] == expected.usage.prompt_tokens
+    assert found["usage"]["completion_tokens"] == found["usage"]["passes"] == 12
+    assert found["timing"]["prefill_seconds"] > 0
+    assert found["timing"]["decode_seconds"] > 0
+    assert (found["model"], found["dtype"], found["method"]) == ("smollm2-135m", "bf16", "plain")
+
+
+def test_every_option_reaches_the_model(smollm2: Path, tmp_path: Path) -> None:
+    # Each value changes the text, so that one lost on the way is noticed; all of them at once save processes.
+    llm = package.load("smollm2-135m", dtype="int8", batch_invariant=True)
+    question = tmp_path / "question.txt"
+    question.write_text("Tell me about rivers.\n", encoding="utf-8")
+    messages = [
+        {"role": "system", "content": "You are a poet."},
+        {"role": "user", "content": "Tell me about rivers."},
+    ]
+    wanted = llm.generate(
+        messages,
+        max_tokens=24,
+        temperature=1.3,
+        top_k=50,
+        top_p=0.95,
+        min_p=0.01,
+        repetition_penalty=1.1,
+        presence_penalty=0.5,
+        frequency_penalty=0.25,
+        logit_bias={28: -2.0, 30: float("-inf")},
+        seed=7,
+        stop=["zzz", "\n\n"],
+    )
+    words = "--max-tokens 24 --temperature 1.3 --top-k 50 --top-p 0.95 --min-p 0.01 --repetition-penalty 1.1 "
+    words += (
+        "--presence-penalty 0.5 --frequency-penalty 0.25 --logit-bias 28=-2 --logit-bias 30=-inf --seed 7 "
+    )
+    words += "--dtype int8 --batch-invariant --method plain --device cpu --timeout 200 --stop zzz --json"
+    options = (*words.split(), "--stop", "\n\n", "--system", "You are a poet.", "--file", str(question))
+    result = specrag("generate", *options)
+    assert result.code == 0, result.err
+    found = json.loads(result.out)
+    assert found["text"] == wanted.text
+    assert [token["id"] for token in found["tokens"]] == [token.token for token in wanted.tokens]
+
+
+def test_prompt_from_standard_input(expected: Generation) -> None:
+    for words in ((), ("--file", "-")):
+        result = specrag("generate", *words, "--max-tokens", "12", stdin=f"{PROMPT}\n".encode())
+        assert result.out == expected.text + "\n"
+
+
+def test_raw_prompt_is_continued(smollm2: Path) -> None:
+    result = specrag("generate", "--raw", "The capital of France is", "--max-tokens", "4", "--stop", ".")
+    assert "Paris" in result.out
+
+
+def test_log_probs_for_people(smollm2: Path) -> None:
+    result = specrag("generate", PROMPT, "--max-tokens", "3", "--log-probs", "2", COLUMNS="120")
+    header, *rows, status = result.err.splitlines()
+    assert header.split() == ["token", "log-probability", "alternatives"]
+    assert len(rows) == 3
+    assert all(row.count("%") == 3 for row in rows)
+    assert STATUS.fullmatch(status + "\n")
+
+
+def test_timeout_keeps_the_partial_text(smollm2: Path) -> None:
+    result = specrag("generate", "Tell a long story.", "--max-tokens", "8000", "--timeout", "4")
+    assert result.code == 1
+    assert len(result.out) > 1
+    assert result.out.endswith("\n")
+    assert result.err.startswith("error: ")
+    assert result.err.count("\n") == 1
+    assert "deadline" in result.err
+
+
+def test_interrupt_leaves_a_clean_terminal(smollm2: Path) -> None:
+    terminal = Terminal("generate", "Write a long story about a river.", "--max-tokens", "8000")
+    shown = terminal.read(at_least=30)
+    terminal.press_ctrl_c()
+    session = terminal.end()
+    assert session.code == 130
+    text, _, rest = (shown + session.screen).partition("^C")  # the terminal's own echo of the key
+    assert len(text) >= 30
+    assert text.replace("\r\n", " ").isprintable()
+    assert rest.endswith("\x1b[0m\x1b[?25h\r\n")  # colours and cursor as they were, on a line of their own
+    assert "Traceback" not in rest
+    assert "error" not in rest
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc to know when loading has begun")
+def test_interrupt_while_loading(smollm2: Path) -> None:
+    terminal = Terminal("generate", PROMPT, "--max-tokens", "8000")
+    libraries = Path(f"/proc/{terminal.process.pid}/maps")
+    while "libtorch" not in libraries.read_text(encoding="utf-8"):
+        time.sleep(0.01)
+    terminal.press_ctrl_c()
+    session = terminal.end()
+    assert session.code == 130
+    assert session.screen.replace("^C", "").strip() == "\x1b[0m\x1b[?25h"
+
+
+def test_colours_end_with_the_status_line(expected: Generation) -> None:
+    session = Terminal("generate", PROMPT, "--max-tokens", "12").end()
+    assert session.code == 0
+    assert session.screen.startswith(expected.text.replace("\n", "\r\n"))
+    status = session.screen.replace("\r\n", "\n").removeprefix(expected.text + "\n")
+    dim = re.fullmatch(r"\x1b\[2m(.*)\x1b\[0m\n", status)
+    assert dim
+    assert STATUS.fullmatch(dim[1] + "\n")
+    assert "\x1b[?25l" not in session.screen
+
+
+def test_no_prompt_in_a_terminal_asks_for_one() -> None:
+    session = Terminal("generate").end()
+    assert session.code == 1
+    assert "error: prompt" in session.screen
+    assert "--file" in session.screen
+
+
+def test_closed_pipe_ends_quietly(smollm2: Path) -> None:
+    line = '"$@" | head -c 20; exit "${PIPESTATUS[0]}"'
+    words = [*COMMAND, "generate", "Tell a long story.", "--max-tokens", "8000"]
+    done = subprocess.run(["bash", "-c", line, "bash", *words], capture_output=True, timeout=120, check=False)
+    assert len(done.stdout) == 20
+    assert done.stderr == b""
+    assert done.returncode == 1
+
+
+def test_status_tells_of_speculation(capsys: pytest.CaptureFixture[str]) -> None:
+    usage = Usage(prompt_tokens=9, cached_tokens=0, completion_tokens=30, passes=12, drafted=40, accepted=18)
+    command._show_status(Generation("text", (), "stop", usage, Timing(0.5, 2.0)))
+    shown = capsys.readouterr().err
+    assert "30 tokens, 15.0 tokens/s; prefill 0.50 s, decoding 2.00 s" in shown
+    assert "2.50 tokens a pass, 18 of 40 guesses accepted" in shown
+    assert shown.count("\n") == 1

@@ -1,0 +1,114 @@
+"""Linear layers against a product in float64, and the independence of their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from specrag.models.linear import (
+    INVARIANT_INPUTS,
+    Int8Linear,
+    Linear,
+    PackedLinear,
+    PlainLinear,
+    SplitLinear,
+    build_linear,
+)
+
+CPU_BF16 = pytest.mark.skipif(not PackedLinear.available(), reason="this processor has no packed bf16 product")
+
+#: (inputs, outputs) as SmolLM2 has them: qkv, output, gate and up, down.
+SHAPES = [(576, 960), (576, 576), (576, 3072), (1536, 576)]
+
+#: Relative error of a bf16 result, and of 8-bit weights and activations (half a step of 1/127 of the largest).
+BF16, INT8 = 2**-7, 0.02
+
+KINDS = [
+    pytest.param(PlainLinear, torch.float32, 1e-5, id="plain-fp32"),
+    pytest.param(PlainLinear, torch.bfloat16, BF16, id="plain-bf16"),
+    pytest.param(PackedLinear, torch.bfloat16, BF16, id="packed-bf16", marks=CPU_BF16),
+    pytest.param(SplitLinear, torch.bfloat16, 2 * BF16, id="split-bf16", marks=CPU_BF16),
+    pytest.param(Int8Linear, torch.bfloat16, INT8, id="int8"),
+]
+
+
+def normal(seed: int, *size: int) -> torch.Tensor:
+    return torch.randn(*size, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(("kind", "dtype", "tolerance"), KINDS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("rows", [1, 5, 64])
+@pytest.mark.parametrize("extras", ["none", "bias", "residual", "both"])
+def test_the_product_is_right(
+    kind: Callable[[torch.Tensor, torch.Tensor | None], Linear],
+    dtype: torch.dtype,
+    tolerance: float,
+    shape: tuple[int, int],
+    rows: int,
+    extras: str,
+) -> None:
+    inputs, outputs = shape
+    weight = (normal(1, outputs, inputs) * inputs**-0.5).to(dtype)
+    x = normal(2, rows, inputs).to(dtype)
+    bias = normal(3, outputs).to(dtype) if extras in ("bias", "both") else None
+    residual = normal(4, rows, outputs).to(dtype) if extras in ("residual", "both") else None
+    expected = x.double() @ weight.double().T
+    if bias is not None:
+        expected += bias.double()
+    if residual is not None:
+        expected += residual.double()
+    with torch.inference_mode():
+        y = kind(weight, bias)(x.clone(), None if residual is None else residual.clone())
+    assert y.dtype == dtype
+    assert y.shape == (rows, outputs)
+    error = (y.double() - expected).norm() / expected.norm()
+    assert error < tolerance
+
+
+def test_large_inputs_do_not_spoil_the_other_rows_of_an_int8_product() -> None:
+    """Each row has a scale of its own."""
+    weight = normal(1, 64, 96).bfloat16()
+    x = normal(2, 3, 96).bfloat16()
+    x[1] *= 1e4
+    y = Int8Linear(weight, None)(x)
+    expected = x.double() @ weight.double().T
+    error = (y.double() - expected).norm(dim=1) / expected.norm(dim=1)
+    assert float(error.max()) < INT8
+
+
+def test_a_row_of_zeros_gives_the_bias() -> None:
+    bias = normal(3, 64).bfloat16()
+    y = Int8Linear(normal(1, 64, 96).bfloat16(), bias)(torch.zeros(2, 96, dtype=torch.bfloat16))
+    assert torch.equal(y, bias.expand(2, 64))
+
+
+@CPU_BF16
+@pytest.mark.parametrize("kind", [Int8Linear, SplitLinear])
+@pytest.mark.parametrize("shape", [*SHAPES, (1024, 576), (2048, 300), (8960, 128)])
+def test_a_row_has_the_same_bits_among_any_number_of_rows(
+    kind: Callable[[torch.Tensor, torch.Tensor | None], Linear], shape: tuple[int, int]
+) -> None:
+    inputs, outputs = shape
+    layer = kind((normal(1, outputs, inputs) * inputs**-0.5).bfloat16(), normal(2, outputs).bfloat16())
+    x, residual = normal(3, 64, inputs).bfloat16(), normal(4, 64, outputs).bfloat16()
+    with torch.inference_mode():
+        alone = torch.cat([layer(x[i : i + 1], residual[i : i + 1].clone()) for i in range(64)])
+        for rows in range(2, 65):
+            start = (rows * 7) % (65 - rows)
+            part = slice(start, start + rows)
+            assert torch.equal(layer(x[part], residual[part].clone()), alone[part]), rows
+
+
+@CPU_BF16
+def test_the_layer_that_was_asked_for_is_built() -> None:
+    small = normal(1, 8, INVARIANT_INPUTS).bfloat16()
+    large = normal(1, 8, INVARIANT_INPUTS + 1).bfloat16()
+    assert isinstance(build_linear(small, None), PackedLinear)
+    assert isinstance(build_linear(small, None, invariant=True), PackedLinear)
+    assert isinstance(build_linear(large, None), PackedLinear)
+    assert isinstance(build_linear(large, None, invariant=True), SplitLinear)
+    assert isinstance(build_linear(large, None, int8=True, invariant=True), Int8Linear)
+    assert isinstance(build_linear(large.float(), None), PlainLinear)
