@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from specrag import LLM
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -27,6 +31,16 @@ def smollm2(model_home: Path) -> Path:
     from specrag.models import catalog  # here, so that tests without a model do not wait for its imports
 
     return catalog.resolve("smollm2-135m").folder
+
+
+@pytest.fixture(scope="session")
+def llm(smollm2: Path) -> Iterator[LLM]:
+    """Give SmolLM2-135M-Instruct in bf16, ready to generate; shared, so leave it as it was."""
+    import specrag
+
+    llm = specrag.load("smollm2-135m", device="cpu")
+    yield llm
+    llm.close()
 
 
 @pytest.fixture(scope="session")

@@ -38,9 +38,9 @@ class ContextLengthError(InputError):
     """The tokens asked for do not fit the model's context; raised before any work is done."""
 
 
-class Cancelled(SpecragError):
+class Cancelled(SpecragError):  # noqa: N818 - as in asyncio and concurrent.futures
     """The request was cancelled by its owner between two passes."""
 
 
-class DeadlineExceeded(SpecragError):
+class DeadlineExceeded(SpecragError):  # noqa: N818 - the field's name for it
     """The request ran past its deadline and was stopped between two passes."""

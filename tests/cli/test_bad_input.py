@@ -146,6 +146,7 @@ def test_truncated_gguf(share: float, tiny: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     result = specrag("generate", "Hello", "-m", str(cut), SPECRAG_HOME=str(home))
     _assert_one_line(result, 1, ("cut.gguf",))
+    assert "fetch it again" in result.err or "give a GGUF file" in result.err
     assert not [path for path in home.rglob("*") if path.name.endswith(".safetensors")]
 
 

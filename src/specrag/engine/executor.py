@@ -39,7 +39,7 @@ class Task(Generic[T]):
         coroutine: Coroutine[T],
         deadline: float | None,
         parent: Task[Any] | None = None,
-        notify: Callable[[], None] | None = None,
+        notify: Callable[[], object] | None = None,
     ) -> None:
         self._coroutine = coroutine
         self._deadline = deadline
@@ -105,7 +105,7 @@ class Executor:
         coroutine: Coroutine[T],
         *,
         deadline: float | None = None,
-        notify: Callable[[], None] | None = None,
+        notify: Callable[[], object] | None = None,
     ) -> Task[T]:
         """Take a coroutine into care; it advances when somebody waits. Safe from any thread.
 

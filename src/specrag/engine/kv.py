@@ -15,11 +15,11 @@ import torch
 
 #: Rows of an extent come in multiples of this. Attention reads an extent in these units, so that the order of
 #: its sums depends on a key's position alone.
-ROW_UNIT = 32
+ROW_UNIT = 16
 
 #: A full buffer of more than ``ROW_UNIT / GROWTH`` rows grows by this share of its size: at most 1.1 times the
 #: bytes needed, few enough copies.
-GROWTH = 1 / 16
+GROWTH = 1 / 12
 
 
 @dataclass(frozen=True, slots=True)

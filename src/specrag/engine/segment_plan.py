@@ -72,7 +72,7 @@ class SegmentPlan:
     @property
     def count(self) -> int:
         """Number of rows."""
-        return self.rows.stop - self.rows.start
+        return len(self.depths)
 
     @property
     def positions(self) -> list[int]:

@@ -18,7 +18,7 @@ from specrag.engine.attention import AttentionPlan
 from specrag.engine.kv import KeyValueCache, KeyValueShape
 from specrag.engine.outputs import HiddenState, Row
 from specrag.engine.passes import Segment
-from specrag.errors import InputError
+from specrag.errors import InputError, ModelFilesError
 from specrag.models.family import FAMILY, supports
 from specrag.models.linear import Int8Linear, Linear, build_linear
 from specrag.models.rotary import Rotary, interleave, pair_order, rotate
@@ -162,8 +162,8 @@ class LeanDecoder:
         def need(name: str) -> torch.Tensor:
             tensor = take(name)
             if tensor is None:
-                raise InputError(
-                    "model", prefix + name, "the model's files lack this tensor; pull the model anew"
+                raise ModelFilesError(
+                    f"tensor {prefix + name!r} is missing from the model's files: fetch the model again"
                 )
             return tensor
 

@@ -228,7 +228,8 @@ class _Target:
     def _describe(self, row: Row, token: int, source: str) -> DecodedToken:
         if self._log_probs is None:
             return DecodedToken(token, source)
-        assert row.top_tokens is not None and row.top_log_probs is not None
+        assert row.top_tokens is not None
+        assert row.top_log_probs is not None
         top = [Alternative(int(t), float(p)) for t, p in zip(row.top_tokens, row.top_log_probs, strict=True)]
         log_prob = next((other.log_prob for other in top if other.token == token), None)
         if log_prob is None:

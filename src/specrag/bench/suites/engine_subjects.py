@@ -150,7 +150,7 @@ class Ours:
                 seconds=seconds,
                 figures={
                     "microseconds": 1e6 * seconds,
-                    "copied_mib": sum(fork.cache.nbytes for fork in forks) / 2**20,  # type: ignore[attr-defined]
+                    "copied_mib": sum(fork.cache.nbytes for fork in forks) / 2**20,
                     "grown_mib": peak.grown_mib,
                     "held_mib": cache.nbytes / 2**20,
                     "held_over_exact": cache.nbytes / exact,
