@@ -9,13 +9,16 @@ import re
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import specrag as package
 from specrag.cli import generate as command
+from specrag.cli import main as frame
+from specrag.errors import InputError
 from specrag.llm import Generation, Timing, Usage
 from tests.cli.shell import COMMAND, specrag
 
@@ -105,8 +108,62 @@ def test_json(expected: Generation) -> None:
     assert (found["model"], found["dtype"], found["method"]) == ("smollm2-135m", "bf16", "plain")
 
 
-def test_every_option_reaches_the_model(smollm2: Path, tmp_path: Path) -> None:
-    # Each value changes the text, so that one lost on the way is noticed; all of them at once save processes.
+@dataclass
+class Recorder:
+    """Stands for a model and notes what it is asked."""
+
+    loading: dict[str, Any] = field(default_factory=dict)
+    prompt: Any = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def load(self, name: str, **options: Any) -> Recorder:
+        self.loading = {"name": name, **options}
+        return self
+
+    def stream(self, prompt: Any, **options: Any) -> None:
+        self.prompt, self.options = prompt, options
+        raise InputError("recorder", None, "enough is known")
+
+
+def test_every_option_reaches_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder()
+    monkeypatch.setattr("specrag.llm.load", recorder.load)
+    words = (
+        "--max-tokens 24 --temperature 1.25 --top-k 50 --top-p 0.95 --min-p 0.01 --repetition-penalty 1.5 "
+    )
+    words += "--presence-penalty 0.5 --frequency-penalty 0.25 --logit-bias 28=-2 --logit-bias 30=-inf "
+    words += "--seed 7 --method plain --timeout 200 --stop one --stop two --log-probs 3 --raw "
+    words += "-m some-model --dtype fp16 --device cpu --adapter some-folder --batch-invariant"
+    assert frame.run(["generate", "Hello", *words.split()]) == 1
+    assert recorder.prompt == "Hello"
+    assert recorder.options == {
+        "max_tokens": 24,
+        "temperature": 1.25,
+        "top_k": 50,
+        "top_p": 0.95,
+        "min_p": 0.01,
+        "repetition_penalty": 1.5,
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.25,
+        "logit_bias": {28: -2.0, 30: float("-inf")},
+        "seed": 7,
+        "method": "plain",
+        "timeout": 200.0,
+        "stop": ["one", "two"],
+        "log_probs": 3,
+        "raw": True,
+    }
+    assert recorder.loading == {
+        "name": "some-model",
+        "dtype": "fp16",
+        "device": "cpu",
+        "adapter": Path("some-folder"),
+        "batch_invariant": True,
+        "progress": False,
+    }
+
+
+def test_sampled_text_is_the_text_that_python_gives(smollm2: Path, tmp_path: Path) -> None:
     llm = package.load("smollm2-135m", dtype="int8", batch_invariant=True)
     question = tmp_path / "question.txt"
     question.write_text("Tell me about rivers.\n", encoding="utf-8")

@@ -46,10 +46,11 @@ class Behind:
     continuation: list[int]
     reference: list[np.ndarray]  # after the context, then after each token of the continuation
 
-    def session(self, chunk: int = 512) -> Session:
-        session = Session(self.loaded.model)
-        run(session.extend(self.context, chunk=chunk))
-        return session
+    prefilled: Session
+
+    def session(self) -> Session:
+        """A session behind the context; its cache is a copy, made at its first pass."""
+        return self.prefilled.fork()
 
     def along(self, tokens: Sequence[int]) -> list[np.ndarray]:
         """Plain decoding's bits after each of these tokens behind the context."""
@@ -86,9 +87,16 @@ def make_behind(dtype: str, length: int) -> Behind:
     rng = random.Random(length)
     # Half of the text is repeated, half is noise: both flat and peaked distributions.
     tokens = [token if rng.random() < 0.9 else rng.randrange(1_000, 40_000) for token in tokens]
-    behind = Behind(loaded, tokens[:length], tokens[length : length + CHAIN], [])
-    first = next_bits(behind.session())
-    behind.reference = [first, *behind.along(behind.continuation)]
+    prefilled = Session(loaded.model)
+    run(prefilled.extend(tokens[:length]))
+    behind = Behind(loaded, tokens[:length], tokens[length : length + CHAIN], [], prefilled)
+    # Not by a fork: the reference has no past.
+    session = Session(loaded.model)
+    run(session.extend(behind.context))
+    behind.reference.append(next_bits(session))
+    for token in behind.continuation:
+        session.commit((), token)
+        behind.reference.append(next_bits(session))
     return behind
 
 
@@ -152,7 +160,8 @@ def test_packed_with_other_sessions(behind: Behind) -> None:
 
 @pytest.mark.parametrize("chunk", [7, 64, 500, 512])
 def test_after_a_prefill_in_other_chunks(behind: Behind, chunk: int) -> None:
-    session = behind.session(chunk)
+    session = Session(behind.loaded.model)
+    run(session.extend(behind.context, chunk=chunk))
     check([next_bits(session)], behind.reference[:1], f"chunks of {chunk}")
 
 

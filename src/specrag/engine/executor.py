@@ -11,16 +11,16 @@ caller takes over. Only asynchronous callers, who must not block, have a thread 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from specrag.engine.passes import Coroutine, Emit, Pass, Search, SessionModel, Start, Wait
-from specrag.errors import Cancelled, DeadlineExceeded, SpecragError
+from specrag.engine.task import Task
+from specrag.errors import SpecragError
 
 T = TypeVar("T")
 
@@ -29,50 +29,6 @@ MAX_ROWS = 1024
 
 #: The background driver of asynchronous callers ends after this long without a task.
 DRIVER_IDLE_SECONDS = 2.0
-
-
-class Task(Generic[T]):
-    """A coroutine in the executor's care. Made by :meth:`Executor.submit`."""
-
-    def __init__(
-        self,
-        coroutine: Coroutine[T],
-        deadline: float | None,
-        parent: Task[Any] | None = None,
-        notify: Callable[[], object] | None = None,
-    ) -> None:
-        self._coroutine = coroutine
-        self._deadline = deadline
-        self._notify = notify
-        self._sink: Task[Any] = self if parent is None else parent._sink
-        self._emitted: deque[Any] = deque()
-        self._children: list[Task[Any]] = []
-        self._cancelled = False
-        self._done = False
-        self._result: Any = None
-        self._error: BaseException | None = None
-        self._answer: Any = None
-        self._failure: BaseException | None = None
-        self._waiting: Pass | Future[Any] | Wait | None = None
-
-    @property
-    def done(self) -> bool:
-        """Whether the coroutine has ended."""
-        return self._done
-
-    def cancel(self) -> None:
-        """End the coroutine, and those that it started, before their next pass. Safe from any thread."""
-        self._cancelled = True
-        for child in list(self._children):
-            child.cancel()
-
-    def result(self) -> T:
-        """What the coroutine returned; raises what it raised."""
-        if not self._done:
-            raise SpecragError("task: it has not ended yet; wait for it first")
-        if self._error is not None:
-            raise self._error
-        return self._result  # type: ignore[no-any-return]
 
 
 class Executor:
@@ -134,8 +90,8 @@ class Executor:
             while True:
                 # Asked before the emissions are read: another thread may drive, and the last may come in between.
                 ended = task.done
-                while task._emitted:
-                    yield task._emitted.popleft()
+                while task.emitted:
+                    yield task.emitted.popleft()
                 if ended:
                     break
                 if not task.done:
@@ -162,8 +118,8 @@ class Executor:
             while True:
                 news.clear()
                 ended = task.done
-                while task._emitted:
-                    yield task._emitted.popleft()
+                while task.emitted:
+                    yield task.emitted.popleft()
                 if ended:
                     break
                 await news.wait()
@@ -225,14 +181,14 @@ class Executor:
             while self._arrived:
                 self._tasks.append(self._arrived.popleft())
         self._resume_all()
-        passes = [task for task in self._tasks if isinstance(task._waiting, Pass)]
+        passes = [task for task in self._tasks if isinstance(task.waiting, Pass)]
         if passes:
             self._run_passes(passes)
             # At once, so that what a pass gave is handed out before the next pass begins.
             self._resume_all()
             return
         with self._changed:
-            ready = any(isinstance(task._waiting, Future) and task._waiting.done() for task in self._tasks)
+            ready = any(isinstance(task.waiting, Future) and task.waiting.done() for task in self._tasks)
             if self._tasks and not ready and not self._arrived:
                 self._changed.wait(timeout=0.1)
 
@@ -250,71 +206,64 @@ class Executor:
     def _can_go_on(self, task: Task[Any]) -> bool:
         if task.done:
             return False
-        if self._overdue(task) is not None:
+        if task.overdue(self._clock()) is not None:
             return True
-        waiting = task._waiting
+        waiting = task.waiting
         if isinstance(waiting, Pass):
             return False
         if isinstance(waiting, Future):
             if not waiting.done():
                 return False
-            task._failure = waiting.exception()
-            task._answer = None if task._failure else waiting.result()
+            task.failure = waiting.exception()
+            task.answer = None if task.failure else waiting.result()
         elif isinstance(waiting, Wait):
             ended = [handle for handle in waiting.handles if handle.done]
             if len(ended) < (min(1, len(waiting.handles)) if waiting.first else len(waiting.handles)):
                 return False
-            task._answer = ended
+            task.answer = ended
         return True
-
-    def _overdue(self, task: Task[Any]) -> SpecragError | None:
-        if task._cancelled:
-            return Cancelled("the request was cancelled")
-        if task._deadline is not None and self._clock() >= task._deadline:
-            return DeadlineExceeded("the request ran past its deadline; give it more time or fewer tokens")
-        return None
 
     def _resume(self, task: Task[Any]) -> None:
         """Advance one coroutine to its next pass, search or wait."""
-        overdue = self._overdue(task)
+        overdue = task.overdue(self._clock())
         if overdue is not None:
             # Told once; the coroutine may still need passes to clean up.
-            task._failure = overdue
-            task._cancelled, task._deadline = False, None
+            task.failure = overdue
+            task.cancelled, task.deadline = False, None
         try:
             while True:
-                failure, answer = task._failure, task._answer
-                task._failure = task._answer = task._waiting = None
-                request = task._coroutine.send(answer) if failure is None else task._coroutine.throw(failure)
+                failure, answer = task.failure, task.answer
+                task.failure = task.answer = task.waiting = None
+                request = task.coroutine.send(answer) if failure is None else task.coroutine.throw(failure)
                 if isinstance(request, Emit):
-                    task._sink._emitted.append(request.value)
-                    _tell(task._sink)
+                    task.sink.emitted.append(request.value)
+                    task.sink.tell()
                 elif isinstance(request, Start):
-                    child = Task(request.coroutine, task._deadline, parent=task)
-                    task._children.append(child)
+                    child = Task(request.coroutine, task.deadline, parent=task)
+                    task.children.append(child)
                     self._tasks.append(child)
-                    task._answer = child
+                    task.answer = child
                 elif isinstance(request, Search):
-                    task._waiting = self._threads.submit(request.function)
-                    task._waiting.add_done_callback(self._wake)
+                    task.waiting = self._threads.submit(request.function)
+                    task.waiting.add_done_callback(self._wake)
                     return
                 elif isinstance(request, Pass | Wait):
-                    task._waiting = request
+                    task.waiting = request
                     return
                 else:
-                    task._failure = SpecragError(f"coroutine: it yielded {request!r}, which is no request")
+                    task.failure = SpecragError(f"coroutine: it yielded {request!r}, which is no request")
         except StopIteration as stop:
-            task._result = stop.value
+            task.value = stop.value
         except BaseException as error:
-            task._error = error
+            task.error = error
             if not isinstance(error, Exception):
                 raise
         finally:
-            if task._waiting is None:
-                task._done = True
-                for child in task._children:
+            if task.waiting is None:
+                task.ended = True
+                for child in task.children:
                     child.cancel()
-                _tell(task)
+                task.tell()
 
     def _wake(self, _: Future[Any]) -> None:
         with self._changed:
@@ -324,14 +273,14 @@ class Executor:
         """One packed pass for each model, of the tasks that have waited longest."""
         groups: dict[int, list[Task[Any]]] = {}
         for task in tasks:
-            assert isinstance(task._waiting, Pass)
-            groups.setdefault(id(task._waiting.model), []).append(task)
+            assert isinstance(task.waiting, Pass)
+            groups.setdefault(id(task.waiting.model), []).append(task)
         for group in groups.values():
             chosen: list[Task[Any]] = []
             requests: list[Pass] = []
             rows = 0
             for task in group:
-                request = task._waiting
+                request = task.waiting
                 assert isinstance(request, Pass)
                 rows += len(request.segment.tokens)
                 if chosen and rows > self._max_rows:
@@ -352,17 +301,256 @@ class Executor:
                 )
         except Exception as error:
             for task in tasks:
-                task._failure, task._waiting = error, None
+                task.failure, task.waiting = error, None
             return
         for task, answer in zip(tasks, answers, strict=True):
-            task._answer, task._waiting = answer, None
+            task.answer, task.waiting = answer, None
+
+
+def run(self, task: Task[T]) -> T:
+        """Drive until the task has ended; its emissions are dropped."""
+        for _ in self.stream(task):
+            pass
+        return task.result()
+
+    def stream(self, task: Task[Any]) -> Iterator[Any]:
+        """Drive until the task has ended, yielding what it emits as it comes.
+
+        Closing the iterator early cancels the task. Raises what the coroutine raised.
+        """
+        try:
+            while True:
+                # Asked before the emissions are read: another thread may drive, and the last may come in between.
+                ended = task.done
+                while task.emitted:
+                    yield task.emitted.popleft()
+                if ended:
+                    break
+                if not task.done:
+                    self._advance_once()
+        finally:
+            if not task.done:
+                task.cancel()
+                while not task.done:
+                    self._advance_once()
+        task.result()
+
+    async def astream(
+        self, coroutine: Coroutine[Any], *, deadline: float | None = None
+    ) -> AsyncGenerator[Any, None]:
+        """:meth:`submit` and :meth:`stream` for asyncio; a background thread drives.
+
+        Ending the iteration early, as a cancelled asyncio task does, cancels the coroutine.
+        """
+        loop = asyncio.get_running_loop()
+        news = asyncio.Event()
+        task = self.submit(coroutine, deadline=deadline, notify=lambda: loop.call_soon_threadsafe(news.set))
+        self._drive_in_background()
+        try:
+            while True:
+                news.clear()
+                ended = task.done
+                while task.emitted:
+                    yield task.emitted.popleft()
+                if ended:
+                    break
+                await news.wait()
+        finally:
+            task.cancel()
+        task.result()
+
+    def _drive_in_background(self) -> None:
+        with self._changed:
+            if self._driver is None:
+                self._driver = threading.Thread(target=self._drive, name="specrag-driver", daemon=True)
+                self._driver.start()
+
+    def _drive(self) -> None:
+        """Run rounds while there are tasks; end a moment after the last."""
+        while True:
+            with self._changed:
+                if not self._tasks and not self._arrived:
+                    self._changed.wait(timeout=DRIVER_IDLE_SECONDS)
+                    if not self._tasks and not self._arrived:
+                        self._driver = None
+                        return
+            try:
+                self._advance_once()
+            except BaseException:
+                with self._changed:
+                    self._driver = None  # the next asynchronous caller starts another
+                raise
+
+    def close(self) -> None:
+        """Cancel what is running and stop the search threads."""
+        with self._changed:
+            tasks = [*self._tasks, *self._arrived]
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            while not task.done:
+                self._advance_once()
+        self._threads.shutdown()
+
+    # -- driving --------------------------------------------------------------------------------------------
+
+    def _advance_once(self) -> None:
+        """Run a round, or wait until the caller that drives has run one."""
+        with self._changed:
+            if self._driven:
+                self._changed.wait(timeout=1.0)
+                return
+            self._driven = True
+        try:
+            self._round()
+        finally:
+            with self._changed:
+                self._driven = False
+                self._changed.notify_all()
+
+    def _round(self) -> None:
+        with self._changed:
+            while self._arrived:
+                self._tasks.append(self._arrived.popleft())
+        self._resume_all()
+        passes = [task for task in self._tasks if isinstance(task.waiting, Pass)]
+        if passes:
+            self._run_passes(passes)
+            # At once, so that what a pass gave is handed out before the next pass begins.
+            self._resume_all()
+            return
+        with self._changed:
+            ready = any(isinstance(task.waiting, Future) and task.waiting.done() for task in self._tasks)
+            if self._tasks and not ready and not self._arrived:
+                self._changed.wait(timeout=0.1)
+
+    def _resume_all(self) -> None:
+        """Resume every coroutine that can go on, until each waits for a pass, a search or another task."""
+        progress = True
+        while progress:
+            progress = False
+            for task in list(self._tasks):
+                if self._can_go_on(task):
+                    self._resume(task)
+                    progress = True
+        self._tasks = [task for task in self._tasks if not task.done]
+
+    def _can_go_on(self, task: Task[Any]) -> bool:
+        if task.done:
+            return False
+        if task.overdue(self._clock()) is not None:
+            return True
+        waiting = task.waiting
+        if isinstance(waiting, Pass):
+            return False
+        if isinstance(waiting, Future):
+            if not waiting.done():
+                return False
+            task.failure = waiting.exception()
+            task.answer = None if task.failure else waiting.result()
+        elif isinstance(waiting, Wait):
+            ended = [handle for handle in waiting.handles if handle.done]
+            if len(ended) < (min(1, len(waiting.handles)) if waiting.first else len(waiting.handles)):
+                return False
+            task.answer = ended
+        return True
+
+    def _overdue(self, task: Task[Any]) -> SpecragError | None:
+        if task.cancelled:
+            return Cancelled("the request was cancelled")
+        if task.deadline is not None and self._clock() >= task.deadline:
+            return DeadlineExceeded("the request ran past its deadline; give it more time or fewer tokens")
+        return None
+
+    def _resume(self, task: Task[Any]) -> None:
+        """Advance one coroutine to its next pass, search or wait."""
+        overdue = task.overdue(self._clock())
+        if overdue is not None:
+            # Told once; the coroutine may still need passes to clean up.
+            task.failure = overdue
+            task.cancelled, task.deadline = False, None
+        try:
+            while True:
+                failure, answer = task.failure, task.answer
+                task.failure = task.answer = task.waiting = None
+                request = task.coroutine.send(answer) if failure is None else task.coroutine.throw(failure)
+                if isinstance(request, Emit):
+                    task.sink.emitted.append(request.value)
+                    task.sink.tell()
+                elif isinstance(request, Start):
+                    child = Task(request.coroutine, task.deadline, parent=task)
+                    task.children.append(child)
+                    self._tasks.append(child)
+                    task.answer = child
+                elif isinstance(request, Search):
+                    task.waiting = self._threads.submit(request.function)
+                    task.waiting.add_done_callback(self._wake)
+                    return
+                elif isinstance(request, Pass | Wait):
+                    task.waiting = request
+                    return
+                else:
+                    task.failure = SpecragError(f"coroutine: it yielded {request!r}, which is no request")
+        except StopIteration as stop:
+            task.value = stop.value
+        except BaseException as error:
+            task.error = error
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            if task.waiting is None:
+                task.ended = True
+                for child in task.children:
+                    child.cancel()
+                task.tell()
+
+    def _wake(self, _: Future[Any]) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _run_passes(self, tasks: list[Task[Any]]) -> None:
+        """One packed pass for each model, of the tasks that have waited longest."""
+        groups: dict[int, list[Task[Any]]] = {}
+        for task in tasks:
+            assert isinstance(task.waiting, Pass)
+            groups.setdefault(id(task.waiting.model), []).append(task)
+        for group in groups.values():
+            chosen: list[Task[Any]] = []
+            requests: list[Pass] = []
+            rows = 0
+            for task in group:
+                request = task.waiting
+                assert isinstance(request, Pass)
+                rows += len(request.segment.tokens)
+                if chosen and rows > self._max_rows:
+                    break
+                chosen.append(task)
+                requests.append(request)
+            self._run_pass(requests[0].model, chosen, requests)
+            # Those that have just run go behind the others, so that nobody waits for ever.
+            served = {id(task) for task in chosen}
+            self._tasks.sort(key=lambda task: id(task) in served)
+
+    def _run_pass(self, model: SessionModel, tasks: list[Task[Any]], requests: list[Pass]) -> None:
+        try:
+            answers = model.forward([request.segment for request in requests])
+            if len(answers) != len(tasks):
+                raise SpecragError(
+                    f"model: {len(answers)} answers for {len(tasks)} segments; mend its forward"
+                )
+        except Exception as error:
+            for task in tasks:
+                task.failure, task.waiting = error, None
+            return
+        for task, answer in zip(tasks, answers, strict=True):
+            task.answer, task.waiting = answer, None
 
 
 def _tell(task: Task[Any]) -> None:
-    if task._notify is not None:
+    if task.notify is not None:
         # A caller's event loop may have been closed under a request that it left behind.
         with contextlib.suppress(RuntimeError):
-            task._notify()
+            task.notify()
 
 
 def run(coroutine: Coroutine[T]) -> T:
