@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias, TypeVar, Unpack, cast
 
-from specrag.engine.executor import Executor, Task
+from specrag.engine.executor import Executor
 from specrag.engine.passes import Coroutine, Emit, gather
 from specrag.engine.prefix_cache import PrefixCache
 from specrag.engine.stopping import FinishReason
+from specrag.engine.task import Task
 from specrag.errors import ContextLengthError, InputError
 from specrag.methods.registry import DecodingMethod
 from specrag.models.loading import LoadedModel, load_model

@@ -161,7 +161,13 @@ def test_packed_with_other_sessions(behind: Behind) -> None:
 @pytest.mark.parametrize("chunk", [7, 64, 500, 512])
 def test_after_a_prefill_in_other_chunks(behind: Behind, chunk: int) -> None:
     session = Session(behind.loaded.model)
-    run(session.extend(behind.context, chunk=chunk))
+    # Small chunks only around position 1,024, where oneDNN's sums change their order; elsewhere they take long.
+    far = chunk == 7 and len(behind.context) > 1_060
+    before, after = (behind.context[:980], behind.context[1_060:]) if far else ([], [])
+    between = behind.context[len(before) : len(behind.context) - len(after)]
+    run(session.extend(before))
+    run(session.extend(between, chunk=chunk))
+    run(session.extend(after))
     check([next_bits(session)], behind.reference[:1], f"chunks of {chunk}")
 
 

@@ -121,7 +121,7 @@ def test_growing_is_rare() -> None:
         cache.prepare(1)
         cache.accept([0])
         sizes.add(cache.nbytes)
-    assert len(sizes) < 60
+    assert len(sizes) < 80  # 469 if it grew by the unit each time
 
 
 # --- forks ---------------------------------------------------------------------------------------------------
