@@ -60,8 +60,12 @@ def tiny_configs() -> dict[str, Any]:
         "llama-rope-scaled": tf.LlamaConfig(
             **small,
             rope_parameters={
-                "rope_type": "llama3", "rope_theta": 10_000.0, "factor": 8.0, "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
+                "rope_type": "llama3",
+                "rope_theta": 10_000.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
             },
         ),  # fmt: skip
         "qwen2": tf.Qwen2Config(**small),
@@ -100,7 +104,9 @@ def build(name: str) -> Case:
         weights = {key: value.clone() for key, value in module.state_dict().items()}
         model: SessionModel = LeanDecoder(config, weights, dtype=torch.float32, device=torch.device("cpu"))
     else:
-        model = TransformersModel(AutoModelForCausalLM.from_config(copy.deepcopy(config)), weights=module.state_dict())
+        model = TransformersModel(
+            AutoModelForCausalLM.from_config(copy.deepcopy(config)), weights=module.state_dict()
+        )
     return Case(model, oracle, 1e-4)
 
 

@@ -214,7 +214,11 @@ def plain_decoding(
         if token in stop_tokens:
             return Expected(output, Letters.of(output[:-1]), "stop", log_probs)
         shown = Letters.of(output)
-        ends = [(shown.find(string) + len(string), shown.find(string)) for string in stop_strings if string in shown]
+        ends = [
+            (shown.find(string) + len(string), shown.find(string))
+            for string in stop_strings
+            if string in shown
+        ]
         if ends:
             return Expected(output, shown[: min(ends)[1]], "stop", log_probs)
         if len(output) >= max_tokens or len(tokens) > model.context_length:

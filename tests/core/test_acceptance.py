@@ -113,7 +113,9 @@ def speculative_law(
                     node = tree.parents[node]
                 return target_probs(model, params, [*context, *path[::-1]])
 
-            verdict = rule(tree, lambda node: dice.throw(probs(node)), lambda node, token: float(probs(node)[token]))
+            verdict = rule(
+                tree, lambda node: dice.throw(probs(node)), lambda node, token: float(probs(node)[token])
+            )
             assert verdict.bonus is not None
             output += [*(tree.tokens[node] for node in verdict.path), verdict.bonus]
         return tuple(output[:count])
@@ -210,7 +212,7 @@ def test_the_whole_loop_keeps_the_law(name: str, seed: int, monkeypatch: pytest.
     def play(dice: Dice) -> tuple[int, ...]:
         nonlocal accepted
         monkeypatch.setattr(
-            loop, "choose", lambda logits, sampling, position: dice.throw(warp(logits, sampling).dense(4))
+            loop, "choose", lambda logits, sampling, _: dice.throw(warp(logits, sampling).dense(4))
         )
         drafter = ContextDrafter(seed, model.vocab_size)
         decoded = run(

@@ -29,10 +29,13 @@ from specrag.speculation.tree import EMPTY, DraftTree
 from tests.core.guessing import Budgets, RandomDrafter, decoding, random_tree
 
 pytestmark = pytest.mark.skipif(
-    not PackedLinear.available(), reason="this processor has no packed bf16 product, on which the promise rests"
+    not PackedLinear.available(),
+    reason="this processor has no packed bf16 product, on which the promise rests",
 )
 
-SENTENCE = "The river rose in the night, and by the morning the lower fields lay under a brown sheet of water. "
+SENTENCE = (
+    "The river rose in the night, and by the morning the lower fields lay under a brown sheet of water. "
+)
 CONTEXTS = {"short": 37, "long": 1_500}
 CHAIN = 64
 

@@ -103,7 +103,9 @@ def check(decoded: Decoded, expected: Expected, request: Request, schedule: Budg
     assert decoded.text == expected.text
     assert decoded.reason == expected.reason
     assert decoded.final_tokens == [*request.prompt, *expected.tokens]
-    assert [step.finish_reason for step in decoded.steps] == [None] * (len(decoded.steps) - 1) + [decoded.reason]
+    assert [step.finish_reason for step in decoded.steps] == [None] * (len(decoded.steps) - 1) + [
+        decoded.reason
+    ]
     assert [(d, a) for d, a, _ in schedule.told] == [(step.drafted, step.accepted) for step in decoded.steps]
     described = [token for step in decoded.steps for token in step.tokens]
     if request.log_probs is None:
@@ -155,7 +157,14 @@ def test_the_output_is_plain_decodings(
             executor.submit(
                 gather(
                     [
-                        decoding(model, case[0].prompt, case[0].settings, drafter, schedule, text_of(case[0], case[2]))
+                        decoding(
+                            model,
+                            case[0].prompt,
+                            case[0].settings,
+                            drafter,
+                            schedule,
+                            text_of(case[0], case[2]),
+                        )
                         for case, drafter, schedule in zip(cases, drafters, schedules, strict=True)
                     ]
                 )
@@ -164,7 +173,9 @@ def test_the_output_is_plain_decodings(
         assert executor._tasks == []
     finally:
         executor.close()
-    for case, decoded, truth, drafter, schedule in zip(cases, results, expected, drafters, schedules, strict=True):
+    for case, decoded, truth, drafter, schedule in zip(
+        cases, results, expected, drafters, schedules, strict=True
+    ):
         check(decoded, truth, case[0], schedule)
         check_rounds(decoded, drafter)
 
@@ -203,7 +214,9 @@ def test_the_end_may_come_at_every_place_of_an_accepted_run(place: int, how: str
     model, prompt, output = long_output()
     conditions: dict[str, Callable[[], StopConditions]] = {
         "token": lambda: StopConditions(30, frozenset([output[place]])),
-        "string": lambda: StopConditions(30, stop_strings=(Letters.of(output[max(place - 1, 0) : place + 2]),)),
+        "string": lambda: StopConditions(
+            30, stop_strings=(Letters.of(output[max(place - 1, 0) : place + 2]),)
+        ),
         "max_tokens": lambda: StopConditions(place + 1),
         "context": lambda: StopConditions(30),
     }
@@ -241,7 +254,11 @@ def test_a_session_goes_on_after_its_end() -> None:
     from specrag.speculation.decode import decode
 
     rest = decode(
-        first.session, Settings(StopConditions(20), sampling), Letters(), RandomDrafter(5, VOCAB), Budgets([5])
+        first.session,
+        Settings(StopConditions(20), sampling),
+        Letters(),
+        RandomDrafter(5, VOCAB),
+        Budgets([5]),
     )
     run(rest)
     assert first.session.tokens == prompt + output
@@ -269,7 +286,12 @@ def test_seconds_are_the_clocks() -> None:
     schedule = Budgets([0])
     decoded = run(
         decoding(
-            model, [4], Settings(StopConditions(5)), NoDrafter(), schedule, clock=lambda: float(next(ticks)) * 0.5
+            model,
+            [4],
+            Settings(StopConditions(5)),
+            NoDrafter(),
+            schedule,
+            clock=lambda: float(next(ticks)) * 0.5,
         )
     )
     assert [step.seconds for step in decoded.steps] == [0.5] * 5

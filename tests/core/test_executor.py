@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from specrag.engine.executor import Executor, Task
+from specrag.engine.executor import Executor
 from specrag.engine.outputs import ARGMAX, Row
 from specrag.engine.passes import Coroutine, Emit, Pass, Search, Segment, Start, Wait, gather
 from specrag.engine.session import Session
+from specrag.engine.task import Task
 from specrag.errors import Cancelled, DeadlineExceeded, SpecragError
 from specrag.models.toy import ToyModel
 from specrag.speculation.tree import EMPTY
@@ -25,7 +27,7 @@ SOON = 20.0
 class Recorder(ToyModel):
     """The toy, with a record of the rows of each segment of each pass, and a hook before each pass."""
 
-    def __init__(self, before: Callable[[int], None] = lambda number: None) -> None:
+    def __init__(self, before: Callable[[int], None] = lambda _: None) -> None:
         super().__init__(vocab_size=7, order=2, seed=1, context_length=100_000)
         self.packed: list[list[int]] = []
         self.before = before
@@ -118,7 +120,8 @@ def test_a_long_prefill_and_short_decodings_share_the_passes() -> None:
             try:
                 request = coroutine.send(answer)
             except StopIteration as stop:
-                return stop.value
+                result: list[int] = stop.value
+                return result
             answer = yield request
             if isinstance(request, Pass):
                 turns.setdefault(name, []).append(model.passes)
@@ -130,7 +133,7 @@ def test_a_long_prefill_and_short_decodings_share_the_passes() -> None:
         executor.run(task)
     assert len(turns["prefill"]) == 26
     for name, passes in turns.items():
-        waits = [later - earlier for earlier, later in zip(passes, passes[1:], strict=False)]
+        waits = [later - earlier for earlier, later in itertools.pairwise(passes)]
         assert max(waits) <= len(tasks), (name, waits)
     assert max(sum(rows) for rows in model.packed) <= 64
     executor.close()
@@ -272,7 +275,7 @@ def test_a_pass_that_fails_reaches_everyone_in_it_and_nobody_else(executor: Exec
 def test_ctrl_c_during_a_pass_leaves_the_executor_usable(executor: Executor) -> None:
     def interrupt(number: int) -> None:
         if number == 2:
-            model.before = lambda number: None
+            model.before = lambda _: None
             raise KeyboardInterrupt
 
     model = Recorder(interrupt)
@@ -305,7 +308,10 @@ def test_closing_a_stream_early_ends_its_request(executor: Executor) -> None:
 def test_closing_the_executor_ends_everything() -> None:
     model = Recorder()
     executor = Executor()
-    running, waiting = executor.submit(greedy(model, [1, 2], 1000)), executor.submit(greedy(model, [1, 2], 1000))
+    running, waiting = (
+        executor.submit(greedy(model, [1, 2], 1000)),
+        executor.submit(greedy(model, [1, 2], 1000)),
+    )
     next(executor.stream(running))
     executor.close()
     for task in (running, waiting):
@@ -340,7 +346,8 @@ def test_a_search_runs_beside_the_passes_of_others(executor: Executor) -> None:
     model.before = before
 
     def asking() -> Coroutine[str]:
-        return (yield Search(search))
+        found: str = yield Search(search)
+        return found
 
     asker, other = executor.submit(asking()), executor.submit(greedy(model, [1, 2], 20))
     assert executor.run(asker) == "found"
@@ -563,10 +570,14 @@ def test_an_asynchronous_request_raises_what_its_coroutine_raised() -> None:
         raise ValueError("inside")
 
     async def main() -> list[int]:
-        seen = []
-        with pytest.raises(ValueError, match="inside"):
+        seen: list[int] = []
+
+        async def consume() -> None:
             async for value in executor.astream(failing()):
                 seen.append(value)
+
+        with pytest.raises(ValueError, match="inside"):
+            await consume()
         return seen
 
     assert asyncio.run(main()) == [1]

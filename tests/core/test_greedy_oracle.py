@@ -95,7 +95,9 @@ def pair(request: pytest.FixtureRequest) -> Pair:
     return found
 
 
-def greedy(pair: Pair, prompts: list[list[int]], count: int, answers: list[list[int]] | None) -> list[Decoded]:
+def greedy(
+    pair: Pair, prompts: list[list[int]], count: int, answers: list[list[int]] | None
+) -> list[Decoded]:
     """Without ``answers`` plainly, else with random trees that are partly right; all requests at once."""
     settings = Settings(StopConditions(count), SamplingParams())
     model, tokenizer = pair.loaded.model, pair.loaded.tokenizer
@@ -143,6 +145,7 @@ def test_logits_are_those_of_transformers(pair: Pair) -> None:
     rows += run(session.score(EMPTY, LOGITS))
     assert len(rows) == len(tokens)
     for place, row in enumerate(rows):
+        assert row.logits is not None
         np.testing.assert_allclose(row.logits, expected[place], atol=1e-3, rtol=0)
 
 
@@ -153,7 +156,7 @@ def test_hidden_states_are_those_of_transformers(pair: Pair) -> None:
     hooks = [
         layers[-1].mlp.register_forward_pre_hook(lambda _, args: caught.update(ffn_input=args[0][0])),
         layers[-1].register_forward_hook(
-            lambda _, args, out: caught.update(last=(out[0] if isinstance(out, tuple) else out)[0])
+            lambda _, __, out: caught.update(last=(out[0] if isinstance(out, tuple) else out)[0])
         ),
     ]
     try:

@@ -14,7 +14,7 @@ from transformers import LlamaConfig
 from specrag.engine.attention import AttentionPlan
 from specrag.engine.executor import run
 from specrag.engine.kv import ROW_UNIT, KeyValueCache, KeyValueShape
-from specrag.engine.outputs import LOGITS, NOTHING
+from specrag.engine.outputs import LOGITS, NOTHING, Row
 from specrag.engine.passes import Segment, gather
 from specrag.engine.session import Session
 from specrag.models.decoder import LeanDecoder
@@ -53,7 +53,8 @@ def model() -> LeanDecoder:
 
 
 def text(seed: int, length: int) -> list[int]:
-    return np.random.default_rng(seed).integers(0, 61, length).tolist()
+    tokens: list[int] = np.random.default_rng(seed).integers(0, 61, length).tolist()
+    return tokens
 
 
 def prefilled(model: LeanDecoder, tokens: list[int]) -> Session:
@@ -66,6 +67,11 @@ def next_logits(session: Session) -> np.ndarray:
     rows = run(session.score(Tree(), LOGITS))
     assert rows[0].logits is not None
     return rows[0].logits
+
+
+def close(row: Row, expected: np.ndarray) -> None:
+    assert row.logits is not None
+    np.testing.assert_allclose(row.logits, expected, atol=1e-4)
 
 
 def fresh(model: LeanDecoder, tokens: list[int]) -> np.ndarray:
@@ -173,8 +179,8 @@ def test_shared_extents_are_read_once_a_pass(model: LeanDecoder, monkeypatch: py
     assert products == [5 * 3 * 2] * 4
     monkeypatch.undo()
     for tail, row in zip(tails, rows, strict=True):
-        np.testing.assert_allclose(row[0].logits, fresh(model, prefix + tail), atol=1e-4)
-        np.testing.assert_allclose(row[2].logits, fresh(model, [*prefix, *tail, 2]), atol=1e-4)
+        close(row[0], fresh(model, prefix + tail))
+        close(row[2], fresh(model, [*prefix, *tail, 2]))
 
 
 def test_writing_below_a_fork_does_not_disturb_it(model: LeanDecoder) -> None:
@@ -276,4 +282,4 @@ def test_kept_rows_move_together(model: LeanDecoder) -> None:
     cache.accept([0, 2, 4])
     assert cache.length == 33
     rows = model.forward([Segment(cache, [5], None, [LOGITS])])
-    np.testing.assert_allclose(rows[0][0].logits, fresh(model, [*tokens, 7, 9, 11, 5]), atol=1e-4)
+    close(rows[0][0], fresh(model, [*tokens, 7, 9, 11, 5]))

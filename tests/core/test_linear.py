@@ -17,7 +17,9 @@ from specrag.models.linear import (
     build_linear,
 )
 
-CPU_BF16 = pytest.mark.skipif(not PackedLinear.available(), reason="this processor has no packed bf16 product")
+CPU_BF16 = pytest.mark.skipif(
+    not PackedLinear.available(), reason="this processor has no packed bf16 product"
+)
 
 #: (inputs, outputs) as SmolLM2 has them: qkv, output, gate and up, down.
 SHAPES = [(576, 960), (576, 576), (576, 3072), (1536, 576)]

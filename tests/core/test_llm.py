@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -35,7 +35,9 @@ def cached_llm(llm: LLM) -> Iterator[LLM]:
     cached.close()
 
 
-@pytest.mark.parametrize("options", [{}, {"temperature": 0.9, "seed": 4, "top_p": 0.9}], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    "options", [{}, {"temperature": 0.9, "seed": 4, "top_p": 0.9}], ids=["greedy", "sampled"]
+)
 def test_every_way_to_ask_gives_the_same(llm: LLM, options: dict[str, float]) -> None:
     once = llm.generate(PROMPT, max_tokens=24, **options)  # type: ignore[arg-type]
     steps = list(llm.stream(PROMPT, max_tokens=24, **options))  # type: ignore[arg-type]
@@ -78,7 +80,9 @@ def test_the_kinds_of_prompts(llm: LLM) -> None:
     by_text = llm.generate(PROMPT, max_tokens=8)
     assert tokens_of(llm.generate([{"role": "user", "content": PROMPT}], max_tokens=8)) == tokens_of(by_text)
     assert tokens_of(llm.generate(chat, max_tokens=8)) == tokens_of(by_text)
-    assert tokens_of(llm.generate(raw, max_tokens=8)) == tokens_of(llm.generate(PROMPT, raw=True, max_tokens=8))
+    assert tokens_of(llm.generate(raw, max_tokens=8)) == tokens_of(
+        llm.generate(PROMPT, raw=True, max_tokens=8)
+    )
     assert llm.generate(PROMPT, raw=True, max_tokens=1).usage.prompt_tokens == len(raw) < len(chat)
 
 
@@ -86,9 +90,10 @@ def test_stop_strings_cut_the_text(llm: LLM) -> None:
     free = llm.generate("Count from one to ten in digits.", max_tokens=30, raw=False).text
     stop = free[6:9]
     generation = llm.generate("Count from one to ten in digits.", max_tokens=30, stop=stop)
+    streamed = list(llm.stream("Count from one to ten in digits.", max_tokens=30, stop=[stop]))
     assert generation.text == free[: free.index(stop)]
     assert generation.finish_reason == "stop"
-    assert joined(list(llm.stream("Count from one to ten in digits.", max_tokens=30, stop=[stop])))[1] == generation.text
+    assert joined(streamed)[1] == generation.text
 
 
 def test_the_end_token_ends_and_can_be_ignored(llm: LLM) -> None:
@@ -161,7 +166,9 @@ def test_a_timeout_ends_the_request_and_leaves_the_model_usable(llm: LLM) -> Non
         ({"method": "plian"}, "did you mean plain?"),
     ],
 )
-def test_a_wrong_option_is_refused_before_any_work(llm: LLM, options: dict[str, object], message: str) -> None:
+def test_a_wrong_option_is_refused_before_any_work(
+    llm: LLM, options: dict[str, object], message: str
+) -> None:
     with pytest.raises(InputError) as caught:
         llm.generate(PROMPT, **options)  # type: ignore[arg-type]
     assert message in str(caught.value)
@@ -227,7 +234,7 @@ print(time.perf_counter() - started)
 """
 
 
-def test_a_second_load_is_quick(llm: LLM, record_property: pytest.RecordProperty) -> None:
+def test_a_second_load_is_quick(llm: LLM, record_property: Callable[[str, object], None]) -> None:
     """Imports included, in a process of its own. The goal is 3 s on a quiet machine."""
     result = subprocess.run(
         [sys.executable, "-c", LOAD], capture_output=True, text=True, check=True, env=dict(os.environ)

@@ -97,7 +97,9 @@ def test_another_architecture_runs_as_transformers_module(tmp_path: Path, folder
     from transformers import GPT2Config
 
     torch.manual_seed(2)
-    config = GPT2Config(vocab_size=97, n_embd=32, n_layer=2, n_head=4, n_positions=64, bos_token_id=1, eos_token_id=1)
+    config = GPT2Config(
+        vocab_size=97, n_embd=32, n_layer=2, n_head=4, n_positions=64, bos_token_id=1, eos_token_id=1
+    )
     module = AutoModelForCausalLM.from_config(config).eval()
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter, std=0.2)

@@ -31,6 +31,10 @@ BLOCK_ROWS = 128
 SMALL_KEYS = 256
 SMALL_ROWS = 8
 
+#: oneDNN's bf16 product sums up to so many keys in one order, and more of them in another (as it does with the
+#: inputs of a linear layer, ``models/linear.py``).
+INVARIANT_KEYS = 1024
+
 
 @dataclass(slots=True)
 class _SharedExtent:
@@ -175,7 +179,7 @@ class AttentionPlan:
         if count <= BLOCK_ROWS:
             scores = _scores(queries, keys, softcap)
             plan.hide(scores, self.group, window, slice(0, count))
-            return torch.bmm(torch.softmax(scores, dim=-1), values)
+            return self._mix(torch.softmax(scores, dim=-1), values)
         blocks = []
         for start in range(0, count, BLOCK_ROWS):
             rows = slice(start, min(start + BLOCK_ROWS, count))
@@ -186,7 +190,7 @@ class AttentionPlan:
             block = queries[:, rows.start * self.group : rows.stop * self.group]
             scores = _scores(block, keys[:, :seen], softcap)
             plan.hide(scores, self.group, window, rows)
-            blocks.append(torch.bmm(torch.softmax(scores, dim=-1), values[:, :seen]))
+            blocks.append(self._mix(torch.softmax(scores, dim=-1), values[:, :seen]))
         return torch.cat(blocks, dim=1)
 
     def _attend_chain(
@@ -252,7 +256,7 @@ class AttentionPlan:
             if window is not None:
                 hidden |= columns[None] <= positions[:, None] - window
             scores.unflatten(1, (-1, self.group)).masked_fill_(hidden[:, None], float("-inf"))
-            mixed = torch.bmm(torch.softmax(scores, dim=-1), buffer[1, :, :total])
+            mixed = self._mix(torch.softmax(scores, dim=-1), buffer[1, :, :total])
             out.index_copy_(1, index[start:], mixed.unflatten(1, (-1, self.group)))
         buffer[:, :, plan.offset : plan.offset + count] = original
         return out.flatten(1, 2)
@@ -262,6 +266,18 @@ class AttentionPlan:
         assert plan.ancestors is not None
         leaves = np.flatnonzero(plan.ancestors.sum(axis=0) == 1)
         return sorted((int(leaf) for leaf in leaves), key=lambda leaf: -plan.depths[leaf])
+
+    def _mix(self, weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """``[kv_heads, rows * group, keys]`` times ``[kv_heads, keys, head_dim]``."""
+        if not self.invariant or values.shape[1] <= INVARIANT_KEYS:
+            return torch.bmm(weights, values)
+        # Blocks at absolute positions: a block that a row does not see adds an exact zero.
+        parts = zip(weights.split(INVARIANT_KEYS, dim=-1), values.split(INVARIANT_KEYS, dim=1), strict=True)
+        first_weights, first_values = next(parts)
+        out = torch.bmm(first_weights, first_values)
+        for part_weights, part_values in parts:
+            out += torch.bmm(part_weights, part_values)
+        return out
 
     def _is_small(self, plan: SegmentPlan) -> bool:
         """Whether torch's fused kernel is faster: where the operations' overhead outweighs their work.
