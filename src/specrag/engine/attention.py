@@ -11,6 +11,7 @@ rows have the same bits however many rows are in the pass (``tests/core/test_bat
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -21,14 +22,13 @@ import torch.nn.functional as F
 from specrag.engine.bundle import Bundle
 from specrag.engine.kv import ROW_UNIT, Extent
 from specrag.engine.passes import Segment
-from specrag.engine.segment_plan import SegmentPlan
+from specrag.engine.segment_plan import SMALL_KEYS, SegmentPlan, readable
 
 #: Rows of one attention product; bounds the score matrix to ROWS * keys * heads numbers.
 BLOCK_ROWS = 128
 
-#: Up to so many keys and rows torch's fused attention is faster than separate products (two Zen 4 cores: 21
-#: against 43 microseconds for one row and 128 keys, even at 512 keys or 16 rows).
-SMALL_KEYS = 256
+#: Up to so many rows, and up to SMALL_KEYS keys, torch's fused attention is faster than separate products (two
+#: Zen 4 cores: 21 against 43 microseconds for one row and 128 keys, even at 512 keys or 16 rows).
 SMALL_ROWS = 8
 
 #: oneDNN's bf16 product sums up to so many keys in one order, and more of them in another (as it does with the
@@ -63,6 +63,7 @@ class AttentionPlan:
         # For each segment that reads shared extents: which of them, and its rows in their products.
         self._reads: dict[int, list[tuple[int, slice]]] = {}
         self._bundles: dict[int, Bundle] = {}
+        self._memory: dict[int, torch.Tensor] = {}
         first = 0
         for segment in segments:
             self.segments.append(SegmentPlan.of(segment, first))
@@ -94,8 +95,12 @@ class AttentionPlan:
             ``[kv_heads, rows * group, head_dim]``.
         """
         shared_scores = [
-            _scores(
-                self._gather(queries, item.members), item.extent.layers[layer][0, :, : item.rows], softcap
+            _cap(
+                torch.bmm(
+                    self._gather(queries, item.members),
+                    item.extent.layers[layer][0, :, : item.rows].transpose(1, 2),
+                ),
+                softcap,
             )
             for item in self.shared
         ]
@@ -176,22 +181,18 @@ class AttentionPlan:
             return F.scaled_dot_product_attention(
                 queries[None], keys[None], values[None], attn_mask=mask, scale=1.0
             )[0]
-        if count <= BLOCK_ROWS:
-            scores = _scores(queries, keys, softcap)
-            plan.hide(scores, self.group, window, slice(0, count))
-            return self._mix(torch.softmax(scores, dim=-1), values)
         blocks = []
         for start in range(0, count, BLOCK_ROWS):
             rows = slice(start, min(start + BLOCK_ROWS, count))
             # A chain's earlier rows see nothing of the later ones: leave those keys out.
             seen = plan.keys
             if plan.ancestors is None:
-                seen = -(-(plan.offset + rows.stop) // ROW_UNIT) * ROW_UNIT
+                seen = readable(-(-(plan.offset + rows.stop) // ROW_UNIT) * ROW_UNIT, plan.keys)
             block = queries[:, rows.start * self.group : rows.stop * self.group]
-            scores = _scores(block, keys[:, :seen], softcap)
+            scores = self._scores(block, keys[:, :seen], softcap)
             plan.hide(scores, self.group, window, rows)
-            blocks.append(self._mix(torch.softmax(scores, dim=-1), values[:, :seen]))
-        return torch.cat(blocks, dim=1)
+            blocks.append(self._mix(self._softmax(scores), values[:, :seen]))
+        return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1)
 
     def _attend_chain(
         self,
@@ -205,7 +206,7 @@ class AttentionPlan:
     ) -> torch.Tensor:
         """A session that reads shared extents before its own: one softmax over all of them."""
         keys, values = plan.own.layers[layer][:, :, : plan.keys].unbind(0)
-        own = _scores(queries, keys, softcap)
+        own = _cap(torch.bmm(queries, keys.transpose(1, 2)), softcap)
         rows = slice(0, plan.count)
         plan.hide(own, self.group, window, rows)
         parts = [shared_scores[number][:, rows] for number, rows in self._reads[id(plan)]]
@@ -248,15 +249,15 @@ class AttentionPlan:
             # The rows of a path that another path has computed already are not computed again.
             start = fresh[0]
             block = folded.index_select(1, index[start:]).flatten(1, 2)
-            total = -(-(plan.offset + depth) // ROW_UNIT) * ROW_UNIT
-            scores = _scores(block, buffer[0, :, :total], softcap)
+            total = readable(-(-(plan.offset + depth) // ROW_UNIT) * ROW_UNIT, plan.keys)
+            scores = self._scores(block, buffer[0, :, :total], softcap)
             positions = torch.arange(plan.offset + start, plan.offset + depth, device=queries.device)
             columns = torch.arange(total, device=queries.device)
             hidden = columns[None] > positions[:, None]
             if window is not None:
                 hidden |= columns[None] <= positions[:, None] - window
             scores.unflatten(1, (-1, self.group)).masked_fill_(hidden[:, None], float("-inf"))
-            mixed = self._mix(torch.softmax(scores, dim=-1), buffer[1, :, :total])
+            mixed = self._mix(self._softmax(scores), buffer[1, :, :total])
             out.index_copy_(1, index[start:], mixed.unflatten(1, (-1, self.group)))
         buffer[:, :, plan.offset : plan.offset + count] = original
         return out.flatten(1, 2)
@@ -266,6 +267,28 @@ class AttentionPlan:
         assert plan.ancestors is not None
         leaves = np.flatnonzero(plan.ancestors.sum(axis=0) == 1)
         return sorted((int(leaf) for leaf in leaves), key=lambda leaf: -plan.depths[leaf])
+
+    def _scores(self, queries: torch.Tensor, keys: torch.Tensor, softcap: float | None) -> torch.Tensor:
+        """``[kv_heads, rows * group, keys]``, in memory that the next call overwrites."""
+        out = self._workspace(0, queries, keys.shape[1])
+        return _cap(torch.bmm(queries, keys.transpose(1, 2), out=out), softcap)
+
+    def _softmax(self, scores: torch.Tensor) -> torch.Tensor:
+        """The weights, in memory that the next call overwrites."""
+        weights: torch.Tensor = torch.softmax(scores, dim=-1, out=self._workspace(1, scores, scores.shape[2]))
+        return weights
+
+    def _workspace(self, number: int, like: torch.Tensor, keys: int) -> torch.Tensor:
+        """``[kv_heads, rows * group, keys]`` that lives as long as the pass.
+
+        Matrices of megabytes made anew in every layer go back to the system each time, and the page faults then
+        take as long as the products (measured: 64 rows behind 1,024 keys 1.45 against 0.62 ms a layer).
+        """
+        size = (like.shape[0], like.shape[1], keys)
+        needed = math.prod(size)
+        if number not in self._memory or self._memory[number].numel() < needed:
+            self._memory[number] = torch.empty(needed, dtype=like.dtype, device=like.device)
+        return self._memory[number][:needed].view(size)
 
     def _mix(self, weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """``[kv_heads, rows * group, keys]`` times ``[kv_heads, keys, head_dim]``."""
@@ -298,9 +321,5 @@ class AttentionPlan:
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
-def _scores(queries: torch.Tensor, keys: torch.Tensor, softcap: float | None) -> torch.Tensor:
-    """``[kv_heads, rows * group, keys]``."""
-    scores = torch.bmm(queries, keys.transpose(1, 2))
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
-    return scores
+def _cap(scores: torch.Tensor, softcap: float | None) -> torch.Tensor:
+    return scores if softcap is None else torch.tanh(scores / softcap) * softcap
