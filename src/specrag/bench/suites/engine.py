@@ -88,7 +88,7 @@ class EngineSuite:
                 for count in counts
             ]
             records = context.measure(
-                f"passes behind {length}", rows, context.plan(5 if context.quick else 11)
+                f"passes behind {length}", rows, context.plan(5 if context.quick else 7)
             )
             yield from context.summarise(
                 records,
@@ -116,7 +116,7 @@ class EngineSuite:
 
         counts = (8,) if context.quick else (2, 4, 8, 16)
         rows = [_row("requests/at once", count, methods, prepare) for count in counts]
-        records = context.measure("requests", rows, context.plan(2 if context.quick else 5))
+        records = context.measure("requests", rows, context.plan(2 if context.quick else 3))
         yield from context.summarise(records, baselines=[PLAIN], dtype="bf16", overall=False)
 
     def _prefill(
