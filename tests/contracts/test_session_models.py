@@ -67,7 +67,7 @@ def tiny_configs() -> dict[str, Any]:
                 "high_freq_factor": 4.0,
                 "original_max_position_embeddings": 64,
             },
-        ),  # fmt: skip
+        ),
         "qwen2": tf.Qwen2Config(**small),
         "qwen3": tf.Qwen3Config(**small, head_dim=16),
         "mistral-windowed": tf.MistralConfig(**small, sliding_window=24),
@@ -98,7 +98,8 @@ def build(name: str) -> Case:
 
     @torch.inference_mode()
     def oracle(tokens: list[int]) -> np.ndarray:
-        return module(torch.tensor([tokens]), use_cache=False).logits[0, -1].float().numpy()
+        logits: np.ndarray = module(torch.tensor([tokens]), use_cache=False).logits[0, -1].float().numpy()
+        return logits
 
     if name in LEAN:
         weights = {key: value.clone() for key, value in module.state_dict().items()}
@@ -122,7 +123,8 @@ def executor() -> Iterator[Executor]:
     executor.close()
 
 
-def check(case: Case, row_logits: np.ndarray, tokens: list[int]) -> None:
+def check(case: Case, row_logits: np.ndarray | None, tokens: list[int]) -> None:
+    assert row_logits is not None
     np.testing.assert_allclose(row_logits, case.oracle(tokens), atol=case.tolerance, rtol=0)
 
 
@@ -145,7 +147,10 @@ def test_outputs_are_derived_from_the_raw_logits(case: Case, executor: Executor)
     log_probs = logits - np.logaddexp.reduce(logits)
     best = np.argsort(-logits, kind="stable")
     assert row.argmax == best[0]
-    assert row.top_tokens is not None and row.top_tokens.tolist() == best[:4].tolist()
+    assert row.top_tokens is not None
+    assert row.top_tokens.tolist() == best[:4].tolist()
+    assert row.top_log_probs is not None
+    assert row.log_probs is not None
     np.testing.assert_allclose(row.top_log_probs, log_probs[best[:4]], atol=1e-3)
     np.testing.assert_allclose(row.log_probs, log_probs[[3, 9]], atol=1e-3)
     assert row.entropy == pytest.approx(-(np.exp(log_probs) * log_probs).sum(), abs=1e-3)

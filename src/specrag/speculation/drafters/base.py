@@ -28,7 +28,7 @@ class Drafter(Protocol):
         """A drafter in the same state, for a fork of the session."""
 
     def close(self) -> None:
-        """Release memory."""
+        """Release memory; called by whoever made the drafter, since it may serve several calls of the loop."""
 
 
 class NoDrafter:
