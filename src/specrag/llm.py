@@ -160,11 +160,11 @@ class LLM:
     async def agenerate(self, prompt: Prompt, **options: Unpack[Options]) -> Generation:
         """:meth:`generate` without blocking the event loop."""
         request = self._request(prompt, options)
-        steps = [
-            step
-            async for step in self.executor.astream(self._finish(request), deadline=self._deadline(request))
-        ]
-        generation = steps[-1]
+        generation: object = None
+        emissions = self.executor.astream(self._finish(request), deadline=self._deadline(request))
+        async with aclosing(emissions):
+            async for generation in emissions:  # noqa: B007 - the last one is the generation
+                pass
         assert isinstance(generation, Generation)
         return generation
 
@@ -270,7 +270,8 @@ def load(
         device: a torch device; by default the first GPU if there is one, else the CPU.
         adapter: a folder with a LoRA adapter, merged into the weights.
         batch_invariant: a token's distribution has the same bits whatever else is in its pass.
-        prefix_cache_bytes: memory for keys and values of earlier prompts; 0 for none.
+        prefix_cache_bytes: memory for keys and values of earlier prompts; 0 for none. Without
+            ``batch_invariant`` a prompt found there may round differently from one that is read anew.
         progress: show a bar while fetching and converting.
     """
     loaded = load_model(

@@ -70,7 +70,8 @@ def adapter(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Path:
 
 def _adapted(folder: Path, adapter: Path) -> torch.nn.Module:
     module = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    return peft.PeftModel.from_pretrained(module, adapter).eval()
+    adapted: torch.nn.Module = peft.PeftModel.from_pretrained(module, adapter).eval()
+    return adapted
 
 
 def test_a_folder_of_transformers_loads_as_it_is(folder: Path) -> None:

@@ -72,12 +72,12 @@ class LeanDecoder:
         self._eps: float = config.rms_norm_eps
         self._hidden_size: int = config.hidden_size
         self._build = {"int8": int8, "invariant": batch_invariant}
-        self._embedding = weights.pop("model.embed_tokens.weight").to(device)
+        self._embedding = weights.pop("model.embed_tokens.weight").to(device, copy=True)
         head = weights.pop("lm_head.weight", None)
         self._head = build_linear(
             (self._embedding if head is None else head).to(device=device, dtype=dtype), None, **self._build
         )
-        self._norm = weights.pop("model.norm.weight").to(device=device, dtype=dtype)
+        self._norm = weights.pop("model.norm.weight").to(device=device, dtype=dtype, copy=True)
         windows = _windows(config)
         self._layers = [
             self._layer(weights, index, windows[index]) for index in range(config.num_hidden_layers)
@@ -157,7 +157,10 @@ class LeanDecoder:
 
         def take(name: str) -> torch.Tensor | None:
             tensor = weights.pop(prefix + name, None)
-            return None if tensor is None else tensor.to(device=self.device, dtype=self.dtype)
+            if tensor is None:
+                return None
+            # What is kept as it is, is copied: nothing then keeps the file mapped beside the packed matrices.
+            return tensor.to(device=self.device, dtype=self.dtype, copy=tensor.dim() == 1)
 
         def need(name: str) -> torch.Tensor:
             tensor = take(name)

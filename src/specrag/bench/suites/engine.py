@@ -17,6 +17,7 @@ from specrag.bench.machine import Rates, measure_rates
 from specrag.bench.measurement import Extra, Measurement
 from specrag.bench.plots import Axis, Series, line_plot
 from specrag.bench.suite import BenchContext
+from specrag.bench.suites import engine_memory
 from specrag.bench.suites.engine_subjects import Engine, Ours, Transformers
 from specrag.bench.summary import Summary
 
@@ -48,6 +49,8 @@ class EngineSuite:
         yield from self._requests(context, engines)
         yield from self._prefill(context, engines, lengths)
         yield from self._forks(context, engines, lengths)
+        if not context.quick:
+            yield from self._memory(context)
         yield from self._perplexity(context, engines)
 
     def _decoding(
@@ -145,6 +148,23 @@ class EngineSuite:
         rows = [_row("fork and memory/behind", length, (PLAIN,), prepare) for length in lengths]
         records = context.measure("forks", rows, context.plan(3))
         yield from context.summarise(records, baselines=[PLAIN], dtype="bf16", overall=False)
+
+    def _memory(self, context: BenchContext) -> Iterator[Measurement]:
+        dtypes = {PLAIN: "bf16", INT8: "int8", TRANSFORMERS: engine_memory.TRANSFORMERS}
+
+        def prepare(length: int) -> Mapping[str, Trial]:
+            return {
+                name: engine_memory.memory_trial(
+                    context.model, dtype, context.device, length=length, new=_NEW_TOKENS
+                )
+                for name, dtype in dtypes.items()
+            }
+
+        rows = [_row("a process of its own/reading", 4000, tuple(dtypes), prepare)]
+        records = context.measure("memory", rows, context.plan(2))
+        yield from context.summarise(
+            records, baselines=[TRANSFORMERS], dtype="bf16", overall=False, extra=_weights
+        )
 
     def _perplexity(self, context: BenchContext, engines: Engines) -> Iterator[Measurement]:
         methods = (PLAIN, INT8)

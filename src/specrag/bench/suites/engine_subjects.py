@@ -98,19 +98,13 @@ class Ours:
 
     def prefilling(self, prompt: list[int]) -> Trial:
         def trial() -> Outcome:
-            with peak_memory() as peak:
-                self._synchronise()
-                started = time.perf_counter()
-                session = self._read(prompt)
-                row = self._run(session.score(DraftTree(), ARGMAX))[0]
-                self._synchronise()
-                seconds = time.perf_counter() - started
-            return Outcome(
-                tokens=len(prompt),
-                seconds=seconds,
-                output=str(row.argmax),
-                figures={"grown_mib": peak.grown_mib},
-            )
+            self._synchronise()
+            started = time.perf_counter()
+            session = self._read(prompt)
+            row = self._run(session.score(DraftTree(), ARGMAX))[0]
+            self._synchronise()
+            seconds = time.perf_counter() - started
+            return Outcome(tokens=len(prompt), seconds=seconds, output=str(row.argmax))
 
         return trial
 
@@ -254,18 +248,12 @@ class Transformers:
         ids = self._ids(prompt)
 
         def trial() -> Outcome:
-            with peak_memory() as peak:
-                self._synchronise()
-                started = time.perf_counter()
-                output = self._generate(ids, None, 1)[0, -1]
-                self._synchronise()
-                seconds = time.perf_counter() - started
-            return Outcome(
-                tokens=len(prompt),
-                seconds=seconds,
-                output=str(int(output)),
-                figures={"grown_mib": peak.grown_mib},
-            )
+            self._synchronise()
+            started = time.perf_counter()
+            output = self._generate(ids, None, 1)[0, -1]
+            self._synchronise()
+            seconds = time.perf_counter() - started
+            return Outcome(tokens=len(prompt), seconds=seconds, output=str(int(output)))
 
         return trial
 

@@ -1,0 +1,69 @@
+"""Peak memory and loading time of an engine, each in a process of its own.
+
+Within one process the figures would mix: memory that an engine gave back stays with the allocator, and imports
+are paid once. Run as a module, it prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import time
+
+import psutil
+
+from specrag.bench.interleave import Trial
+from specrag.bench.records import Outcome
+
+#: Name of the dtype that stands for transformers' own engine on the command line.
+TRANSFORMERS = "transformers"
+
+
+def memory_trial(model: str, dtype: str, device: str, *, length: int, new: int) -> Trial:
+    """A trial that starts a process: load, read ``length`` tokens, decode ``new``.
+
+    Args:
+        dtype: of this engine, or :data:`TRANSFORMERS`.
+    """
+    command = [sys.executable, "-m", __name__, model, dtype, device, str(length), str(new)]
+
+    def trial() -> Outcome:
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        figures = json.loads(done.stdout.splitlines()[-1])
+        return Outcome(seconds=figures.pop("total_s"), figures=figures)
+
+    return trial
+
+
+def main(model: str, dtype: str, device: str, length: str, new: str) -> None:
+    """Do it, and print the figures."""
+    started = time.perf_counter()
+    from specrag.bench.suites.engine_subjects import Engine, Ours, Transformers
+
+    engine: Engine = (
+        Transformers(model, device)
+        if dtype == TRANSFORMERS
+        else Ours(model, dtype, device, batch_invariant=False)
+    )
+    loaded = time.perf_counter() - started
+    loaded_mib = psutil.Process().memory_info().rss / 2**20
+    prompt = [1000 + token % 1000 for token in range(int(length))]
+    engine.prefilling(prompt)()
+    engine.decoding(prompt, int(new))()
+    print(
+        json.dumps(
+            {
+                "total_s": time.perf_counter() - started,
+                "load_s": loaded,
+                "loaded_mib": loaded_mib,
+                # Mapped weight files included, which the system may take back.
+                "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
