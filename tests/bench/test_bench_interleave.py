@@ -255,7 +255,7 @@ def test_a_child_of_our_own_is_not_somebody_else() -> None:
         child.kill()
     after = load.read_times()
     assert during.own - before.own > 0.2, "while it lives"
-    assert after.own >= during.own, "and when it is gone"
+    assert after.own > during.own - 0.005, "and when it is gone; the sums round"
 
 
 def test_the_note_counts_busy_runs() -> None:
