@@ -7,15 +7,16 @@ are paid once. Run as a module, it prints one JSON object.
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 
 from specrag.bench.interleave import Trial
 from specrag.bench.records import Outcome
+from specrag.errors import SpecragError
 
 #: Name of the dtype that stands for transformers' own engine on the command line.
 TRANSFORMERS = "transformers"
@@ -58,11 +59,21 @@ def main(model: str, dtype: str, device: str, length: str, new: str) -> None:
                 "total_s": time.perf_counter() - started,
                 "load_s": loaded,
                 "loaded_mib": loaded_mib,
-                # Mapped weight files included, which the system may take back.
-                "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+                "peak_mib": _peak_mib(),
             }
         )
     )
+
+
+def _peak_mib() -> float:
+    """Largest resident size of this process, mapped weight files included, which the system may take back.
+
+    Not ``ru_maxrss``: a child of a large process inherits its parent's.
+    """
+    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) / 1024
+    raise SpecragError("peak memory: /proc/self/status has no VmHWM; measure on Linux")
 
 
 if __name__ == "__main__":
