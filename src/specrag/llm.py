@@ -12,9 +12,10 @@ from typing import TypeAlias, TypeVar, Unpack, cast
 from specrag.engine.executor import Executor
 from specrag.engine.passes import Coroutine, Emit, gather
 from specrag.engine.prefix_cache import PrefixCache
+from specrag.engine.session import check_room
 from specrag.engine.stopping import FinishReason
 from specrag.engine.task import Task
-from specrag.errors import ContextLengthError, InputError
+from specrag.errors import InputError
 from specrag.methods.registry import DecodingMethod
 from specrag.models.loading import LoadedModel, load_model
 from specrag.models.tokenizer import TextStream
@@ -206,12 +207,7 @@ class LLM:
     def _request(self, prompt: Prompt, options: Options) -> _Request:
         checked = check_options(options)
         tokens = self.encode(prompt, raw=checked.raw)
-        if len(tokens) > self.model.context_length:
-            raise ContextLengthError(
-                "prompt",
-                f"{len(tokens)} tokens",
-                f"the model's context holds {self.model.context_length}; shorten it or take another model",
-            )
+        check_room(self.model, len(tokens))
         ends = frozenset() if checked.ignore_eos else self.tokenizer.eos_tokens
         conditions = replace(checked.stop, stop_tokens=ends)
         settings = Settings(conditions, checked.sampling, checked.log_probs, checked.processors)

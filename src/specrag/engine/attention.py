@@ -68,7 +68,6 @@ class AttentionPlan:
         for segment in segments:
             self.segments.append(SegmentPlan.of(segment, first))
             first += len(segment.tokens)
-        self.rows = first
         self._find_shared()
         self._find_bundles()
         self.positions = [position for plan in self.segments for position in plan.positions]

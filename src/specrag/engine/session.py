@@ -25,6 +25,21 @@ class Tree(Protocol):
         """The node that each node follows, -1 for the session's newest token; parents come first."""
 
 
+def check_room(model: SessionModel, length: int) -> None:
+    """Make sure that the model's context holds ``length`` tokens.
+
+    Raises:
+        ContextLengthError: it does not.
+    """
+    limit = model.context_length
+    if length > limit:
+        raise ContextLengthError(
+            "prompt",
+            f"{length} tokens",
+            f"the model's context holds {limit}; shorten it or take another model",
+        )
+
+
 class Session:
     """One sequence: committed tokens, and the model's cache of their keys and values.
 
@@ -71,7 +86,7 @@ class Session:
         Raises:
             ContextLengthError: before any work, if the model's context is too short.
         """
-        self._check_room(len(self.tokens) + len(tokens))
+        check_room(self.model, len(self.tokens) + len(tokens))
         self._check_tokens(tokens)
         self._scored = None
         self._keep_newest_pending()
@@ -118,7 +133,7 @@ class Session:
             parents,
             [NOTHING] * (count - 1) + [outputs] * (1 + len(tree.tokens)),
         )
-        self._check_room(self.cache.length + 1 + max(segment.depths()))
+        check_room(self.model, self.cache.length + 1 + max(segment.depths()))
         rows: list[Row] = yield Pass(self.model, segment)
         self.cache.accept(range(count))
         self._scored = tree
@@ -175,15 +190,6 @@ class Session:
         """A scored token whose round was not committed, or without a bonus, is fed once more."""
         if self.cache.length >= len(self.tokens):
             self.cache.truncate(max(len(self.tokens) - 1, 0))
-
-    def _check_room(self, length: int) -> None:
-        limit = self.model.context_length
-        if length > limit:
-            raise ContextLengthError(
-                "prompt",
-                f"{length} tokens",
-                f"the model's context holds {limit}; shorten it or take another model",
-            )
 
     def _check_tokens(self, tokens: Sequence[int]) -> None:
         size = self.model.vocab_size
