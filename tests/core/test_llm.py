@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+import time
 import unicodedata
 from collections.abc import Callable, Iterator
 
