@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from specrag import LLM
+    from specrag import LanguageModel
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -34,7 +34,7 @@ def smollm2(model_home: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def llm(smollm2: Path) -> Iterator[LLM]:
+def llm(smollm2: Path) -> Iterator[LanguageModel]:
     """Give SmolLM2-135M-Instruct in bf16, ready to generate; shared, so leave it as it was."""
     import specrag
 

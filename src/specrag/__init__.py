@@ -8,17 +8,18 @@ from specrag.errors import (
     ModelFilesError,
     SpecragError,
 )
-from specrag.llm import LLM, Generation, load
-from specrag.options import Options
+from specrag.language_model import LanguageModel, load
+from specrag.methods.generation import Generation
+from specrag.methods.options import Options
 from specrag.speculation.decode import Step
 
 __all__ = [
-    "LLM",
     "Cancelled",
     "ContextLengthError",
     "DeadlineExceeded",
     "Generation",
     "InputError",
+    "LanguageModel",
     "ModelFilesError",
     "Options",
     "SpecragError",

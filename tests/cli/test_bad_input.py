@@ -174,7 +174,7 @@ def test_prompt_of_broken_bytes() -> None:
 
 
 @pytest.fixture(scope="module")
-def llm(tiny: Path) -> package.LLM:
+def llm(tiny: Path) -> package.LanguageModel:
     return package.load(tiny)
 
 
@@ -206,7 +206,7 @@ def llm(tiny: Path) -> package.LLM:
         ("logit_bias", [3]),
     ],
 )
-def test_refused_from_python(field: str, value: Any, llm: package.LLM) -> None:
+def test_refused_from_python(field: str, value: Any, llm: package.LanguageModel) -> None:
     options: Any = {field: value}
     for call in (llm.generate, llm.stream):
         with pytest.raises(InputError) as caught:
@@ -215,30 +215,30 @@ def test_refused_from_python(field: str, value: Any, llm: package.LLM) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_unknown_option_from_python(llm: package.LLM) -> None:
+def test_unknown_option_from_python(llm: package.LanguageModel) -> None:
     with pytest.raises(InputError, match="did you mean temperature"):
         llm.generate("Hello", temprature=1)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("prompt", ["", [], 5.5, [1.5], [{"role": "user"}]])
-def test_unusable_prompt_from_python(prompt: Any, llm: package.LLM) -> None:
+def test_unusable_prompt_from_python(prompt: Any, llm: package.LanguageModel) -> None:
     with pytest.raises(InputError):
         llm.generate(prompt)
 
 
-def test_token_ids_outside_of_the_vocabulary(llm: package.LLM) -> None:
+def test_token_ids_outside_of_the_vocabulary(llm: package.LanguageModel) -> None:
     for token in (-1, llm.model.vocab_size):
         with pytest.raises(InputError, match="vocabulary"):
             llm.generate([1, token])
 
 
-def test_long_prompt_costs_no_work(llm: package.LLM) -> None:
+def test_long_prompt_costs_no_work(llm: package.LanguageModel) -> None:
     with pytest.raises(ContextLengthError, match="holds 256"):
         llm.generate("a" * 300)
     assert llm.generate("a", max_tokens=2).usage.completion_tokens == 2
 
 
-def test_one_bad_prompt_of_a_batch_is_found_before_any_work(llm: package.LLM) -> None:
+def test_one_bad_prompt_of_a_batch_is_found_before_any_work(llm: package.LanguageModel) -> None:
     with pytest.raises(InputError, match="prompt"):
         llm.generate_batch(["Hello", ""])
 

@@ -19,7 +19,7 @@ import specrag as package
 from specrag.cli import generate as command
 from specrag.cli import main as frame
 from specrag.errors import InputError
-from specrag.llm import Generation, Timing, Usage
+from specrag.methods.generation import Generation, Timing, Usage
 from tests.cli.shell import COMMAND, specrag
 
 PROMPT = "Name three uses of copper."
@@ -127,7 +127,7 @@ class Recorder:
 
 def test_every_option_reaches_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder()
-    monkeypatch.setattr("specrag.llm.load", recorder.load)
+    monkeypatch.setattr("specrag.language_model.load", recorder.load)
     words = (
         "--max-tokens 24 --temperature 1.25 --top-k 50 --top-p 0.95 --min-p 0.01 --repetition-penalty 1.5 "
     )

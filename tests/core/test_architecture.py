@@ -21,8 +21,9 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 # A package imports from its own line and from the lines above it; never in a circle.
 LAYERS = (
     ("errors",),
-    ("engine", "retrieval"),
+    ("engine",),
     ("models",),
+    ("retrieval",),
     ("speculation", "scheduling"),
     ("methods",),
     ("training", "serving", "evaluation", "bench", "cli"),
@@ -31,7 +32,7 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
 # Networks run here; everything else works on the toy model without torch.
 TORCH_ALLOWED = re.compile(
-    r"^(engine/|models/|training/|evaluation/|bench/|cli/|retrieval/encoder\.py"
+    r"^(engine/|models/|training/|evaluation/|bench/|cli/|retrieval/(encoder|reranker|bert)\.py"
     r"|speculation/drafters/(draft_model|cross_vocabulary|eagle|rag)\.py)"
 )
 METHOD_FILES = ("plain", "standard_rag", "respec", "rapid", "ralmspec", "knn_lm", "speculative_rag")

@@ -14,8 +14,9 @@ from specrag.cli import common
 from specrag.errors import InputError
 
 if TYPE_CHECKING:
-    from specrag.llm import LLM, Generation, Prompt
-    from specrag.options import Options
+    from specrag.language_model import LanguageModel
+    from specrag.methods.generation import Generation, Prompt
+    from specrag.methods.options import Options
     from specrag.speculation.decode import DecodedToken, Step
 
 _SAMPLING = "Sampling"
@@ -139,8 +140,8 @@ def generate(
 
     Example: specrag generate "Name three uses of copper." --max-tokens 64
     """
-    from specrag.llm import load
-    from specrag.options import check_options
+    from specrag.language_model import load
+    from specrag.methods.options import check_options
 
     options: Options = {
         "method": method,
@@ -241,7 +242,7 @@ def _show_status(result: Generation) -> None:
     Console(stderr=True).print(Text("; ".join(parts), style="dim"), soft_wrap=True)
 
 
-def _show_log_probs(llm: LLM, result: Generation) -> None:
+def _show_log_probs(llm: LanguageModel, result: Generation) -> None:
     """A table on standard error: each token, its probability, and what could have come in its place."""
     from rich.console import Console
     from rich.table import Table
@@ -264,13 +265,13 @@ def _show_log_probs(llm: LLM, result: Generation) -> None:
     Console(stderr=True).print(table)
 
 
-def _shown(llm: LLM, token: int) -> str:
+def _shown(llm: LanguageModel, token: int) -> str:
     """A token as a reader sees it: quoted, so that spaces count; special ones by number."""
     text = llm.tokenizer.decode([token])
     return repr(text) if text else f"<{token}>"
 
 
-def _describe(llm: LLM, result: Generation, method: str) -> dict[str, object]:
+def _describe(llm: LanguageModel, result: Generation, method: str) -> dict[str, object]:
     usage, timing = result.usage, result.timing
     return {
         "text": result.text,
@@ -296,7 +297,7 @@ def _describe(llm: LLM, result: Generation, method: str) -> dict[str, object]:
     }
 
 
-def _describe_token(llm: LLM, token: DecodedToken) -> dict[str, object]:
+def _describe_token(llm: LanguageModel, token: DecodedToken) -> dict[str, object]:
     described: dict[str, object] = {
         "id": token.token,
         "text": llm.tokenizer.decode([token.token]),

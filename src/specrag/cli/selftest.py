@@ -14,7 +14,7 @@ from specrag.engine.outputs import LOGITS
 from specrag.engine.passes import Coroutine, SessionModel, gather
 from specrag.engine.session import Session
 from specrag.errors import InputError, SpecragError
-from specrag.llm import load
+from specrag.language_model import load
 from specrag.speculation.tree import EMPTY, ROOT, DraftTree
 
 State = Literal["passed", "failed", "skipped"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from specrag.engine.passes import Coroutine
@@ -13,11 +12,13 @@ from specrag.speculation.decode import Settings, TextSink, decode
 from specrag.speculation.drafters.base import NoDrafter
 
 
-def plain(
-    session: Session,
-    settings: Settings,
-    text: TextSink,
-    clock: Callable[[], float] = time.perf_counter,
-) -> Coroutine[FinishReason]:
-    """Decode behind the session's tokens; emits a :class:`~specrag.speculation.decode.Step` a token."""
-    return decode(session, settings, text, NoDrafter(), FixedBudget(0), clock)
+class Plain:
+    """Guesses nothing."""
+
+    name = "plain"
+
+    def decode(
+        self, session: Session, settings: Settings, text: TextSink, clock: Callable[[], float]
+    ) -> Coroutine[FinishReason]:
+        """See :class:`~specrag.methods.base.DecodingMethod`."""
+        return decode(session, settings, text, NoDrafter(), FixedBudget(0), clock)

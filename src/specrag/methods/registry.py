@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
 
-from specrag.engine.passes import Coroutine
-from specrag.engine.session import Session
-from specrag.engine.stopping import FinishReason
 from specrag.errors import InputError
-from specrag.methods.plain import plain
-from specrag.speculation.decode import Settings, TextSink
+from specrag.methods.base import DecodingMethod
+from specrag.methods.plain import Plain
 
-#: Decodes behind a session's tokens and emits steps.
-DecodingMethod: TypeAlias = Callable[
-    [Session, Settings, TextSink, Callable[[], float]], Coroutine[FinishReason]
-]
-
-METHODS: Mapping[str, DecodingMethod] = {"plain": plain}
+METHODS: Mapping[str, Callable[[], DecodingMethod]] = {"plain": Plain}
 
 
-def find_method(name: str) -> DecodingMethod:
-    """The method of this name.
+def check_method(name: str) -> None:
+    """Check that there is a method of this name.
 
     Raises:
         InputError: there is none.
@@ -31,4 +22,13 @@ def find_method(name: str) -> DecodingMethod:
         near = difflib.get_close_matches(name, METHODS, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise InputError("method", name, f"take one of {', '.join(METHODS)}{hint}")
-    return METHODS[name]
+
+
+def make_method(name: str) -> DecodingMethod:
+    """The method of this name with its default settings.
+
+    Raises:
+        InputError: there is none.
+    """
+    check_method(name)
+    return METHODS[name]()

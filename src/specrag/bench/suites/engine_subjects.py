@@ -18,7 +18,7 @@ from specrag.engine.outputs import ARGMAX, Outputs
 from specrag.engine.passes import gather
 from specrag.engine.session import Session
 from specrag.engine.stopping import StopConditions
-from specrag.methods.plain import plain
+from specrag.methods.plain import Plain
 from specrag.models.catalog import resolve
 from specrag.models.loading import load_model
 from specrag.models.tokenizer import TextStream
@@ -184,7 +184,9 @@ class Ours:
         return self._last
 
     def _plain(self, session: Session, new: int) -> Any:
-        return plain(session, Settings(StopConditions(new)), TextStream(self._loaded.tokenizer))
+        return Plain().decode(
+            session, Settings(StopConditions(new)), TextStream(self._loaded.tokenizer), time.perf_counter
+        )
 
     def _decode(self, session: Session, new: int) -> None:
         self._run(self._plain(session, new))

@@ -11,7 +11,8 @@ from specrag.engine.processors import LogitsProcessor
 from specrag.engine.sampling import SamplingParams
 from specrag.engine.stopping import StopConditions
 from specrag.errors import InputError
-from specrag.methods.registry import DecodingMethod, find_method
+from specrag.methods.base import DecodingMethod
+from specrag.methods.registry import check_method
 
 #: Most alternatives that ``log_probs`` may ask for.
 MAX_ALTERNATIVES = 20
@@ -38,7 +39,7 @@ class Options(TypedDict, total=False):
         processors: logits processors of your own, after the built-in ones.
         raw: take a text as it is; by default it is put into the model's chat template if there is one.
         ignore_eos: do not end at the model's end tokens (for measuring).
-        method: how to decode (default ``plain``).
+        method: how to decode: a name (default ``plain``) or a configured method.
         tenant: whose prefix cache to use.
         timeout: seconds after which the request ends with an error.
     """
@@ -58,7 +59,7 @@ class Options(TypedDict, total=False):
     processors: Sequence[LogitsProcessor]
     raw: bool
     ignore_eos: bool
-    method: str
+    method: str | DecodingMethod
     tenant: str
     timeout: float
 
@@ -71,7 +72,7 @@ class CheckedOptions:
         stop: without the model's end tokens, which are not known yet.
     """
 
-    method: DecodingMethod
+    method: str | DecodingMethod
     sampling: SamplingParams
     stop: StopConditions
     log_probs: int | None
@@ -98,7 +99,7 @@ def check_options(options: Options) -> CheckedOptions:
         known = f"did you mean {near[0]}?" if near else f"take one of {', '.join(Options.__annotations__)}"
         raise InputError("option", name, known)
     return CheckedOptions(
-        method=find_method(options.get("method", "plain")),
+        method=_method(options.get("method", "plain")),
         sampling=SamplingParams(**{name: options[name] for name in _SAMPLING if name in options}),  # type: ignore[literal-required]
         stop=_stop_conditions(options),
         log_probs=_log_probs(options.get("log_probs")),
@@ -108,6 +109,14 @@ def check_options(options: Options) -> CheckedOptions:
         tenant=options.get("tenant", ""),
         timeout=_timeout(options.get("timeout")),
     )
+
+
+def _method(value: str | DecodingMethod) -> str | DecodingMethod:
+    if isinstance(value, str):
+        check_method(value)
+    elif not callable(getattr(value, "decode", None)):
+        raise InputError("method", value, "give a method's name or a configured method")
+    return value
 
 
 def _stop_conditions(options: Options) -> StopConditions:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequenc
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias, TypeVar, Unpack, cast
+from typing import TypeVar, Unpack, cast
 
 from specrag.engine.executor import Executor
 from specrag.engine.passes import Coroutine, Emit, gather
@@ -16,89 +16,22 @@ from specrag.engine.session import check_room
 from specrag.engine.stopping import FinishReason
 from specrag.engine.task import Task
 from specrag.errors import InputError
-from specrag.methods.registry import DecodingMethod
+from specrag.methods.base import DecodingMethod
+from specrag.methods.generation import Generation, Prompt, Timing, Usage
+from specrag.methods.options import Options, check_options
+from specrag.methods.registry import make_method
 from specrag.models.loading import LoadedModel, load_model
 from specrag.models.tokenizer import TextStream
-from specrag.options import Options, check_options
-from specrag.speculation.decode import DecodedToken, Settings, Step
+from specrag.speculation.decode import Settings, Step
 
 T = TypeVar("T")
-
-#: A text, a conversation of ``{"role": ..., "content": ...}``, or token ids.
-Prompt: TypeAlias = str | Sequence[Mapping[str, str]] | Sequence[int]
 
 _PROMPT_KINDS = "give a text, a list of messages, or a list of token ids"
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
-    """Wall-clock seconds of a request.
-
-    Attributes:
-        prefill: from the start to the first token, exclusive of its pass where nothing else ran.
-        decode: from there to the end.
-    """
-
-    prefill: float
-    decode: float
-
-    @property
-    def total(self) -> float:
-        """Seconds of the whole request."""
-        return self.prefill + self.decode
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Counts of a request.
-
-    Attributes:
-        prompt_tokens: tokens of the prompt.
-        cached_tokens: those of them found in the prefix cache.
-        completion_tokens: tokens generated, a stop token included.
-        passes: passes of the model after the prefill.
-        drafted: tokens guessed.
-        accepted: guesses kept.
-    """
-
-    prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int
-    passes: int
-    drafted: int
-    accepted: int
-
-    @property
-    def mean_accepted_tokens(self) -> float:
-        """Tokens a pass (MAT), the bonus token included."""
-        return self.completion_tokens / self.passes if self.passes else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """A finished text.
-
-    Attributes:
-        text: the text, without stop token or stop string.
-        tokens: every token with its source and, if asked for, its log-probability.
-        finish_reason: ``"stop"`` or ``"length"``.
-    """
-
-    text: str
-    tokens: tuple[DecodedToken, ...]
-    finish_reason: FinishReason
-    usage: Usage
-    timing: Timing
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Of decoding alone."""
-        return self.usage.completion_tokens / self.timing.decode if self.timing.decode else 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class _Request:
-    """A checked call of :meth:`LLM.generate`."""
+    """A checked call of :meth:`LanguageModel.generate`."""
 
     prompt: list[int]
     settings: Settings
@@ -107,7 +40,7 @@ class _Request:
     timeout: float | None
 
 
-class LLM:
+class LanguageModel:
     """A model that generates text. Made by :func:`load`.
 
     Calls from several threads, and asynchronous calls, share passes.
@@ -131,6 +64,12 @@ class LLM:
         self.executor = Executor(clock=clock)
         self._prefixes = PrefixCache(prefix_cache_bytes)
         self._clock = clock
+        self._methods: dict[str, DecodingMethod] = {}
+
+    @property
+    def context_length(self) -> int:
+        """Largest number of tokens of prompt and output together."""
+        return self.model.context_length
 
     def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Generation:
         """Generate a text; the arguments are :class:`Options`.
@@ -177,6 +116,13 @@ class LLM:
             async for step in steps:
                 yield step
 
+    def generating(self, prompt: Prompt, options: Options) -> Coroutine[Generation]:
+        """A coroutine for `executor` that does what :meth:`generate` does and emits what :meth:`stream` yields.
+
+        The prompt and the options are checked at the call; a timeout is the business of who submits it.
+        """
+        return self._decode(self._request(prompt, options))
+
     def close(self) -> None:
         """End what is running and release the prefix cache."""
         self.executor.close()
@@ -211,7 +157,15 @@ class LLM:
         ends = frozenset() if checked.ignore_eos else self.tokenizer.eos_tokens
         conditions = replace(checked.stop, stop_tokens=ends)
         settings = Settings(conditions, checked.sampling, checked.log_probs, checked.processors)
-        return _Request(tokens, settings, checked.method, checked.tenant, checked.timeout)
+        return _Request(tokens, settings, self._method(checked.method), checked.tenant, checked.timeout)
+
+    def _method(self, method: str | DecodingMethod) -> DecodingMethod:
+        """The methods asked for by name are kept: they learn what a pass costs here."""
+        if not isinstance(method, str):
+            return method
+        if method not in self._methods:
+            self._methods[method] = make_method(method)
+        return self._methods[method]
 
     def _deadline(self, request: _Request) -> float | None:
         return None if request.timeout is None else self._clock() + request.timeout
@@ -241,7 +195,9 @@ class LLM:
             steps: list[Step] = []
             text = TextStream(self.tokenizer)
             # The loop's steps pass through here on their way to the caller, so that they can be summed up.
-            reason = yield from _overhear(request.method(session, request.settings, text, self._clock), steps)
+            reason = yield from _overhear(
+                request.method.decode(session, request.settings, text, self._clock), steps
+            )
             timing = Timing(prefilled - started, self._clock() - prefilled)
             return _sum_up(request, cached, steps, reason, timing)
         finally:
@@ -257,7 +213,7 @@ def load(
     batch_invariant: bool = False,
     prefix_cache_bytes: int = 0,
     progress: bool = False,
-) -> LLM:
+) -> LanguageModel:
     """Load a model by name; fetch it first if it is in the catalog and not here yet.
 
     Args:
@@ -273,7 +229,7 @@ def load(
     loaded = load_model(
         name, dtype=dtype, device=device, adapter=adapter, batch_invariant=batch_invariant, progress=progress
     )
-    return LLM(loaded, prefix_cache_bytes=prefix_cache_bytes)
+    return LanguageModel(loaded, prefix_cache_bytes=prefix_cache_bytes)
 
 
 def _overhear(coroutine: Coroutine[T], steps: list[Step]) -> Coroutine[T]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import specrag
-from specrag import LLM, ContextLengthError, DeadlineExceeded, Generation, InputError, Step
+from specrag import ContextLengthError, DeadlineExceeded, Generation, InputError, LanguageModel, Step
 from specrag.engine.processors import AllowedTokens
 
 PROMPT = "Name three colours of the rainbow."
@@ -29,9 +29,9 @@ def joined(steps: list[Step]) -> tuple[list[int], str]:
 
 
 @pytest.fixture(scope="module")
-def cached_llm(llm: LLM) -> Iterator[LLM]:
+def cached_llm(llm: LanguageModel) -> Iterator[LanguageModel]:
     """The same weights behind a prefix cache."""
-    cached = LLM(llm.loaded, prefix_cache_bytes=1 << 28)
+    cached = LanguageModel(llm.loaded, prefix_cache_bytes=1 << 28)
     yield cached
     cached.close()
 
@@ -39,7 +39,7 @@ def cached_llm(llm: LLM) -> Iterator[LLM]:
 @pytest.mark.parametrize(
     "options", [{}, {"temperature": 0.9, "seed": 4, "top_p": 0.9}], ids=["greedy", "sampled"]
 )
-def test_every_way_to_ask_gives_the_same(llm: LLM, options: dict[str, float]) -> None:
+def test_every_way_to_ask_gives_the_same(llm: LanguageModel, options: dict[str, float]) -> None:
     once = llm.generate(PROMPT, max_tokens=24, **options)  # type: ignore[arg-type]
     steps = list(llm.stream(PROMPT, max_tokens=24, **options))  # type: ignore[arg-type]
 
@@ -77,7 +77,7 @@ def test_a_batch_gives_each_prompt_its_own_text() -> None:
     exact.close()
 
 
-def test_the_kinds_of_prompts(llm: LLM) -> None:
+def test_the_kinds_of_prompts(llm: LanguageModel) -> None:
     chat = llm.encode(PROMPT)
     assert "<|im_start|>user" in llm.tokenizer._backend.decode(chat, skip_special_tokens=False)
     raw = llm.encode(PROMPT, raw=True)
@@ -91,7 +91,7 @@ def test_the_kinds_of_prompts(llm: LLM) -> None:
     assert llm.generate(PROMPT, raw=True, max_tokens=1).usage.prompt_tokens == len(raw) < len(chat)
 
 
-def test_stop_strings_cut_the_text(llm: LLM) -> None:
+def test_stop_strings_cut_the_text(llm: LanguageModel) -> None:
     free = llm.generate("Count from one to ten in digits.", max_tokens=30, raw=False).text
     stop = free[6:9]
     generation = llm.generate("Count from one to ten in digits.", max_tokens=30, stop=stop)
@@ -101,7 +101,7 @@ def test_stop_strings_cut_the_text(llm: LLM) -> None:
     assert joined(streamed)[1] == generation.text
 
 
-def test_the_end_token_ends_and_can_be_ignored(llm: LLM) -> None:
+def test_the_end_token_ends_and_can_be_ignored(llm: LanguageModel) -> None:
     short = llm.generate("Say hello.", max_tokens=100)
     assert short.finish_reason == "stop"
     assert short.tokens[-1].token in llm.tokenizer.eos_tokens
@@ -110,7 +110,7 @@ def test_the_end_token_ends_and_can_be_ignored(llm: LLM) -> None:
     assert (len(longer.tokens), longer.finish_reason) == (len(short.tokens) + 5, "length")
 
 
-def test_a_stream_never_splits_a_character(llm: LLM) -> None:
+def test_a_stream_never_splits_a_character(llm: LanguageModel) -> None:
     """Forced through characters of several tokens each; no step shows a broken one."""
     text = "Ünïcödé 🦊🌍 naïve 東京 👩‍🚀 café"
     forced = llm.tokenizer.encode(text, special=False)
@@ -127,14 +127,14 @@ def test_a_stream_never_splits_a_character(llm: LLM) -> None:
     assert any(unicodedata.category(character) == "So" for character in shown)
 
 
-def test_a_character_cut_off_by_the_end_is_replaced(llm: LLM) -> None:
+def test_a_character_cut_off_by_the_end_is_replaced(llm: LanguageModel) -> None:
     forced = llm.tokenizer.encode("a🦊", special=False)
     grammar = AllowedTokens(lambda output: {forced[len(output)]})
     generation = llm.generate(PROMPT, max_tokens=len(forced) - 1, processors=[grammar], ignore_eos=True)
     assert generation.text == "a\ufffd"
 
 
-def test_log_probabilities(llm: LLM) -> None:
+def test_log_probabilities(llm: LanguageModel) -> None:
     generation = llm.generate(PROMPT, max_tokens=6, log_probs=3)
     for token in generation.tokens:
         assert token.log_prob is not None
@@ -147,7 +147,7 @@ def test_log_probabilities(llm: LLM) -> None:
     assert llm.generate(PROMPT, max_tokens=2).tokens[0].log_prob is None
 
 
-def test_a_timeout_ends_the_request_and_leaves_the_model_usable(llm: LLM) -> None:
+def test_a_timeout_ends_the_request_and_leaves_the_model_usable(llm: LanguageModel) -> None:
     with pytest.raises(DeadlineExceeded):
         llm.generate("word " * 4_000, raw=True, max_tokens=10, timeout=0.05)
     with pytest.raises(DeadlineExceeded):
@@ -172,7 +172,7 @@ def test_a_timeout_ends_the_request_and_leaves_the_model_usable(llm: LLM) -> Non
     ],
 )
 def test_a_wrong_option_is_refused_before_any_work(
-    llm: LLM, options: dict[str, object], message: str
+    llm: LanguageModel, options: dict[str, object], message: str
 ) -> None:
     with pytest.raises(InputError) as caught:
         llm.generate(PROMPT, **options)  # type: ignore[arg-type]
@@ -183,19 +183,19 @@ def test_a_wrong_option_is_refused_before_any_work(
 
 
 @pytest.mark.parametrize("prompt", ["", [], [1.5], [{"role": "user"}, 3]])
-def test_an_unusable_prompt_is_refused(llm: LLM, prompt: object) -> None:
+def test_an_unusable_prompt_is_refused(llm: LanguageModel, prompt: object) -> None:
     with pytest.raises(InputError, match="prompt"):
         llm.generate(prompt)  # type: ignore[arg-type]
 
 
-def test_a_prompt_longer_than_the_context_is_refused(llm: LLM) -> None:
+def test_a_prompt_longer_than_the_context_is_refused(llm: LanguageModel) -> None:
     with pytest.raises(ContextLengthError, match=r"8193 tokens.*8192"):
         llm.generate([1] * 8_193)
     with pytest.raises(InputError, match="vocabulary"):
         llm.generate([1, 10**6], max_tokens=1)
 
 
-def test_leaving_a_stream_early_ends_the_request(llm: LLM) -> None:
+def test_leaving_a_stream_early_ends_the_request(llm: LanguageModel) -> None:
     for _ in llm.stream(PROMPT, max_tokens=1_000):
         break
     stream = llm.stream(PROMPT, max_tokens=1_000)
@@ -204,7 +204,7 @@ def test_leaving_a_stream_early_ends_the_request(llm: LLM) -> None:
     assert llm.executor._tasks == []
 
 
-def test_leaving_an_asynchronous_stream_early_ends_the_request(llm: LLM) -> None:
+def test_leaving_an_asynchronous_stream_early_ends_the_request(llm: LanguageModel) -> None:
     async def main() -> None:
         async for _ in llm.astream(PROMPT, max_tokens=100_000):
             break
@@ -217,7 +217,7 @@ def test_leaving_an_asynchronous_stream_early_ends_the_request(llm: LLM) -> None
     assert llm.executor._tasks == []
 
 
-def test_the_prefix_cache_reports_what_it_saved(cached_llm: LLM, llm: LLM) -> None:
+def test_the_prefix_cache_reports_what_it_saved(cached_llm: LanguageModel, llm: LanguageModel) -> None:
     passage = "The lighthouse was built in 1811 by two brothers. " * 20
     first = cached_llm.generate(passage + "Who built it?", max_tokens=6, tenant="a")
     again = cached_llm.generate(passage + "Who built it?", max_tokens=6, tenant="a")
@@ -239,7 +239,7 @@ print(time.perf_counter() - started)
 """
 
 
-def test_a_second_load_is_quick(llm: LLM, record_property: Callable[[str, object], None]) -> None:
+def test_a_second_load_is_quick(llm: LanguageModel, record_property: Callable[[str, object], None]) -> None:
     """Imports included, in a process of its own. The goal is 3 s on a quiet machine."""
     result = subprocess.run(
         [sys.executable, "-c", LOAD], capture_output=True, text=True, check=True, env=dict(os.environ)

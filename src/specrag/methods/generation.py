@@ -1,0 +1,103 @@
+"""What a generation gives back, and what a method that answers questions needs of a language model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from specrag.engine.executor import Executor
+from specrag.engine.passes import Coroutine
+from specrag.engine.stopping import FinishReason
+from specrag.methods.options import Options
+from specrag.speculation.decode import DecodedToken
+
+#: A text, a conversation of ``{"role": ..., "content": ...}``, or token ids.
+Prompt: TypeAlias = str | Sequence[Mapping[str, str]] | Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Wall-clock seconds of a request.
+
+    Attributes:
+        prefill: from the start to the first token, exclusive of its pass where nothing else ran.
+        decode: from there to the end.
+    """
+
+    prefill: float
+    decode: float
+
+    @property
+    def total(self) -> float:
+        """Seconds of the whole request."""
+        return self.prefill + self.decode
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Counts of a request.
+
+    Attributes:
+        prompt_tokens: tokens of the prompt.
+        cached_tokens: those of them found in the prefix cache.
+        completion_tokens: tokens generated, a stop token included.
+        passes: passes of the model after the prefill.
+        drafted: tokens guessed.
+        accepted: guesses kept.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    passes: int
+    drafted: int
+    accepted: int
+
+    @property
+    def mean_accepted_tokens(self) -> float:
+        """Tokens a pass (MAT), the bonus token included."""
+        return self.completion_tokens / self.passes if self.passes else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A finished text.
+
+    Attributes:
+        text: the text, without stop token or stop string.
+        tokens: every token with its source and, if asked for, its log-probability.
+        finish_reason: ``"stop"`` or ``"length"``.
+    """
+
+    text: str
+    tokens: tuple[DecodedToken, ...]
+    finish_reason: FinishReason
+    usage: Usage
+    timing: Timing
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of decoding alone."""
+        return self.usage.completion_tokens / self.timing.decode if self.timing.decode else 0.0
+
+
+class Generator(Protocol):
+    """A language model as methods above the token level see it: text for text, in the executor they share."""
+
+    @property
+    def executor(self) -> Executor:
+        """Runs the coroutines of everybody who uses this model."""
+
+    @property
+    def context_length(self) -> int:
+        """Largest number of tokens of prompt and output together."""
+
+    def encode(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
+        """The tokens that the model reads for a prompt."""
+
+    def generating(self, prompt: Prompt, options: Options) -> Coroutine[Generation]:
+        """A coroutine that generates a text; it emits a :class:`~specrag.speculation.decode.Step` a round.
+
+        The prompt and the options are checked at the call, before any work.
+        """
