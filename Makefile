@@ -10,8 +10,8 @@ help:   ## list the targets
 setup: ## make .venv and install everything; seconds when nothing changed
 	@scripts/setup.sh
 
-demo: setup ## generate text with the small model (fetched once, 93 MB)
-	@$(BIN)/specrag generate "Explain in three sentences why the sky is blue." --max-tokens 64
+demo: setup ## answer three questions from 10,033 Wikipedia summaries (178 MB fetched once)
+	@$(BIN)/python scripts/demo.py
 
 test: setup ## fetch the test model, then run the tests
 	@scripts/test.sh $(ARGS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -10,19 +11,20 @@ from pathlib import Path
 from typing import TypeVar, Unpack, cast
 
 from specrag.engine.executor import Executor
+from specrag.engine.outputs import NOTHING, Row
 from specrag.engine.passes import Coroutine, Emit, gather
 from specrag.engine.prefix_cache import PrefixCache
-from specrag.engine.session import check_room
+from specrag.engine.session import Session, check_room
 from specrag.engine.stopping import FinishReason
 from specrag.engine.task import Task
 from specrag.errors import InputError
-from specrag.methods.base import DecodingMethod
+from specrag.methods.base import DecodingMethod, PromptNeeds
 from specrag.methods.generation import Generation, Prompt, Timing, Usage
 from specrag.methods.options import Options, check_options
 from specrag.methods.registry import make_method
 from specrag.models.loading import LoadedModel, load_model
 from specrag.models.tokenizer import TextStream
-from specrag.speculation.decode import Settings, Step
+from specrag.speculation.decode import TARGET, Settings, Step
 
 T = TypeVar("T")
 
@@ -156,16 +158,18 @@ class LanguageModel:
         check_room(self.model, len(tokens))
         ends = frozenset() if checked.ignore_eos else self.tokenizer.eos_tokens
         conditions = replace(checked.stop, stop_tokens=ends)
-        settings = Settings(conditions, checked.sampling, checked.log_probs, checked.processors)
+        references = tuple(tuple(self.tokenizer.encode(text, special=False)) for text in checked.references)
+        settings = Settings(conditions, checked.sampling, checked.log_probs, checked.processors, references)
         return _Request(tokens, settings, self._method(checked.method), checked.tenant, checked.timeout)
 
     def _method(self, method: str | DecodingMethod) -> DecodingMethod:
         """The methods asked for by name are kept: they learn what a pass costs here."""
-        if not isinstance(method, str):
-            return method
-        if method not in self._methods:
-            self._methods[method] = make_method(method)
-        return self._methods[method]
+        if isinstance(method, str):
+            if method not in self._methods:
+                self._methods[method] = make_method(method)
+            method = self._methods[method]
+        method.check(self.loaded)
+        return method
 
     def _deadline(self, request: _Request) -> float | None:
         return None if request.timeout is None else self._clock() + request.timeout
@@ -189,16 +193,23 @@ class LanguageModel:
         session = self._prefixes.start(self.model, request.prompt, request.tenant)
         try:
             cached = len(session)
-            yield from session.extend(request.prompt[cached:])
+            prompt_rows = yield from _read_prompt(
+                session, request.prompt[cached:], request.method.prompt_needs
+            )
             self._prefixes.keep(session, request.tenant)
             prefilled = self._clock()
             steps: list[Step] = []
             text = TextStream(self.tokenizer)
             # The loop's steps pass through here on their way to the caller, so that they can be summed up.
             reason = yield from _overhear(
-                request.method.decode(session, request.settings, text, self._clock), steps
+                request.method.decode(session, request.settings, text, self._clock, prompt_rows), steps
             )
-            timing = Timing(prefilled - started, self._clock() - prefilled)
+            timing = Timing(
+                prefilled - started,
+                self._clock() - prefilled,
+                sum(step.drafting for step in steps),
+                sum(step.verifying for step in steps),
+            )
             return _sum_up(request, cached, steps, reason, timing)
         finally:
             session.close()
@@ -232,6 +243,14 @@ def load(
     return LanguageModel(loaded, prefix_cache_bytes=prefix_cache_bytes)
 
 
+def _read_prompt(session: Session, tokens: Sequence[int], needs: PromptNeeds) -> Coroutine[list[Row]]:
+    """Feed the prompt; the answers for those of its last rows that the method asks for."""
+    fed = len(session.pending) + len(tokens) - 1
+    wanted = min(needs.rows, fed)
+    rows = yield from session.extend(tokens, [NOTHING] * (fed - wanted) + [needs.outputs] * wanted)
+    return rows[fed - wanted :]
+
+
 def _overhear(coroutine: Coroutine[T], steps: list[Step]) -> Coroutine[T]:
     """Pass a coroutine's requests on, noting the steps that it emits."""
     answer: object = None
@@ -258,12 +277,16 @@ def _sum_up(
     request: _Request, cached: int, steps: Sequence[Step], reason: FinishReason, timing: Timing
 ) -> Generation:
     tokens = tuple(token for step in steps for token in step.tokens)
+    drafted_by: Counter[str] = Counter()
+    for step in steps:
+        drafted_by.update(step.drafted_by)
     usage = Usage(
         prompt_tokens=len(request.prompt),
         cached_tokens=cached,
         completion_tokens=len(tokens),
         passes=len(steps),
-        drafted=sum(step.drafted for step in steps),
-        accepted=sum(step.accepted for step in steps),
+        drafted_by=dict(drafted_by),
+        accepted_by=dict(Counter(token.source for token in tokens if token.source != TARGET)),
+        relaxed=sum(token.relaxed for token in tokens),
     )
     return Generation("".join(step.text for step in steps), tokens, reason, usage, timing)

@@ -282,7 +282,14 @@ def test_closed_pipe_ends_quietly(smollm2: Path) -> None:
 
 
 def test_status_tells_of_speculation(capsys: pytest.CaptureFixture[str]) -> None:
-    usage = Usage(prompt_tokens=9, cached_tokens=0, completion_tokens=30, passes=12, drafted=40, accepted=18)
+    usage = Usage(
+        prompt_tokens=9,
+        cached_tokens=0,
+        completion_tokens=30,
+        passes=12,
+        drafted_by={"lookup": 40},
+        accepted_by={"lookup": 18},
+    )
     command._show_status(Generation("text", (), "stop", usage, Timing(0.5, 2.0)))
     shown = capsys.readouterr().err
     assert "30 tokens, 15.0 tokens/s; prefill 0.50 s, decoding 2.00 s" in shown

@@ -8,14 +8,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from specrag.engine.passes import Coroutine, SessionModel
+from specrag.engine.outputs import NOTHING, Outputs, Row
+from specrag.engine.passes import Coroutine, Emit, SessionModel
 from specrag.engine.processors import LogitsProcessor, build_processors
 from specrag.engine.sampling import SamplingParams, choose
 from specrag.engine.session import Session
 from specrag.engine.stopping import FinishReason
 from specrag.models.toy import ToyModel
-from specrag.speculation.decode import Settings, Step, TextSink, decode
+from specrag.speculation.acceptance import Matching, Rule
+from specrag.speculation.decode import Settings, Speculation, Step, TextSink, decode
 from specrag.speculation.drafters.base import Drafter
+from specrag.speculation.schedule import Timed, TokenSchedule
 from specrag.speculation.tree import EMPTY, ROOT, DraftTree, Round
 
 
@@ -48,13 +51,17 @@ class RandomDrafter:
     seed: int
     vocab_size: int
     answer: Sequence[int] = ()
+    outputs: Outputs = NOTHING
+    runs_passes: bool = False
     prompt_length: int = -1
+    prompt_rows: list[Row] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)
     proposed: list[DraftTree] = field(default_factory=list)
 
-    def start(self, session: Session) -> Coroutine[None]:
+    def start(self, session: Session, rows: Sequence[Row]) -> Coroutine[None]:
         self._rng = random.Random(self.seed)
         self.prompt_length = len(session)
+        self.prompt_rows = list(rows)
         yield from ()
 
     def propose(self, session: Session, budget: int) -> Coroutine[DraftTree]:
@@ -73,7 +80,7 @@ class RandomDrafter:
         raise AssertionError("the loop does not fork")
 
     def close(self) -> None:
-        pass
+        raise AssertionError("whoever made it closes it, not the loop")
 
 
 @dataclass
@@ -118,17 +125,44 @@ class Letters:
 
 
 class Budgets:
-    """A schedule that changes its mind and notes what it is told."""
+    """A schedule that changes its mind, verifies all of a proposal, and notes what it is told."""
 
     def __init__(self, budgets: Sequence[int]) -> None:
         self._budgets = list(budgets)
-        self.told: list[tuple[int, int, float]] = []
+        self.asked: list[bool] = []
+        self.contexts: list[int] = []
+        self.told: list[tuple[Round, Timed]] = []
 
-    def next(self) -> int:
+    def budget(self, *, runs_passes: bool) -> int:
+        self.asked.append(runs_passes)
         return self._budgets[len(self.told) % len(self._budgets)]
 
-    def observe(self, drafted: int, accepted: int, seconds: float) -> None:
-        self.told.append((drafted, accepted, seconds))
+    def choose(self, tree: DraftTree, context: int) -> DraftTree:
+        self.contexts.append(context)
+        return tree
+
+    def observe(self, round: Round, timed: Timed) -> None:
+        self.told.append((round, timed))
+
+
+class PruningBudgets(Budgets):
+    """Verifies a part of a proposal, a function of it that looks random: a node goes with its descendants."""
+
+    def __init__(self, budgets: Sequence[int], seed: int, share: float = 0.75) -> None:
+        super().__init__(budgets)
+        self._seed = seed
+        self._share = share
+        self.pruned = 0
+
+    def choose(self, tree: DraftTree, context: int) -> DraftTree:
+        tree = super().choose(tree, context)
+        rng = random.Random(f"{self._seed}/{context}/{tree.tokens}")
+        kept: list[int] = []
+        for node, parent in enumerate(tree.parents):
+            if (parent == ROOT or parent in kept) and rng.random() < self._share:
+                kept.append(node)
+        self.pruned += len(tree) - len(kept)
+        return tree.kept(kept)
 
 
 @dataclass
@@ -154,16 +188,16 @@ def decoding(
     prompt: Sequence[int],
     settings: Settings,
     drafter: Drafter,
-    schedule: Budgets,
+    schedule: TokenSchedule,
     text: TextSink | None = None,
     clock: Callable[[], float] = lambda: 0.0,
+    rule: Rule | None = None,
 ) -> Coroutine[Decoded]:
-    """Prefill and decode; its emissions are noted and passed on."""
-    from specrag.engine.passes import Emit
-
+    """Prefill and decode, by matching unless told otherwise; its emissions are noted and passed on."""
     session = Session(model)
-    yield from session.extend(prompt)
-    inner = decode(session, settings, Letters() if text is None else text, drafter, schedule, clock)
+    rows = yield from session.extend(prompt, drafter.outputs)
+    speculation = Speculation(drafter, Matching() if rule is None else rule, schedule)
+    inner = decode(session, settings, Letters() if text is None else text, speculation, clock, rows)
     steps: list[Step] = []
     answer = None
     while True:

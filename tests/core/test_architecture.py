@@ -26,13 +26,13 @@ LAYERS = (
     ("retrieval",),
     ("speculation", "scheduling"),
     ("methods",),
-    ("training", "serving", "evaluation", "bench", "cli"),
+    ("training", "serving", "evaluation", "integrations", "bench", "cli"),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
 # Networks run here; everything else works on the toy model without torch.
 TORCH_ALLOWED = re.compile(
-    r"^(engine/|models/|training/|evaluation/|bench/|cli/|retrieval/(encoder|reranker|bert)\.py"
+    r"^(engine/|models/|training/|evaluation/|integrations/|bench/|cli/|retrieval/(encoder|reranker|bert)\.py"
     r"|speculation/drafters/(draft_model|cross_vocabulary|eagle|rag)\.py)"
 )
 METHOD_FILES = ("plain", "standard_rag", "respec", "rapid", "ralmspec", "knn_lm", "speculative_rag")

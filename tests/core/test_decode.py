@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import count
 
 import numpy as np
 import pytest
@@ -13,19 +13,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specrag.engine.executor import Executor, run
-from specrag.engine.passes import gather
+from specrag.engine.outputs import Outputs, Row
+from specrag.engine.passes import Coroutine, Segment, gather
 from specrag.engine.processors import AllowedTokens, LogitsProcessor
-from specrag.engine.sampling import SamplingParams
+from specrag.engine.sampling import SamplingParams, entropy
+from specrag.engine.session import Session
 from specrag.engine.stopping import StopConditions
 from specrag.models.toy import ToyModel
-from specrag.speculation.decode import TARGET, Settings
+from specrag.speculation.acceptance import Matching, View
+from specrag.speculation.decode import TARGET, Settings, Speculation, decode
 from specrag.speculation.drafters.base import NoDrafter
+from specrag.speculation.schedule import Timed
+from specrag.speculation.tree import ROOT, DraftTree, Verdict
 from tests.core.guessing import (
     Budgets,
     Decoded,
     Expected,
     Letters,
     OracleDrafter,
+    PruningBudgets,
     RandomDrafter,
     SilentDrafter,
     decoding,
@@ -106,7 +112,15 @@ def check(decoded: Decoded, expected: Expected, request: Request, schedule: Budg
     assert [step.finish_reason for step in decoded.steps] == [None] * (len(decoded.steps) - 1) + [
         decoded.reason
     ]
-    assert [(d, a) for d, a, _ in schedule.told] == [(step.drafted, step.accepted) for step in decoded.steps]
+    assert [(len(round.tree), len(round.verdict.path)) for round, _ in schedule.told] == [
+        (step.drafted, step.accepted) for step in decoded.steps
+    ]
+    # A round begins behind the tokens of the rounds before it, and the schedule is told so in time.
+    lengths = [len(request.prompt)]
+    for step in decoded.steps:
+        lengths.append(lengths[-1] + len(step.tokens))
+    assert schedule.contexts == lengths[:-1]
+    assert [timed.context for _, timed in schedule.told] == lengths[:-1]
     described = [token for step in decoded.steps for token in step.tokens]
     if request.log_probs is None:
         assert all(token.log_prob is None and token.alternatives == () for token in described)
@@ -115,42 +129,63 @@ def check(decoded: Decoded, expected: Expected, request: Request, schedule: Budg
         assert all(len(token.alternatives) == request.log_probs for token in described)
 
 
-def check_rounds(decoded: Decoded, drafter: RandomDrafter) -> None:
-    """The drafter was told what really happened, and the sources are its own."""
+def check_rounds(decoded: Decoded, drafter: RandomDrafter, schedule: Budgets) -> None:
+    """Drafter and schedule were told what really happened, and the sources are the drafter's own."""
     assert [list(round.tokens) for round in drafter.rounds] == [
         [token.token for token in step.tokens] for step in decoded.steps
     ]
+    assert all(mine is theirs for mine, (theirs, _) in zip(drafter.rounds, schedule.told, strict=True))
+    assert set(schedule.asked) == {drafter.runs_passes}
     trees = iter(drafter.proposed)
     for round, step in zip(drafter.rounds, decoded.steps, strict=True):
-        if len(round.tree):
-            assert round.tree is next(tree for tree in trees if len(tree))
+        if len(round.proposed):
+            assert round.proposed is next(tree for tree in trees if len(tree))
+        assert paths(round.tree) <= paths(round.proposed)
+        if not isinstance(schedule, PruningBudgets):
+            assert round.tree is round.proposed
         assert len(round.rows) == 1 + len(round.tree)
         path, bonus = round.verdict.path, round.verdict.bonus
         assert step.accepted == len(path) <= step.drafted == len(round.tree)
+        assert dict(step.drafted_by) == Counter(round.tree.sources)
         assert list(round.tokens) == [round.tree.tokens[n] for n in path] + ([] if bonus is None else [bonus])
         wanted = [round.tree.sources[n] for n in path] + ([] if bonus is None else [TARGET])
         assert [token.source for token in step.tokens] == wanted
+        assert not any(token.relaxed for token in step.tokens)
+
+
+def paths(tree: DraftTree) -> set[tuple[tuple[int, str], ...]]:
+    """Every node as the tokens and sources from the root to it."""
+    found: dict[int, tuple[tuple[int, str], ...]] = {ROOT: ()}
+    for node, parent in enumerate(tree.parents):
+        found[node] = (*found[parent], (tree.tokens[node], tree.sources[node]))
+    return set(found.values())
 
 
 @settings(max_examples=150, deadline=None)
 @given(
     st.integers(0, 50),
-    st.lists(st.tuples(requests, budgets, st.integers(0, 10**6), st.integers(0, 3)), min_size=1, max_size=4),
+    st.lists(
+        st.tuples(requests, budgets, st.integers(0, 10**6), st.integers(0, 3), st.booleans()),
+        min_size=1,
+        max_size=4,
+    ),
     st.randoms(use_true_random=False),
     st.sampled_from([1, 8, 1024]),
 )
 def test_the_output_is_plain_decodings(
-    table: int, cases: list[tuple[Request, list[int], int, int]], shuffler: object, max_rows: int
+    table: int, cases: list[tuple[Request, list[int], int, int, bool]], shuffler: object, max_rows: int
 ) -> None:
-    """Several requests at once, in any order, with any drafters, budgets and packing."""
+    """Several requests at once, in any order, with any drafters, budgets, random pruning and packing."""
     model = ToyModel(VOCAB, order=3, scale=2.0, seed=table, context_length=48)
     shuffler.shuffle(cases)  # type: ignore[attr-defined]
     expected = [request.expected(model) for request, *_ in cases]
     drafters: list[RandomDrafter] = []
-    for (_, _, seed, kind), truth in zip(cases, expected, strict=True):
+    for (_, _, seed, kind, _), truth in zip(cases, expected, strict=True):
         make = (RandomDrafter, RandomDrafter, OracleDrafter, SilentDrafter)[kind]
-        drafters.append(make(seed, VOCAB, truth.tokens))
-    schedules = [Budgets(plan) for _, plan, *_ in cases]
+        drafters.append(make(seed, VOCAB, truth.tokens, runs_passes=seed % 2 == 1))
+    schedules = [
+        PruningBudgets(plan, seed) if prunes else Budgets(plan) for _, plan, seed, _, prunes in cases
+    ]
     executor = Executor(max_rows=max_rows)
     try:
         results = executor.run(
@@ -177,7 +212,60 @@ def test_the_output_is_plain_decodings(
         cases, results, expected, drafters, schedules, strict=True
     ):
         check(decoded, truth, case[0], schedule)
-        check_rounds(decoded, drafter)
+        check_rounds(decoded, drafter, schedule)
+
+
+def test_a_pruned_tree_is_still_often_right() -> None:
+    """The random pruning above takes away much and leaves much, so that it tests both."""
+    model = ToyModel(VOCAB, order=3, scale=2.0, seed=1)
+    sampling = SamplingParams(temperature=0.7, seed=2)
+    truth = plain_decoding(model, [1, 2], max_tokens=60, sampling=sampling)
+    drafter, schedule = RandomDrafter(3, VOCAB, truth.tokens), PruningBudgets([9], 4)
+    decoded = run(decoding(model, [1, 2], Settings(StopConditions(60), sampling), drafter, schedule))
+    assert decoded.tokens == truth.tokens
+    assert schedule.pruned > 20
+    assert sum(step.accepted for step in decoded.steps) > 10
+    check_rounds(decoded, drafter, schedule)
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=1.0, top_k=3, seed=3)])
+@pytest.mark.parametrize("log_probs", [None, 1])
+def test_a_drafter_gets_what_it_reads(sampling: SamplingParams, log_probs: int | None) -> None:
+    """In the prompt's rows and in every row of every tree, beside what the draw and the caller need."""
+    model = ToyModel(VOCAB, order=3, seed=4)
+    wanted = Outputs(entropy=True, top_k=2, logits=True)
+    drafter = RandomDrafter(1, VOCAB, outputs=wanted)
+    prompt = [1, 2, 5]
+    asked = Settings(StopConditions(30), sampling, log_probs)
+    decoded = run(decoding(model, prompt, asked, drafter, Budgets([5])))
+    truth = plain_decoding(model, prompt, max_tokens=30, sampling=sampling)
+    assert decoded.tokens == truth.tokens
+    assert len(drafter.prompt_rows) == 2
+    behind = [(prompt[:1], drafter.prompt_rows[0]), (prompt[:2], drafter.prompt_rows[1])]
+    done = list(prompt)
+    for round in drafter.rounds:
+        contexts = [done]
+        for node, parent in enumerate(round.tree.parents):
+            contexts.append([*contexts[parent + 1], round.tree.tokens[node]])
+        behind += zip(contexts, round.rows, strict=True)
+        done = [*done, *round.tokens]
+    for context, row in behind:
+        logits = model.logits(context)
+        assert row.logits is not None
+        assert np.array_equal(row.logits, logits)
+        assert row.entropy == pytest.approx(entropy(logits))
+        assert row.top_tokens is not None
+        assert row.top_tokens[:2].tolist() == np.argsort(-logits, kind="stable")[:2].tolist()
+
+
+def test_a_greedy_row_returns_no_more_than_is_read() -> None:
+    """A row without logits costs no copy of them."""
+    model = ToyModel(VOCAB, order=3, seed=4)
+    drafter = RandomDrafter(1, VOCAB)
+    run(decoding(model, [1, 2], Settings(StopConditions(20)), drafter, Budgets([4])))
+    rows = [row for round in drafter.rounds for row in round.rows]
+    assert all(row.argmax is not None for row in rows)
+    assert all(row.logits is None and row.top_tokens is None and row.entropy is None for row in rows)
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=1.0, seed=3)])
@@ -251,14 +339,12 @@ def test_a_session_goes_on_after_its_end() -> None:
     drafter = OracleDrafter(0, VOCAB, output)
     first = run(decoding(model, prompt, Settings(StopConditions(10), sampling), drafter, Budgets([4])))
     assert first.session.tokens == prompt + output[:10]
-    from specrag.speculation.decode import decode
-
     rest = decode(
         first.session,
         Settings(StopConditions(20), sampling),
         Letters(),
-        RandomDrafter(5, VOCAB),
-        Budgets([5]),
+        Speculation(RandomDrafter(5, VOCAB), Matching(), Budgets([5])),
+        lambda: 0.0,
     )
     run(rest)
     assert first.session.tokens == prompt + output
@@ -280,22 +366,91 @@ def test_log_probabilities_are_the_models_own_whatever_the_sampling() -> None:
         tokens_.append(token.token)
 
 
+class SlowDrafter(OracleDrafter):
+    """Takes ten seconds to start and three to propose."""
+
+    ticks: Clock
+
+    def start(self, session: Session, rows: Sequence[Row]) -> Coroutine[None]:
+        self.ticks.now += 10
+        yield from super().start(session, rows)
+
+    def propose(self, session: Session, budget: int) -> Coroutine[DraftTree]:
+        self.ticks.now += 3
+        return (yield from super().propose(session, budget))
+
+
+@dataclass
+class Clock:
+    """Stands still but where it is moved on."""
+
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 def test_seconds_are_the_clocks() -> None:
-    model = ToyModel(VOCAB, seed=2)
-    ticks = count()
-    schedule = Budgets([0])
+    """Proposal, pass and judgement are told apart; the drafter's start is in the first step's time."""
+    clock = Clock()
+
+    class SlowModel(ToyModel):
+        def forward(self, segments: Sequence[Segment]) -> list[list[Row]]:
+            clock.now += 5
+            return super().forward(segments)
+
+    class SlowRule(Matching):
+        def judge(self, tree: DraftTree, target: View) -> Verdict:
+            clock.now += 0.5
+            return super().judge(tree, target)
+
+    model = SlowModel(VOCAB, seed=2)
+    truth = plain_decoding(model, [4, 5], max_tokens=8, sampling=SamplingParams())
+    drafter = SlowDrafter(0, VOCAB, truth.tokens)
+    drafter.ticks = clock
+    schedule = Budgets([1, 0])
     decoded = run(
         decoding(
             model,
-            [4],
-            Settings(StopConditions(5)),
-            NoDrafter(),
+            [4, 5],
+            Settings(StopConditions(8)),
+            drafter,
             schedule,
-            clock=lambda: float(next(ticks)) * 0.5,
+            clock=clock,
+            rule=SlowRule(),
         )
     )
-    assert [step.seconds for step in decoded.steps] == [0.5] * 5
-    assert [seconds for *_, seconds in schedule.told] == [0.5] * 5
+    assert decoded.tokens == truth.tokens
+    # Rounds of two tokens and of one, in turn; the last proposal is cut to what may still come.
+    assert [len(step.tokens) for step in decoded.steps] == [2, 1, 2, 1, 2]
+    assert [step.seconds for step in decoded.steps] == [18.5, 5.5, 8.5, 5.5, 8.5]
+    assert [timed for _, timed in schedule.told] == [
+        Timed(2, 3, 5, 8.5),
+        Timed(4, 0, 5, 5.5),
+        Timed(5, 3, 5, 8.5),
+        Timed(7, 0, 5, 5.5),
+        Timed(8, 3, 5, 8.5),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "context_length", "wanted"), [(1, 99, []), (4, 99, [3]), (99, 9, [6]), (99, 3, [])]
+)
+def test_no_more_is_proposed_than_may_still_come(
+    max_tokens: int, context_length: int, wanted: list[int]
+) -> None:
+    """A bonus token follows every tree, so that the last token is never guessed."""
+    model = ToyModel(VOCAB, order=3, seed=4, context_length=context_length)
+
+    class Asked(SilentDrafter):
+        def propose(self, session: Session, budget: int) -> Coroutine[DraftTree]:
+            asked.append(budget)
+            return (yield from super().propose(session, budget))
+
+    asked: list[int] = []
+    run(decoding(model, [1, 2, 3], Settings(StopConditions(max_tokens)), Asked(0, VOCAB), Budgets([50])))
+    assert asked[:1] == wanted
+    assert asked == list(range(len(asked), 0, -1))
 
 
 def test_a_stop_token_leaves_no_text_behind() -> None:

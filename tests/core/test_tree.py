@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from specrag.engine.passes import Segment
 from specrag.engine.segment_plan import ancestor_matrix
 from specrag.errors import InputError
-from specrag.speculation.acceptance import matching
-from specrag.speculation.tree import EMPTY, ROOT, DraftTree
+from specrag.speculation.tree import EMPTY, ROOT, DraftTree, merge
 from tests.core.guessing import random_tree
 
 trees = st.builds(
@@ -70,17 +69,53 @@ def test_masks_are_ancestor_sets_and_depths_their_sizes(tree: DraftTree) -> None
     assert [depth + 1 for depth in segment.depths()] == sees.sum(axis=1).tolist()
 
 
-@given(trees, st.lists(st.integers(0, 3), min_size=30, max_size=30))
-def test_matching_follows_the_draws_as_far_as_the_tree_does(tree: DraftTree, draws: list[int]) -> None:
-    asked: list[int] = []
+def paths(tree: DraftTree) -> list[tuple[int, ...]]:
+    """The tokens from the root to each node."""
+    found: dict[int, tuple[int, ...]] = {ROOT: ()}
+    for node, parent in enumerate(tree.parents):
+        found[node] = (*found[parent], tree.tokens[node])
+    return [found[node] for node in range(len(tree))]
 
-    def draw(node: int) -> int:
-        asked.append(node)
-        return draws[len(asked) - 1]
 
-    verdict = matching(tree, draw)
-    accepted = [tree.tokens[node] for node in verdict.path]
-    assert [*accepted, verdict.bonus] == draws[: len(accepted) + 1]
-    assert asked == [ROOT, *verdict.path]  # each once, from the root downwards
-    assert verdict.bonus is not None
-    assert tree.child(asked[-1], verdict.bonus) is None
+@given(trees, st.randoms(use_true_random=False))
+def test_a_part_of_a_tree_keeps_what_belongs_to_its_nodes(tree: DraftTree, rng: random.Random) -> None:
+    grades = tuple(rng.randrange(9) for _ in tree.tokens)
+    probs = tuple(np.full(4, node, dtype=np.float64) for node in range(len(tree)))
+    graded = DraftTree(tree.tokens, tree.parents, tree.sources, grades, probs)
+    nodes: list[int] = []
+    for node, parent in enumerate(tree.parents):
+        if (parent == ROOT or parent in nodes) and rng.random() < 0.7:
+            nodes.append(node)
+    part = graded.kept(nodes)
+    assert paths(part) == [paths(tree)[node] for node in nodes]
+    assert part.sources == tuple(tree.sources[node] for node in nodes)
+    assert part.grades == tuple(grades[node] for node in nodes)
+    assert [int(found[0]) for found in part.draft_probs] == nodes
+
+
+@given(st.lists(trees, max_size=4), st.integers(0, 40))
+def test_a_merged_tree_holds_the_paths_of_all(several: list[DraftTree], budget: int) -> None:
+    merged = merge(several, budget)
+    wanted = {path for tree in several for path in paths(tree)}
+    assert len(merged) == min(budget, len(wanted))
+    assert set(paths(merged)) <= wanted
+    place = {path: node for node, path in enumerate(paths(merged))}
+    seen: set[tuple[int, ...]] = set()
+    for tree in several:
+        for node, path in enumerate(paths(tree)):
+            # A node is the first tree's that holds it, and no later tree's takes the place of an earlier one's.
+            if path not in seen and path in place:
+                assert merged.sources[place[path]] == tree.sources[node]
+            seen.add(path)
+    first = next((tree for tree in several if len(tree)), EMPTY)
+    if len(first) <= budget:
+        assert paths(merged)[: len(first)] == paths(first)
+
+
+def test_grades_and_probabilities_are_one_a_node() -> None:
+    assert DraftTree.chain([1, 2], "a").grades == (0, 0)
+    assert DraftTree.chain([1, 2], "a", [3, 4]).grades == (3, 4)
+    with pytest.raises(InputError, match="grade"):
+        DraftTree((1, 2), (-1, 0), ("a", "a"), (1,))
+    with pytest.raises(InputError, match="draft_probs"):
+        DraftTree((1, 2), (-1, 0), ("a", "a"), draft_probs=(np.ones(3),))

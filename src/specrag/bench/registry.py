@@ -13,7 +13,17 @@ from specrag.errors import InputError
 if TYPE_CHECKING:
     from specrag.bench.suite import Suite
 
-NAMES = ("engine", "tokens", "longcontext", "passages", "knnlm", "answers", "server")
+NAMES = (
+    "engine",
+    "retrieval",
+    "tokens",
+    "exactness",
+    "longcontext",
+    "passages",
+    "knnlm",
+    "answers",
+    "server",
+)
 """The suites of the project; one that this version lacks is not listed by `built_in_suites`."""
 
 _PACKAGE = "specrag.bench.suites"

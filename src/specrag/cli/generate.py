@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specrag.cli import common
+from specrag.cli import common, speculation
 from specrag.errors import InputError
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ def generate(
     prompt: Annotated[
         str | None, typer.Argument(metavar="PROMPT", help="What to ask; by default standard input.")
     ] = None,
-    method: Annotated[str, typer.Option(metavar="NAME", help="How to decode: plain.")] = "plain",
     max_tokens: Annotated[
         int, typer.Option(parser=common.integer, metavar="N", help="At most this many tokens.")
     ] = 256,
@@ -130,6 +129,11 @@ def generate(
             rich_help_panel=_SAMPLING,
         ),
     ] = 0,
+    method: speculation.Method = "plain",
+    drafter: speculation.Drafter = None,
+    relaxed: speculation.Relaxed = False,
+    tolerance: speculation.Tolerance = 3.0,
+    show_sources: speculation.ShowSources = False,
     model: common.Model = "smollm2-135m",
     dtype: common.Dtype = "bf16",
     device: common.Device = None,
@@ -140,11 +144,14 @@ def generate(
 
     Example: specrag generate "Name three uses of copper." --max-tokens 64
     """
+    from rich.console import Console
+
     from specrag.language_model import load
     from specrag.methods.options import check_options
+    from specrag.models.tokenizer import TextStream
 
     options: Options = {
-        "method": method,
+        "method": speculation.method_of(method, drafter, relaxed, tolerance),
         "max_tokens": max_tokens,
         "stop": stop or (),
         "raw": raw,
@@ -178,9 +185,12 @@ def generate(
         result = llm.generate(question, **options)
         typer.echo(json.dumps(_describe(llm, result, method), ensure_ascii=False))
         return
-    result = _show(llm.stream(question, **options))
+    colours = speculation.SourceColours(TextStream(llm.tokenizer)) if show_sources else None
+    result = show(llm.stream(question, **options), colours)
     if log_probs is not None:
         _show_log_probs(llm, result)
+    if show_sources:
+        Console(stderr=True).print(speculation.legend(result.usage), soft_wrap=True)
     _show_status(result)
 
 
@@ -192,14 +202,22 @@ def _with_system(prompt: str, system: str | None, raw: bool) -> Prompt:
     return [{"role": "system", "content": system}, {"role": "user", "content": prompt}]
 
 
-def _show(steps: Generator[Step, None, Generation]) -> Generation:
+def show(
+    steps: Generator[Step, None, Generation], colours: speculation.SourceColours | None = None
+) -> Generation:
     """Write the text as it comes and end its line, also where an error cuts it."""
+    from rich.console import Console
+
+    console = Console()
     last = "\n"
     try:
         while True:
             step = next(steps)
             if step.text:
-                sys.stdout.write(step.text)
+                if colours is None:
+                    sys.stdout.write(step.text)
+                else:
+                    console.print(colours.paint(step), end="", soft_wrap=True)
                 sys.stdout.flush()
                 last = step.text[-1]
     except StopIteration as end:
@@ -284,6 +302,10 @@ def _describe(llm: LanguageModel, result: Generation, method: str) -> dict[str, 
             "passes": usage.passes,
             "drafted": usage.drafted,
             "accepted": usage.accepted,
+            "relaxed": usage.relaxed,
+            "drafted_by": dict(usage.drafted_by),
+            "accepted_by": dict(usage.accepted_by),
+            "mean_accepted_tokens": usage.mean_accepted_tokens,
         },
         "timing": {
             "prefill_seconds": timing.prefill,
@@ -302,6 +324,7 @@ def _describe_token(llm: LanguageModel, token: DecodedToken) -> dict[str, object
         "id": token.token,
         "text": llm.tokenizer.decode([token.token]),
         "source": token.source,
+        "relaxed": token.relaxed,
     }
     if token.log_prob is not None:
         described["log_prob"] = token.log_prob

@@ -20,7 +20,7 @@ import typer
 
 from specrag.errors import SpecragError
 
-COMMANDS = ("models", "generate", "bench", "doctor")
+COMMANDS = ("models", "index", "search", "generate", "ask", "bench", "doctor")
 """In the order of ``specrag --help``."""
 
 EXIT_FAILED = 1

@@ -6,7 +6,7 @@ row, a greedy check only the largest entry. Each row therefore says what it want
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -42,6 +42,17 @@ class Outputs:
         """Whether the row must pass the output matrix at all."""
         return self.argmax or self.top_k > 0 or self.entropy or self.logits or bool(self.log_probs_of)
 
+    def union(self, other: Outputs) -> Outputs:
+        """What either asks for."""
+        return Outputs(
+            argmax=self.argmax or other.argmax,
+            top_k=max(self.top_k, other.top_k),
+            entropy=self.entropy or other.entropy,
+            logits=self.logits or other.logits,
+            log_probs_of=tuple(dict.fromkeys(self.log_probs_of + other.log_probs_of)),
+            hidden=tuple(dict.fromkeys(self.hidden + other.hidden)),
+        )
+
 
 NOTHING = Outputs()
 ARGMAX = Outputs(argmax=True)
@@ -57,13 +68,23 @@ class Row:
         top_log_probs: float32 ``[top_k]``, nats.
         logits: float32 ``[vocab_size]``.
         log_probs: float32 ``[len(log_probs_of)]``, nats.
+        entropy_of: computes :attr:`entropy`, when it is first read: most rows of a tree are thrown away unread.
         hidden: name to a vector ``[hidden_size]``, as the model's own array type.
     """
 
     argmax: int | None = None
     top_tokens: np.ndarray | None = None
     top_log_probs: np.ndarray | None = None
-    entropy: float | None = None
+    entropy_of: Callable[[], float] | None = None
     logits: np.ndarray | None = None
     log_probs: np.ndarray | None = None
     hidden: Mapping[str, Any] = field(default_factory=dict)
+    _entropy: float | None = None
+
+    @property
+    def entropy(self) -> float | None:
+        """Of the next-token distribution, in nats."""
+        if self._entropy is None and self.entropy_of is not None:
+            self._entropy = self.entropy_of()
+            self.entropy_of = None  # it holds the pass's logits
+        return self._entropy

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
+from specrag.engine.outputs import NOTHING, Outputs, Row
 from specrag.engine.passes import Coroutine
 from specrag.engine.session import Session
 from specrag.engine.stopping import FinishReason
 from specrag.speculation.decode import Settings, TextSink
+
+if TYPE_CHECKING:
+    from specrag.models.loading import LoadedModel
+
+
+@dataclass(frozen=True, slots=True)
+class PromptNeeds:
+    """What a method reads of the prompt's own pass.
+
+    Args:
+        rows: how many of its last rows; the newest token is not among them, it is fed with the first round.
+        outputs: what each of them returns.
+    """
+
+    rows: int = 0
+    outputs: Outputs = NOTHING
 
 
 class DecodingMethod(Protocol):
@@ -20,9 +38,33 @@ class DecodingMethod(Protocol):
 
     @property
     def name(self) -> str:
-        """As in the registry, with what was changed after a plus sign."""
+        """As in the registry."""
+
+    @property
+    def prompt_needs(self) -> PromptNeeds:
+        """What it reads of the prompt's own pass."""
+
+    def check(self, loaded: LoadedModel) -> None:
+        """Check that it can work with a model, before any work.
+
+        Raises:
+            InputError: it cannot, such as a draft model of another vocabulary.
+        """
 
     def decode(
-        self, session: Session, settings: Settings, text: TextSink, clock: Callable[[], float]
+        self,
+        session: Session,
+        settings: Settings,
+        text: TextSink,
+        clock: Callable[[], float],
+        prompt_rows: Sequence[Row] = (),
     ) -> Coroutine[FinishReason]:
-        """Decode behind the session's tokens; emits a :class:`~specrag.speculation.decode.Step` a round."""
+        """Decode behind the session's tokens; emits a :class:`~specrag.speculation.decode.Step` a round.
+
+        Args:
+            session: holds the prompt.
+            settings: what the caller asks.
+            text: turns tokens into characters.
+            clock: seconds.
+            prompt_rows: the answers to :attr:`prompt_needs`; fewer, if the prompt is shorter or was cached.
+        """

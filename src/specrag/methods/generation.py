@@ -23,10 +23,14 @@ class Timing:
     Attributes:
         prefill: from the start to the first token, exclusive of its pass where nothing else ran.
         decode: from there to the end.
+        drafting: seconds of decoding in which drafts were made.
+        verifying: seconds of decoding in the target's passes, waiting for others included.
     """
 
     prefill: float
     decode: float
+    drafting: float = 0.0
+    verifying: float = 0.0
 
     @property
     def total(self) -> float:
@@ -43,16 +47,33 @@ class Usage:
         cached_tokens: those of them found in the prefix cache.
         completion_tokens: tokens generated, a stop token included.
         passes: passes of the model after the prefill.
-        drafted: tokens guessed.
-        accepted: guesses kept.
+        drafted_by: tokens guessed, by source.
+        accepted_by: guesses kept, by source.
+        relaxed: guesses kept although the target would have chosen another token.
     """
 
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
     passes: int
-    drafted: int
-    accepted: int
+    drafted_by: Mapping[str, int]
+    accepted_by: Mapping[str, int]
+    relaxed: int = 0
+
+    @property
+    def drafted(self) -> int:
+        """Tokens guessed."""
+        return sum(self.drafted_by.values())
+
+    @property
+    def accepted(self) -> int:
+        """Guesses kept."""
+        return sum(self.accepted_by.values())
+
+    @property
+    def acceptance(self) -> float | None:
+        """Share of the guesses that were kept; ``None`` where nothing was guessed."""
+        return self.accepted / self.drafted if self.drafted else None
 
     @property
     def mean_accepted_tokens(self) -> float:

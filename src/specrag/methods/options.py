@@ -40,6 +40,8 @@ class Options(TypedDict, total=False):
         raw: take a text as it is; by default it is put into the model's chat template if there is one.
         ignore_eos: do not end at the model's end tokens (for measuring).
         method: how to decode: a name (default ``plain``) or a configured method.
+        references: texts that the output may quote, such as retrieved passages, also those that the prompt
+            does not hold; methods that copy guesses from texts use them.
         tenant: whose prefix cache to use.
         timeout: seconds after which the request ends with an error.
     """
@@ -60,6 +62,7 @@ class Options(TypedDict, total=False):
     raw: bool
     ignore_eos: bool
     method: str | DecodingMethod
+    references: Sequence[str]
     tenant: str
     timeout: float
 
@@ -79,6 +82,7 @@ class CheckedOptions:
     processors: Sequence[LogitsProcessor]
     raw: bool
     ignore_eos: bool
+    references: tuple[str, ...]
     tenant: str
     timeout: float | None
 
@@ -106,6 +110,7 @@ def check_options(options: Options) -> CheckedOptions:
         processors=options.get("processors", ()),
         raw=options.get("raw", False),
         ignore_eos=options.get("ignore_eos", False),
+        references=_references(options.get("references", ())),
         tenant=options.get("tenant", ""),
         timeout=_timeout(options.get("timeout")),
     )
@@ -117,6 +122,12 @@ def _method(value: str | DecodingMethod) -> str | DecodingMethod:
     elif not callable(getattr(value, "decode", None)):
         raise InputError("method", value, "give a method's name or a configured method")
     return value
+
+
+def _references(value: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(value, str) or not all(isinstance(text, str) for text in value):
+        raise InputError("references", value, "give a list of texts")
+    return tuple(value)
 
 
 def _stop_conditions(options: Options) -> StopConditions:

@@ -6,10 +6,19 @@ import difflib
 from collections.abc import Callable, Mapping
 
 from specrag.errors import InputError
+from specrag.methods import baselines
 from specrag.methods.base import DecodingMethod
 from specrag.methods.plain import Plain
+from specrag.methods.respec import ReSpec
 
-METHODS: Mapping[str, Callable[[], DecodingMethod]] = {"plain": Plain}
+METHODS: Mapping[str, Callable[[], DecodingMethod]] = {
+    "plain": Plain,
+    "respec": ReSpec,
+    "prompt-lookup": baselines.prompt_lookup,
+    "token-recycling": baselines.token_recycling,
+    "sam-decoding": baselines.sam_decoding,
+}
+"""With their default settings; ``draft-model`` needs a model's name (:func:`baselines.draft_model`)."""
 
 
 def check_method(name: str) -> None:

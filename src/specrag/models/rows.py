@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -41,19 +42,44 @@ def _read_logits(wanted: list[Outputs], rows: list[Row], logits: torch.Tensor) -
     for number, (outputs, row) in enumerate(zip(wanted, rows, strict=True)):
         if outputs.logits:
             row.logits = logits[number].float().cpu().numpy()
-        if outputs.entropy or outputs.top_k or outputs.log_probs_of:
+        if outputs.entropy:
+            row.entropy_of = partial(_entropy, logits[number])
+        if outputs.log_probs_of:
             log_probs = torch.log_softmax(logits[number].float(), dim=-1)
-            if outputs.entropy:
-                # A removed token has log-probability -inf and adds nothing.
-                row.entropy = float(-(log_probs.exp() * log_probs.clamp_min(-1e30)).sum())
-            if outputs.top_k:
-                # A stable sort of the best few puts the smaller id first on a tie.
-                count = min(outputs.top_k, log_probs.shape[0])
-                border = torch.topk(log_probs, count).values[-1]
-                best = torch.nonzero(log_probs >= border).flatten()
-                order = torch.sort(log_probs[best], descending=True, stable=True).indices[:count]
-                tokens = best[order]
-                row.top_tokens = tokens.cpu().numpy()
-                row.top_log_probs = log_probs[tokens].cpu().numpy()
-            if outputs.log_probs_of:
-                row.log_probs = log_probs[list(outputs.log_probs_of)].cpu().numpy()
+            row.log_probs = log_probs[list(outputs.log_probs_of)].cpu().numpy()
+    by_count: dict[int, list[int]] = {}
+    for number, outputs in enumerate(wanted):
+        if outputs.top_k:
+            by_count.setdefault(min(outputs.top_k, logits.shape[1]), []).append(number)
+    for count, numbers in by_count.items():
+        _read_top(count, [rows[number] for number in numbers], logits[numbers])
+
+
+def _entropy(logits: torch.Tensor) -> float:
+    log_probs = torch.log_softmax(logits.float(), dim=-1)
+    # A removed token has log-probability -inf and adds nothing.
+    return float(-(log_probs.exp() * log_probs.clamp_min(-1e30)).sum())
+
+
+def _read_top(count: int, rows: list[Row], logits: torch.Tensor) -> None:
+    """The ``count`` most probable tokens of each row of ``logits``, smaller ids first on a tie."""
+    normalisers = torch.logsumexp(logits.float(), dim=-1)
+    # One more than asked for tells whether a tie crosses the border; there the rows are searched one by one.
+    wider = min(count + 1, logits.shape[1])
+    values, tokens = torch.topk(logits, wider, dim=-1)
+    tied = (
+        values[:, count - 1] == values[:, -1] if wider > count else torch.zeros(len(rows), dtype=torch.bool)
+    )
+    for number in torch.nonzero(tied).flatten().tolist():
+        best = torch.nonzero(logits[number] >= values[number, count - 1]).flatten()  # ascending ids
+        order = torch.sort(logits[number, best], descending=True, stable=True).indices[:count]
+        tokens[number, :count] = best[order]
+        values[number, :count] = logits[number, best[order]]
+    values, tokens = values[:, :count], tokens[:, :count]
+    by_id = torch.argsort(tokens, dim=-1)
+    values, tokens = values.gather(1, by_id), tokens.gather(1, by_id)
+    by_value = torch.sort(values, dim=-1, descending=True, stable=True).indices
+    values, tokens = values.gather(1, by_value), tokens.gather(1, by_value)
+    log_probs = (values.float() - normalisers[:, None]).cpu().numpy()
+    for row, row_tokens, row_log_probs in zip(rows, tokens.cpu().numpy(), log_probs, strict=True):
+        row.top_tokens, row.top_log_probs = row_tokens, row_log_probs

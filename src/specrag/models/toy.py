@@ -128,7 +128,7 @@ def _row(logits: np.ndarray, outputs: Outputs) -> Row:
     if outputs.logits:
         row.logits = logits.copy()
     if outputs.entropy:
-        row.entropy = float(-(np.exp(log_probs) * log_probs).sum())
+        row.entropy_of = lambda: float(-(np.exp(log_probs) * log_probs).sum())
     if outputs.top_k:
         order = np.argsort(-logits, kind="stable")[: outputs.top_k]
         row.top_tokens = order

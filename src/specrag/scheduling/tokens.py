@@ -1,36 +1,31 @@
-"""How many tokens to guess in the next round."""
+"""How many tokens to guess in the next round: always the same number."""
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from specrag.errors import InputError
-
-
-class TokenSchedule(Protocol):
-    """Chooses the token budget of each round. It changes an output's time, never the output."""
-
-    def next(self) -> int:
-        """The budget of the next round; 0 for plain decoding."""
-
-    def observe(self, drafted: int, accepted: int, seconds: float) -> None:
-        """Learn what the last round gave and took."""
+from specrag.speculation.schedule import Timed
+from specrag.speculation.tree import DraftTree, Round
 
 
 class FixedBudget:
-    """The same budget in every round.
+    """The same budget in every round, and all of a proposal is verified.
 
     Args:
         tokens: the budget, 0 for plain decoding.
     """
 
     def __init__(self, tokens: int) -> None:
-        if tokens < 0:
+        if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 0:
             raise InputError("budget", tokens, "give the number of tokens to guess, 0 for none")
         self._tokens = tokens
 
-    def next(self) -> int:
+    def budget(self, *, runs_passes: bool) -> int:
+        del runs_passes
         return self._tokens
 
-    def observe(self, drafted: int, accepted: int, seconds: float) -> None:
-        del drafted, accepted, seconds
+    def choose(self, tree: DraftTree, context: int) -> DraftTree:
+        del context
+        return tree
+
+    def observe(self, round: Round, timed: Timed) -> None:
+        del round, timed

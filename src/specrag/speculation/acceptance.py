@@ -3,28 +3,158 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
+from specrag.engine.sampling import Distribution
+from specrag.errors import InputError
 from specrag.speculation.tree import ROOT, DraftTree, Verdict
 
 
-def matching(tree: DraftTree, draw: Callable[[int], int]) -> Verdict:
+class View(Protocol):
+    """The target's view of a scored tree (:class:`specrag.speculation.target.TargetView`)."""
+
+    def draw(self, node: int) -> int:
+        """The target's own token after a node, by its keyed draw."""
+
+    def gap(self, node: int, token: int, top_k: int) -> float | None:
+        """Nats that a token lies below the likeliest one; ``None`` if it is not among the ``top_k`` likeliest."""
+
+    def probs(self, node: int) -> Distribution:
+        """The target's distribution after a node, after temperature, top-k, top-p and min-p."""
+
+    def uniform(self, node: int) -> float:
+        """A number between 0 and 1, independent of the draw after the node."""
+
+    def draw_from(self, node: int, probs: NDArray[np.float64]) -> int:
+        """A token from another distribution, drawn in the node's place."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowNeeds:
+    """What a rule reads of the target's rows beside the draw.
+
+    Args:
+        top_k: most probable tokens with their log-probabilities.
+        logits: the whole vector, for distributions.
+    """
+
+    top_k: int = 0
+    logits: bool = False
+
+
+class Rule(Protocol):
+    """Decides what is kept of a scored tree."""
+
+    @property
+    def needs(self) -> RowNeeds:
+        """What it reads of the target's rows."""
+
+    def judge(self, tree: DraftTree, target: View) -> Verdict:
+        """Keep a path from the root, and choose the token that follows it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matching:
     """Accept a guess if it *is* the target's own draw.
 
     The output is the target's draws and nothing else, so its law is plain decoding's whatever was guessed; with
     draws keyed by position it is plain decoding's very text. For a guess without probabilities this accepts as
     often as rejection sampling does (Leviathan et al. 2023, with a one-hot draft).
+    """
+
+    needs: RowNeeds = RowNeeds()
+
+    def judge(self, tree: DraftTree, target: View) -> Verdict:
+        """See :class:`Rule`."""
+        path: list[int] = []
+        node = ROOT
+        while True:
+            token = target.draw(node)
+            child = tree.child(node, token)
+            if child is None:
+                return Verdict(tuple(path), token)
+            path.append(child)
+            node = child
+
+
+def reject(
+    tree: DraftTree,
+    target: View,
+    target_probs: Callable[[int], NDArray[np.float64]],
+    residual: Callable[[int], NDArray[np.float64]] | None = None,
+) -> Verdict:
+    """Accept drawn guesses in proportion to the target's probabilities (Leviathan et al. 2023, Algorithm 1).
+
+    A guess x, drawn from q, is accepted with probability min(1, p(x) / q(x)). In place of the first rejected
+    one a token is drawn from the residual, behind a chain without rejections one from p. The law of every
+    token is then p, if p and the residual are those of the paper and every guess was really drawn from its q;
+    whether a guess is verified at all may not depend on its token.
 
     Args:
-        tree: the guesses.
-        draw: the target's draw after a node (:data:`ROOT`: after the session's newest token). Called once for
-            each node on the accepted path, from the root downwards.
+        tree: a chain with ``draft_probs``.
+        target: the source of random numbers.
+        target_probs: from a node or :data:`ROOT` to the distribution p of the token behind it, float64
+            ``[vocab_size]``.
+        residual: from a node or :data:`ROOT` to the distribution, up to a factor, of the token that takes a
+            rejected guess's place behind it; by default max(p - q, 0).
+
+    Raises:
+        InputError: the tree branches, has no ``draft_probs``, or holds a token that its q excludes.
     """
-    path: list[int] = []
-    node = ROOT
-    while True:
-        token = draw(node)
-        child = tree.child(node, token)
-        if child is None:
-            return Verdict(tuple(path), token)
-        path.append(child)
-        node = child
+    check_chain(tree)
+    for node, token in enumerate(tree.tokens):
+        before = node - 1
+        draft, wanted = tree.draft_probs[node], target_probs(before)
+        if not draft[token] > 0:
+            raise InputError(
+                "draft_probs", float(draft[token]), f"token {token} cannot have been drawn from it"
+            )
+        # u < p / q. The number is below 1, so that no minimum is needed.
+        if target.uniform(before) * draft[token] < wanted[token]:
+            continue
+        left = np.maximum(wanted - draft, 0.0) if residual is None else residual(before)
+        # Nothing is left only where p and q are equal but for rounding.
+        return Verdict(tuple(range(node)), target.draw_from(before, left if left.any() else wanted))
+    last = len(tree) - 1
+    return Verdict(tuple(range(len(tree))), target.draw_from(last, target_probs(last)))
+
+
+def check_chain(tree: DraftTree) -> None:
+    """Check that a tree is a chain of drawn guesses.
+
+    Raises:
+        InputError: it is not.
+    """
+    if tree.parents != tuple(range(ROOT, len(tree) - 1)):
+        raise InputError(
+            "tree", tree.parents, "a drawn guess is verified in a chain; give a tree without branches"
+        )
+    if len(tree.draft_probs) != len(tree):
+        raise InputError("draft_probs", (), "give the distribution that each node was drawn from")
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """Rejection sampling, for chains whose tokens were drawn from ``draft_probs``.
+
+    Every token follows the target's law, after temperature, top-k, top-p and min-p. It promises the law, not
+    plain decoding's very text. Never for the deterministic best of a distribution: that is biased.
+    """
+
+    needs: RowNeeds = RowNeeds(logits=True)
+
+    def judge(self, tree: DraftTree, target: View) -> Verdict:
+        """See :class:`Rule`.
+
+        Raises:
+            InputError: see :func:`reject`.
+        """
+        if not len(tree):
+            return Verdict((), target.draw(ROOT))
+        check_chain(tree)
+        vocab_size = len(tree.draft_probs[0])
+        return reject(tree, target, lambda node: target.probs(node).dense(vocab_size))

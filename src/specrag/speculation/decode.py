@@ -6,23 +6,22 @@ schedule.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import numpy as np
-
-from specrag.engine.outputs import Outputs, Row
+from specrag.engine.outputs import Row
 from specrag.engine.passes import Coroutine, Emit
-from specrag.engine.processors import Chain, LogitsProcessor, State, build_processors
-from specrag.engine.sampling import SamplingParams, choose, log_softmax
+from specrag.engine.processors import LogitsProcessor
+from specrag.engine.sampling import SamplingParams
 from specrag.engine.session import Session
 from specrag.engine.stopping import FinishReason, StopChecker, StopConditions
-from specrag.scheduling.tokens import TokenSchedule
-from specrag.speculation.acceptance import matching
+from specrag.speculation.acceptance import Rule
 from specrag.speculation.drafters.base import Drafter
-from specrag.speculation.tree import EMPTY, ROOT, DraftTree, Round, Verdict
+from specrag.speculation.schedule import Timed, TokenSchedule
+from specrag.speculation.target import Alternative, Target
+from specrag.speculation.tree import EMPTY, DraftTree, Round, Verdict
 
 #: The source of a token that no drafter proposed.
 TARGET = "target"
@@ -39,14 +38,6 @@ class TextSink(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Alternative:
-    """A token that could have come, with its log-probability in nats."""
-
-    token: int
-    log_prob: float
-
-
-@dataclass(frozen=True, slots=True)
 class DecodedToken:
     """One token of the output.
 
@@ -56,12 +47,14 @@ class DecodedToken:
         log_prob: nats, under the model's own distribution (temperature 1, nothing removed or penalised);
             ``None`` unless asked for.
         alternatives: the most probable tokens there, if asked for.
+        relaxed: accepted although the target would have chosen another; never by a lossless rule.
     """
 
     token: int
     source: str
     log_prob: float | None = None
     alternatives: tuple[Alternative, ...] = ()
+    relaxed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +64,27 @@ class Step:
     Attributes:
         tokens: the tokens added.
         text: the characters that may be shown now.
-        drafted: tokens guessed in the round.
+        drafted_by: tokens guessed in the round, by source.
         accepted: guesses that were kept.
         seconds: wall-clock time since the step before.
+        drafting: seconds of it until the draft was made.
+        verifying: seconds of it in the target's pass, waiting for others included.
         finish_reason: why the text has ended, in the last step only.
     """
 
     tokens: tuple[DecodedToken, ...]
     text: str
-    drafted: int
+    drafted_by: Mapping[str, int]
     accepted: int
     seconds: float
+    drafting: float = 0.0
+    verifying: float = 0.0
     finish_reason: FinishReason | None = None
+
+    @property
+    def drafted(self) -> int:
+        """Tokens guessed in the round."""
+        return sum(self.drafted_by.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,48 +96,87 @@ class Settings:
         sampling: how tokens are drawn.
         log_probs: ``None`` for no log-probabilities, else how many alternatives to report beside each token's.
         processors: logits processors of the caller's own, after the built-in ones.
+        references: texts that the output may quote, as tokens; a drafter may copy from them.
+        until: called behind every new token with all tokens, the prompt's first; true ends the text there,
+            the token included, with the reason ``"stop"``.
     """
 
     stop: StopConditions
     sampling: SamplingParams = field(default_factory=SamplingParams)
     log_probs: int | None = None
     processors: Sequence[LogitsProcessor] = ()
+    references: tuple[tuple[int, ...], ...] = ()
+    until: Callable[[Sequence[int]], bool] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """How a method guesses and checks.
+
+    Args:
+        drafter: proposes; made for this request, closed by whoever made it.
+        rule: accepts.
+        schedule: says how much to guess, this request's own.
+    """
+
+    drafter: Drafter
+    rule: Rule
+    schedule: TokenSchedule
 
 
 def decode(
     session: Session,
     settings: Settings,
     text: TextSink,
-    drafter: Drafter,
-    schedule: TokenSchedule,
-    clock: Callable[[], float] = time.perf_counter,
+    speculation: Speculation,
+    clock: Callable[[], float],
+    prompt_rows: Sequence[Row] = (),
 ) -> Coroutine[FinishReason]:
     """Decode behind the session's tokens until a stop condition holds; emits a :class:`Step` a round.
+
+    Args:
+        session: holds the prompt.
+        settings: what the caller asks.
+        text: turns tokens into characters.
+        speculation: how to guess and check.
+        clock: seconds.
+        prompt_rows: the target's answers for the prompt's last tokens, as far as the drafter asked for them.
 
     Raises:
         ContextLengthError: the session is longer than the model's context.
     """
-    target = _Target(session, settings)
+    drafter, rule, schedule = speculation.drafter, speculation.rule, speculation.schedule
+    target = Target(
+        session, settings.sampling, settings.log_probs, settings.processors, rule.needs, drafter.outputs
+    )
     checker = StopChecker(settings.stop)
     left = settings.stop.max_tokens
-    yield from drafter.start(session)
     last = clock()
+    yield from drafter.start(session, prompt_rows)
     while True:
+        began = clock()
         room = session.model.context_length - len(session)
         # The bonus token needs no guess: a budget beyond what may still come would be wasted.
-        budget = max(min(schedule.next(), left - 1, room), 0)
-        tree = EMPTY
+        budget = max(min(schedule.budget(runs_passes=drafter.runs_passes), left - 1, room), 0)
+        proposed = EMPTY
         if budget:
-            tree = yield from drafter.propose(session, budget)
+            proposed = yield from drafter.propose(session, budget)
+        tree = schedule.choose(proposed, len(session))
+        asked = clock()
         rows = yield from session.score(tree, target.outputs)
-        verdict = matching(tree, target.draws(tree, rows))
+        answered = clock()
+        verdict = rule.judge(tree, target.view(tree, rows))
 
-        drawn = target.tokens(tree, rows, verdict)
+        drawn = _tokens(target, tree, rows, verdict)
         shown, reason = "", None
         for count, token in enumerate(drawn, start=1):
             is_stop = token.token in settings.stop.stop_tokens
             piece = checker.push(token.token, "" if is_stop else text.push(token.token))
             shown, reason = shown + piece.text, piece.finish_reason
+            if settings.until is not None and settings.until(
+                [*session.tokens, *(earlier.token for earlier in drawn[:count])]
+            ):
+                reason = reason or "stop"
             if reason is None and len(session) + count > session.model.context_length:
                 reason = "length"
             if reason is not None:
@@ -146,93 +187,56 @@ def decode(
         committed = tuple(token.token for token in drawn)
         target.advance(committed)
         left -= len(committed)
-        drafter.observe(Round(tree, rows, verdict, committed))
+        round = Round(tree, rows, verdict, committed, proposed)
+        drafter.observe(round)
         if reason is not None:
             end = checker.finish(text.finish())
             shown, reason = shown + end.text, end.finish_reason or reason
         now = clock()
-        seconds, last = now - last, now
-        schedule.observe(len(tree), len(verdict.path), seconds)
-        yield Emit(Step(tuple(drawn), shown, len(tree), len(verdict.path), seconds, reason))
+        drafting, verifying = asked - began, answered - asked
+        schedule.observe(round, Timed(len(session) - len(committed), drafting, verifying, now - began))
+        yield Emit(
+            Step(
+                tuple(drawn),
+                shown,
+                Counter(tree.sources),
+                len(verdict.path),
+                now - last,
+                drafting,
+                verifying,
+                reason,
+            )
+        )
+        last = now
         if reason is not None:
             return reason
+
+
+def _tokens(target: Target, tree: DraftTree, rows: Sequence[Row], verdict: Verdict) -> list[DecodedToken]:
+    """The verdict's tokens with their sources and log-probabilities."""
+    found = []
+    before = 0  # the row that a token follows: 0 is the session's newest token
+    for node in verdict.path:
+        told = target.describe(rows[before], tree.tokens[node])
+        found.append(
+            DecodedToken(
+                tree.tokens[node],
+                tree.sources[node],
+                told.log_prob,
+                told.alternatives,
+                node in verdict.relaxed,
+            )
+        )
+        before = node + 1
+    assert verdict.bonus is not None
+    told = target.describe(rows[before], verdict.bonus)
+    found.append(DecodedToken(verdict.bonus, TARGET, told.log_prob, told.alternatives))
+    return found
 
 
 def _cut(verdict: Verdict, count: int) -> Verdict:
     """The verdict as it would be if the text had to end after ``count`` of its tokens."""
     if count > len(verdict.path):
         return verdict
-    return Verdict(verdict.path[:count], None)
-
-
-class _Target:
-    """The target's draws along a tree, with the processors' state on every path."""
-
-    def __init__(self, session: Session, settings: Settings) -> None:
-        self._session = session
-        self._sampling = settings.sampling
-        self._log_probs = settings.log_probs
-        self._chain: Chain = build_processors(settings.sampling, settings.processors)
-        self._state: State = self._chain.start(session.tokens)
-        self._processed = bool(self._chain.processors)
-        self._greedy = settings.sampling.greedy and not self._processed
-        wanted = 0 if settings.log_probs is None else max(settings.log_probs, 1)
-        # A greedy draw needs no logits, and its log-probability is the first of the top ones.
-        self.outputs = (
-            Outputs(argmax=True, top_k=wanted) if self._greedy else Outputs(logits=True, top_k=wanted)
-        )
-
-    def draws(self, tree: DraftTree, rows: Sequence[Row]) -> Callable[[int], int]:
-        """The draw after each node; must be called from the root downwards."""
-        states = {ROOT: self._state}
-        positions = {ROOT: len(self._session)}
-
-        def draw(node: int) -> int:
-            row = rows[node + 1]
-            if node != ROOT:
-                parent = tree.parents[node]
-                positions[node] = positions[parent] + 1
-                if self._processed:
-                    states[node] = self._chain.advance(states[parent], tree.tokens[node])
-            if self._greedy:
-                assert row.argmax is not None
-                return row.argmax
-            logits = row.logits
-            assert logits is not None
-            if self._processed:
-                logits = self._chain.apply(logits, states[node])
-            return choose(logits, self._sampling, positions[node])
-
-        return draw
-
-    def advance(self, tokens: Sequence[int]) -> None:
-        """Move the processors' state behind committed tokens."""
-        if self._processed:
-            for token in tokens:
-                self._state = self._chain.advance(self._state, token)
-
-    def tokens(self, tree: DraftTree, rows: Sequence[Row], verdict: Verdict) -> list[DecodedToken]:
-        """The verdict's tokens with their sources and log-probabilities."""
-        nodes = [ROOT, *verdict.path]
-        found = []
-        for place, node in enumerate(nodes):
-            if place < len(verdict.path):
-                step = verdict.path[place]
-                token, source = tree.tokens[step], tree.sources[step]
-            else:
-                assert verdict.bonus is not None
-                token, source = verdict.bonus, TARGET
-            found.append(self._describe(rows[node + 1], token, source))
-        return found
-
-    def _describe(self, row: Row, token: int, source: str) -> DecodedToken:
-        if self._log_probs is None:
-            return DecodedToken(token, source)
-        assert row.top_tokens is not None
-        assert row.top_log_probs is not None
-        top = [Alternative(int(t), float(p)) for t, p in zip(row.top_tokens, row.top_log_probs, strict=True)]
-        log_prob = next((other.log_prob for other in top if other.token == token), None)
-        if log_prob is None:
-            assert row.logits is not None
-            log_prob = float(log_softmax(np.asarray(row.logits))[token])
-        return DecodedToken(token, source, log_prob, tuple(top[: self._log_probs]))
+    path = verdict.path[:count]
+    return Verdict(path, None, verdict.relaxed & frozenset(path))

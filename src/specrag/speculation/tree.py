@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+
+import numpy as np
 
 from specrag.engine.outputs import Row
 from specrag.errors import InputError
@@ -22,6 +24,10 @@ class DraftTree:
         parents: the node that each node follows, :data:`ROOT` for the first guesses; parents come before their
             children, and no two children of a node hold the same token.
         sources: who proposed each node, such as ``"suffix"``.
+        grades: a small number for each node: nodes of one source and grade are accepted about equally often,
+            given that their parent is. By default all 0.
+        draft_probs: for drafts that were drawn at random, the distribution that each node was drawn from
+            (float64 ``[vocab_size]``); empty for deterministic drafts.
 
     Raises:
         InputError: one of these rules is broken.
@@ -30,11 +36,17 @@ class DraftTree:
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     sources: tuple[str, ...] = ()
+    grades: tuple[int, ...] = ()
+    draft_probs: tuple[np.ndarray, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
-        if not len(self.tokens) == len(self.parents) == len(self.sources):
-            sizes = (len(self.tokens), len(self.parents), len(self.sources))
-            raise InputError("tree", sizes, "give a token, a parent and a source for each node")
+        if not self.grades:
+            object.__setattr__(self, "grades", (0,) * len(self.tokens))
+        if not len(self.tokens) == len(self.parents) == len(self.sources) == len(self.grades):
+            sizes = (len(self.tokens), len(self.parents), len(self.sources), len(self.grades))
+            raise InputError("tree", sizes, "give a token, a parent, a source and a grade for each node")
+        if len(self.draft_probs) not in (0, len(self.tokens)):
+            raise InputError("draft_probs", len(self.draft_probs), "give one for each node, or none")
         for node, parent in enumerate(self.parents):
             if not ROOT <= parent < node:
                 raise InputError("parents", parent, f"node {node} must follow an earlier node or -1")
@@ -42,9 +54,9 @@ class DraftTree:
             raise InputError("tree", self.tokens, "two children of a node hold the same token; merge them")
 
     @classmethod
-    def chain(cls, tokens: Sequence[int], source: str) -> DraftTree:
+    def chain(cls, tokens: Sequence[int], source: str, grades: Sequence[int] = ()) -> DraftTree:
         """Each token follows the one before it."""
-        return cls(tuple(tokens), tuple(range(-1, len(tokens) - 1)), (source,) * len(tokens))
+        return cls(tuple(tokens), tuple(range(-1, len(tokens) - 1)), (source,) * len(tokens), tuple(grades))
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -58,8 +70,55 @@ class DraftTree:
         """The child of ``node`` that holds ``token``, if there is one."""
         return self._children.get((node, token))
 
+    def kept(self, nodes: Sequence[int]) -> DraftTree:
+        """The tree of these nodes alone, in ascending order; every node's parent must be among them."""
+        if len(nodes) == len(self.tokens):
+            return self
+        place = {ROOT: ROOT} | {node: new for new, node in enumerate(nodes)}
+        return DraftTree(
+            tuple(self.tokens[node] for node in nodes),
+            tuple(place[self.parents[node]] for node in nodes),
+            tuple(self.sources[node] for node in nodes),
+            tuple(self.grades[node] for node in nodes),
+            tuple(self.draft_probs[node] for node in nodes) if self.draft_probs else (),
+        )
+
 
 EMPTY = DraftTree()
+
+
+def merge(trees: Sequence[DraftTree], budget: int) -> DraftTree:
+    """One tree that holds every path of several; a node that two of them hold is the earlier tree's.
+
+    Args:
+        trees: deterministic drafts, the best first.
+        budget: nodes that do not fit are left out, those of the last trees first.
+    """
+    full = [tree for tree in trees if len(tree)]
+    if len(full) == 1 and len(full[0]) <= budget:
+        return full[0]
+    tokens: list[int] = []
+    parents: list[int] = []
+    sources: list[str] = []
+    grades: list[int] = []
+    children: dict[tuple[int, int], int] = {}
+    for tree in full:
+        place = {ROOT: ROOT}
+        for node, token in enumerate(tree.tokens):
+            parent = place.get(tree.parents[node])
+            if parent is None:  # left out above it
+                continue
+            known = children.get((parent, token))
+            if known is None:
+                if len(tokens) == budget:
+                    continue
+                known = children[parent, token] = len(tokens)
+                tokens.append(token)
+                parents.append(parent)
+                sources.append(tree.sources[node])
+                grades.append(tree.grades[node])
+            place[node] = known
+    return DraftTree(tuple(tokens), tuple(parents), tuple(sources), tuple(grades))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +128,12 @@ class Verdict:
     Args:
         path: accepted nodes, from a child of the root downwards.
         bonus: the token that follows the path; ``None`` only where the text was cut inside the path.
+        relaxed: those nodes of the path that are not the target's own choice.
     """
 
     path: tuple[int, ...]
     bonus: int | None
+    relaxed: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +141,15 @@ class Round:
     """One round of token speculation, as a drafter and a schedule see it afterwards.
 
     Attributes:
-        tree: what was proposed.
+        tree: what was verified.
         rows: ``[1 + len(tree)]`` answers of the target: after the root, then after each node.
         verdict: what was kept of it.
         tokens: the tokens that the round added, path and bonus.
+        proposed: what the drafter proposed, before the schedule chose the part worth verifying.
     """
 
     tree: DraftTree
     rows: Sequence[Row]
     verdict: Verdict
     tokens: tuple[int, ...]
+    proposed: DraftTree

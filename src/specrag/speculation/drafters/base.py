@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
+from specrag.engine.outputs import NOTHING, Outputs, Row
 from specrag.engine.passes import Coroutine
 from specrag.engine.session import Session
 from specrag.speculation.tree import EMPTY, DraftTree, Round
 
 
 class Drafter(Protocol):
-    """Proposes tokens for one session. ``start``, ``propose`` and ``observe`` may run passes of their own."""
+    """Proposes tokens for one session. ``start`` and ``propose`` may run passes of their own."""
 
-    def start(self, session: Session) -> Coroutine[None]:
-        """Read the prompt, which the session holds."""
+    @property
+    def outputs(self) -> Outputs:
+        """What it reads of the target's rows, in :meth:`start` and in :meth:`observe`."""
+
+    @property
+    def runs_passes(self) -> bool:
+        """Whether a proposal costs passes, so that its price must be weighed before it is made."""
+
+    def start(self, session: Session, rows: Sequence[Row]) -> Coroutine[None]:
+        """Read the prompt, which the session holds.
+
+        Args:
+            session: the target's session.
+            rows: the target's answers for the last tokens of the prompt but the newest, as far as they were
+                asked for and are known.
+        """
 
     def propose(self, session: Session, budget: int) -> Coroutine[DraftTree]:
         """Guess at most ``budget`` tokens behind the session's newest token."""
@@ -34,8 +50,11 @@ class Drafter(Protocol):
 class NoDrafter:
     """Proposes nothing: plain decoding."""
 
-    def start(self, session: Session) -> Coroutine[None]:
-        del session
+    outputs = NOTHING
+    runs_passes = False
+
+    def start(self, session: Session, rows: Sequence[Row]) -> Coroutine[None]:
+        del session, rows
         yield from ()
 
     def propose(self, session: Session, budget: int) -> Coroutine[DraftTree]:

@@ -1,0 +1,194 @@
+"""``specrag bench exactness``: is speculated text plain decoding's text?
+
+With ``batch_invariant`` every output must be equal. Without it, a pass of many rows rounds differently from a
+pass of one; then the share of equal outputs is reported, and how near the two candidate tokens were where an
+output first differs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from specrag.bench.data import find_file, load_spec_bench
+from specrag.bench.interleave import Row, Trial
+from specrag.bench.measurement import Measurement
+from specrag.bench.records import Outcome
+from specrag.bench.suite import BenchContext
+from specrag.bench.suites.tokens import questions
+
+if TYPE_CHECKING:
+    from specrag.language_model import LanguageModel
+    from specrag.methods.generation import Generation
+
+_DATA = "specbench_480.jsonl"
+_NEW_TOKENS = 128
+#: Requests that share passes.
+_TOGETHER = 16
+_TEMPERATURES = (0.0, 0.8)
+_METHODS = ("plain", "respec", "prompt-lookup", "token-recycling", "sam-decoding")
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """A way to compute."""
+
+    label: str
+    dtype: str
+    batch_invariant: bool
+    per_task: int | None
+    """Questions of each task, ``None`` for all."""
+
+
+_FULL = (
+    _Setting("int8 invariant", "int8", batch_invariant=True, per_task=None),
+    _Setting("bf16", "bf16", batch_invariant=False, per_task=8),
+    _Setting("fp32", "fp32", batch_invariant=False, per_task=4),
+)
+_QUICK = (_Setting("int8 invariant", "int8", batch_invariant=True, per_task=1),)
+
+
+class ExactnessSuite:
+    """Equality with plain decoding."""
+
+    name = "exactness"
+    summary = (
+        "The share of Spec-Bench outputs (first turns, at most 128 new tokens, 16 requests at once) that equal "
+        "plain decoding's token for token, greedy and sampled at temperature 0.8 with the same seed. With "
+        "`batch_invariant` it must be 1. Elsewhere `margin_nats` is the median distance between the two tokens "
+        "at the first difference, in nats of plain decoding's distribution, and `widest_nats` the largest one."
+    )
+
+    def run(self, context: BenchContext) -> Iterator[Measurement]:
+        for setting in _QUICK if context.quick else _FULL:
+            yield from self._setting(context, setting)
+
+    def _setting(self, context: BenchContext, setting: _Setting) -> Iterator[Measurement]:
+        from specrag.language_model import load
+
+        llm = load(
+            context.model,
+            dtype=setting.dtype,
+            device=context.device,
+            batch_invariant=setting.batch_invariant,
+        )
+        new = 32 if context.quick else _NEW_TOKENS
+        prompts = [llm.encode(text) for text in _texts(context, setting)]
+        batches = [prompts[start : start + _TOGETHER] for start in range(0, len(prompts), _TOGETHER)]
+
+        def prepare(batch: Sequence[list[int]], temperature: float) -> Mapping[str, Trial]:
+            reference: list[Generation] = []
+            return {method: _trial(llm, batch, method, temperature, new, reference) for method in _METHODS}
+
+        rows = [
+            Row(
+                name=f"batch {number}",
+                task=f"{setting.label}/{'greedy' if temperature == 0 else f'temperature {temperature}'}",
+                methods=_METHODS,
+                prepare=lambda batch=batch, temperature=temperature: prepare(batch, temperature),  # type: ignore[misc]
+            )
+            for temperature in _TEMPERATURES
+            for number, batch in enumerate(batches)
+        ]
+        records = context.measure(setting.label, rows, context.plan(1, warmups=0))
+        llm.close()
+        for task in dict.fromkeys(record.key.task for record in records):
+            for method in _METHODS[1:]:
+                mine = [
+                    record.outcome
+                    for record in records
+                    if record.key.task == task and record.key.method == method and record.outcome is not None
+                ]
+                count = sum(int(outcome.figures["outputs"]) for outcome in mine)
+                if not count:
+                    continue
+                margins = [
+                    value for outcome in mine for name, value in outcome.figures.items() if "margin" in name
+                ]
+                equal = sum(int(outcome.figures["equal"]) for outcome in mine)
+                measurement = context.measurement(
+                    task=task,
+                    method=method,
+                    baseline="plain",
+                    dtype="bf16" if setting.dtype == "int8" else setting.dtype,
+                    n=count,
+                    extra={
+                        "equal": equal,
+                        "margin_nats": median(margins) if margins else None,
+                        "widest_nats": max(margins) if margins else None,
+                    },
+                )
+                yield _with_identical(measurement, equal / count)
+
+
+def _with_identical(measurement: Measurement, share: float) -> Measurement:
+    from dataclasses import replace
+
+    return replace(measurement, identical=share)
+
+
+def _texts(context: BenchContext, setting: _Setting) -> list[str]:
+    if setting.per_task is None and context.data is not None:
+        return [question.turns[0] for question in load_spec_bench(find_file(context.data, _DATA))]
+    return [question.turns[0] for question in questions(context, setting.per_task or 1)]
+
+
+def _trial(
+    llm: LanguageModel,
+    batch: Sequence[list[int]],
+    method: str,
+    temperature: float,
+    new: int,
+    reference: list[Generation],
+) -> Callable[[], Outcome]:
+    def run() -> Outcome:
+        started = time.perf_counter()
+        made = llm.generate_batch(
+            batch,
+            method=method,
+            max_tokens=new,
+            temperature=temperature,
+            seed=7,
+            **({"log_probs": 20} if method == "plain" else {}),  # type: ignore[arg-type]
+        )
+        seconds = time.perf_counter() - started
+        if method == "plain":
+            reference[:] = made
+        figures: dict[str, float] = {"outputs": len(made), "equal": 0}
+        for number, (mine, plain) in enumerate(zip(made, reference, strict=True)):
+            place = _first_difference(mine, plain)
+            if place is None:
+                figures["equal"] += 1
+            elif place < min(len(mine.tokens), len(plain.tokens)):
+                figures[f"margin_{number}"] = _margin(mine, plain, place)
+        tokens = sum(len(generation.tokens) for generation in made)
+        passes = sum(generation.usage.passes for generation in made)
+        return Outcome(tokens=tokens, seconds=seconds, passes=passes, figures=figures)
+
+    return run
+
+
+def _first_difference(mine: Generation, plain: Generation) -> int | None:
+    ours = [token.token for token in mine.tokens]
+    theirs = [token.token for token in plain.tokens]
+    if ours == theirs:
+        return None
+    shorter = min(len(ours), len(theirs))
+    return next((place for place in range(shorter) if ours[place] != theirs[place]), shorter)
+
+
+def _margin(mine: Generation, plain: Generation, place: int) -> float:
+    """Nats between the two tokens in plain decoding's distribution; the least it can be if one is unlisted."""
+    chosen: Any = plain.tokens[place]
+    other = mine.tokens[place].token
+    known = {alternative.token: alternative.log_prob for alternative in chosen.alternatives}
+    lowest = min(known.values())
+    return float(abs(chosen.log_prob - known.get(other, lowest)))
+
+
+def suite() -> ExactnessSuite:
+    """The suite, as the registry finds it."""
+    return ExactnessSuite()

@@ -1,0 +1,57 @@
+"""Building a knowledge base in a process of its own, so that its memory is nobody else's.
+
+Run as a module, it prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from specrag.bench.interleave import Trial
+from specrag.bench.memory import peak_memory
+from specrag.bench.records import Outcome
+from specrag.errors import SpecragError
+
+
+def building_trial(documents: Path, folder: Path) -> Trial:
+    """A trial that starts a process: read the documents, encode, write all indexes into a new folder."""
+    command = [sys.executable, "-m", __name__, str(documents), str(folder)]
+
+    def trial() -> Outcome:
+        shutil.rmtree(folder, ignore_errors=True)
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        if done.returncode:
+            lines = done.stderr.strip().splitlines() or ["no message"]
+            raise SpecragError(f"building failed: {lines[-1]}")
+        figures = json.loads(done.stdout.splitlines()[-1])
+        return Outcome(seconds=figures["seconds"], figures=figures)
+
+    return trial
+
+
+def main(documents: str, folder: str) -> None:
+    """Build, and print the figures."""
+    with peak_memory() as peak:
+        from specrag.retrieval.build import build
+
+        report = build([Path(documents)], Path(folder))
+    size = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
+    print(
+        json.dumps(
+            {
+                "seconds": report.seconds,
+                "passages": report.passages,
+                "passages_a_second": report.passages / report.seconds,
+                "peak_mib": peak.peak_mib,
+                "disk_mib": size / 2**20,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

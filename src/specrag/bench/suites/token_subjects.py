@@ -1,0 +1,164 @@
+"""What ``specrag bench tokens`` times: our methods and transformers' own, on the same prompts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from specrag.bench.interleave import Trial
+from specrag.bench.records import Outcome
+from specrag.language_model import LanguageModel, load
+from specrag.methods import baselines
+from specrag.methods.base import DecodingMethod
+from specrag.methods.plain import Plain
+from specrag.methods.respec import ReSpec
+from specrag.models.catalog import resolve
+from specrag.speculation.drafters.retrieval import RetrievalSettings
+
+PLAIN, RESPEC, RELAXED = "plain", "respec", "respec+relaxed"
+TRANSFORMERS, LOOKUP, ASSISTED = "transformers", "transformers-lookup", "transformers-assisted"
+
+#: Ours, by the name in the results. Unless a name says otherwise the settings are those of the papers.
+OURS: Mapping[str, Callable[[], DecodingMethod]] = {
+    PLAIN: Plain,
+    RESPEC: ReSpec,
+    RELAXED: lambda: ReSpec(relaxed=True),
+    "prompt-lookup": baselines.prompt_lookup,
+    "token-recycling": baselines.token_recycling,
+    "sam-decoding": baselines.sam_decoding,
+}
+
+#: Each idea of ReSpec switched off alone, each drafter, and the baselines with our schedule.
+ABLATION: Mapping[str, Callable[[], DecodingMethod]] = {
+    PLAIN: Plain,
+    RESPEC: ReSpec,
+    "respec+no-trigger": lambda: ReSpec(retrieval=RetrievalSettings(trigger=None)),
+    "respec+no-scores": lambda: ReSpec(retrieval=RetrievalSettings(feedback_rate=None)),
+    "respec+no-combining": lambda: ReSpec(retrieval=RetrievalSettings(combine=False)),
+    "respec+fixed-budget": lambda: ReSpec(cost_aware=False, retrieval=RetrievalSettings(combine=False)),
+    "respec+relaxed": lambda: ReSpec(relaxed=True),
+    "respec+relaxed+fixed-budget": lambda: ReSpec(
+        relaxed=True, cost_aware=False, retrieval=RetrievalSettings(combine=False)
+    ),
+    "respec+lookup": lambda: ReSpec(drafter="lookup"),
+    "respec+no-drafter": lambda: ReSpec(drafter="none"),
+    "prompt-lookup+cost-aware": lambda: baselines.Drafted("prompt-lookup", "lookup", None),
+    "token-recycling+cost-aware": lambda: baselines.Drafted("token-recycling", "recycling", None),
+    "sam-decoding+cost-aware": lambda: baselines.Drafted("sam-decoding", "recycling", None, copy_first=True),
+}
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt in the model's chat template."""
+
+    task: str
+    name: str
+    tokens: tuple[int, ...]
+
+
+class OurTokens:
+    """This engine's methods over one loaded model; a method learns from prompt to prompt, as in use."""
+
+    def __init__(self, name: str, device: str, methods: Mapping[str, Callable[[], DecodingMethod]]) -> None:
+        self.llm: LanguageModel = load(name, dtype="bf16", device=device)
+        self._methods = {label: make() for label, make in methods.items()}
+        self._synchronise = torch.cuda.synchronize if device.startswith("cuda") else _nothing
+
+    def trial(self, label: str, prompt: Prompt, new: int) -> Trial:
+        """Prefill and decode up to ``new`` tokens, greedily."""
+
+        def run() -> Outcome:
+            self._synchronise()
+            started = time.perf_counter()
+            made = self.llm.generate(prompt.tokens, method=self._methods[label], max_tokens=new)
+            self._synchronise()
+            seconds = time.perf_counter() - started
+            usage, timing = made.usage, made.timing
+            rounds = max(usage.passes, 1)
+            return Outcome(
+                tokens=usage.completion_tokens,
+                seconds=seconds,
+                output=str([token.token for token in made.tokens]),
+                passes=usage.passes,
+                drafted=usage.drafted,
+                accepted=usage.accepted,
+                figures={
+                    "prefill_ms": 1e3 * timing.prefill,
+                    "decode_ms_per_token": 1e3 * timing.decode / max(usage.completion_tokens, 1),
+                    "draft_ms": 1e3 * timing.drafting / rounds,
+                    "verify_ms": 1e3 * timing.verifying / rounds,
+                    "drafted_per_pass": usage.drafted / rounds,
+                    "relaxed_tokens": float(usage.relaxed),
+                },
+            )
+
+        return run
+
+
+class TheirTokens:
+    """transformers' ``generate`` in bf16: plain, with prompt lookup, and assisted by another model.
+
+    Args:
+        assistant: the assisting model's name; of another vocabulary, as far as the catalog goes.
+    """
+
+    def __init__(self, name: str, device: str, eos: frozenset[int], assistant: str | None) -> None:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        def read(what: str) -> Any:
+            folder = resolve(what).folder
+            return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to(device)
+
+        self._module = read(name)
+        self._device = device
+        self._eos = sorted(eos)
+        self._options: dict[str, dict[str, Any]] = {
+            TRANSFORMERS: {},
+            LOOKUP: {"prompt_lookup_num_tokens": baselines.PROMPT_LOOKUP_TOKENS},
+        }
+        if assistant is not None:
+            self._options[ASSISTED] = {
+                "assistant_model": read(assistant),
+                "tokenizer": AutoTokenizer.from_pretrained(resolve(name).folder),
+                "assistant_tokenizer": AutoTokenizer.from_pretrained(resolve(assistant).folder),
+            }
+        self._synchronise = torch.cuda.synchronize if device.startswith("cuda") else _nothing
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The methods that there are."""
+        return tuple(self._options)
+
+    def trial(self, label: str, prompt: Prompt, new: int) -> Trial:
+        """Prefill and decode up to ``new`` tokens, greedily."""
+        ids = torch.tensor([prompt.tokens], device=self._device)
+        options = self._options[label]
+
+        @torch.inference_mode()
+        def run() -> Outcome:
+            self._synchronise()
+            started = time.perf_counter()
+            made = self._module.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=new,
+                do_sample=False,
+                eos_token_id=self._eos,
+                pad_token_id=self._eos[0],
+                **options,
+            )
+            self._synchronise()
+            seconds = time.perf_counter() - started
+            output = made[0, len(prompt.tokens) :].tolist()
+            return Outcome(tokens=len(output), seconds=seconds, output=str(output))
+
+        return run
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,1 @@
+"""Other libraries, run with specrag's methods."""

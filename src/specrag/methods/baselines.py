@@ -1,0 +1,108 @@
+"""What ReSpec is measured against, each a configuration of the same parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from specrag.engine.outputs import NOTHING, Row
+from specrag.engine.passes import Coroutine
+from specrag.engine.session import Session
+from specrag.engine.stopping import FinishReason
+from specrag.methods.base import PromptNeeds
+from specrag.methods.fallbacks import NamedDrafter
+from specrag.scheduling.cost_aware import CostAware, SharedCosts
+from specrag.scheduling.tokens import FixedBudget
+from specrag.speculation.acceptance import Matching
+from specrag.speculation.decode import Settings, Speculation, TextSink, decode
+from specrag.speculation.drafters.base import Drafter
+from specrag.speculation.drafters.suffix import SuffixDrafter
+from specrag.speculation.drafters.switching import Switching
+from specrag.speculation.schedule import TokenSchedule
+
+if TYPE_CHECKING:
+    from specrag.models.loading import LoadedModel
+
+
+class Drafted:
+    """One drafter, strict verification.
+
+    Args:
+        name: in the registry.
+        drafter: as of :class:`~specrag.methods.fallbacks.NamedDrafter`.
+        budget: tokens to guess in every round, as its paper has it; ``None`` weighs them by their cost.
+        copy_first: copy behind the longest match first, as SAM-Decoding does, and guess only where there is none.
+    """
+
+    def __init__(self, name: str, drafter: str, budget: int | None, *, copy_first: bool = False) -> None:
+        self.name = name
+        self._drafter = NamedDrafter(drafter)
+        self._budget = budget
+        self._copy_first = copy_first
+        self._costs = SharedCosts()
+
+    @property
+    def prompt_needs(self) -> PromptNeeds:
+        """Nothing."""
+        return PromptNeeds(0, NOTHING)
+
+    def check(self, loaded: LoadedModel) -> None:
+        """See :class:`~specrag.methods.base.DecodingMethod`."""
+        self._drafter.check(loaded)
+
+    def decode(
+        self,
+        session: Session,
+        settings: Settings,
+        text: TextSink,
+        clock: Callable[[], float],
+        prompt_rows: Sequence[Row] = (),
+    ) -> Coroutine[FinishReason]:
+        """See :class:`~specrag.methods.base.DecodingMethod`."""
+        schedule: TokenSchedule = (
+            CostAware(self._costs) if self._budget is None else FixedBudget(self._budget)
+        )
+        drafter: Drafter = self._drafter.make()
+        if self._copy_first:
+            second = schedule_budget(schedule)
+            drafter = Switching(SuffixDrafter(), drafter, second)
+        try:
+            speculation = Speculation(drafter, Matching(), schedule)
+            return (yield from decode(session, settings, text, speculation, clock, prompt_rows))
+        finally:
+            drafter.close()
+
+
+def schedule_budget(schedule: TokenSchedule) -> Callable[[], int]:
+    """What to ask of a drafter that runs passes."""
+    return lambda: schedule.budget(runs_passes=True)
+
+
+#: Transformers' default of ten tokens.
+PROMPT_LOOKUP_TOKENS = 10
+#: SAM-Decoding copies 40 tokens.
+SAM_TOKENS = 40
+#: Token recycling verifies a tree of 80 nodes.
+RECYCLING_NODES = 80
+#: A common choice for a draft model (Leviathan et al. 2023, figure 3).
+DRAFT_MODEL_TOKENS = 5
+
+
+def prompt_lookup() -> Drafted:
+    """Copies behind the newest n-gram, ten tokens a round."""
+    return Drafted("prompt-lookup", "lookup", PROMPT_LOOKUP_TOKENS)
+
+
+def token_recycling() -> Drafted:
+    """Guesses the tokens that were likely after the same ones before (Luo et al. 2024)."""
+    return Drafted("token-recycling", "recycling", RECYCLING_NODES)
+
+
+def sam_decoding() -> Drafted:
+    """Copies behind the longest match, else recycles tokens (Hu et al. 2024)."""
+    return Drafted("sam-decoding", "recycling", SAM_TOKENS, copy_first=True)
+
+
+def draft_model(name: str) -> Drafted:
+    """Lets a smaller model of the same vocabulary guess (Leviathan et al. 2023)."""
+    return Drafted("draft-model", f"model:{name}", DRAFT_MODEL_TOKENS)

@@ -1,0 +1,132 @@
+"""ReSpec: copy from earlier text where the target is sure, else let a drafter guess (Fang et al.).
+
+Three ideas, each of which can be switched off alone: an entropy trigger decides when and by which key to look
+up, scores learned from acceptance decide from which occurrence to copy, and relaxed verification accepts
+near-misses in copied text. Relaxation changes the output, so it is off unless asked for. Beyond the paper, a
+schedule weighs every guess by its measured cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from specrag.engine.outputs import Outputs, Row
+from specrag.engine.passes import Coroutine
+from specrag.engine.session import Session
+from specrag.engine.stopping import FinishReason
+from specrag.methods.base import PromptNeeds
+from specrag.methods.fallbacks import NamedDrafter
+from specrag.scheduling.cost_aware import CostAware, SharedCosts
+from specrag.scheduling.tokens import FixedBudget
+from specrag.speculation.acceptance import Matching, Rule
+from specrag.speculation.decode import Settings, Speculation, TextSink, decode
+from specrag.speculation.drafters.retrieval import RetrievalDrafter, RetrievalSettings
+from specrag.speculation.drafters.suffix import CORPUS, REFERENCE, SUFFIX
+from specrag.speculation.relaxed import Relaxed
+from specrag.speculation.schedule import TokenSchedule
+from specrag.speculation.suffix.index import SuffixIndex
+
+if TYPE_CHECKING:
+    from specrag.models.loading import LoadedModel
+
+#: What relaxed verification may relax: copies of text, never a model's own guesses.
+COPIED = frozenset({SUFFIX, REFERENCE, CORPUS})
+
+
+@dataclass(frozen=True)
+class ReSpec:
+    """Adaptive retrieval-enhanced speculative decoding.
+
+    Args:
+        drafter: guesses where nothing is copied: ``recycling``, ``lookup``, ``none``, or ``model:NAME``.
+        relaxed: accept copied tokens that are near enough to the target's choice (section 3.4): each relaxed
+            token is among its likeliest and at most ``tolerance`` nats below the best. Greedy decoding only;
+            a sampled text is always verified by the target's draw.
+        tolerance: nats (the paper's tau).
+        relax_top_k: a relaxed token is among this many likeliest (K).
+        relax_attempts: relaxed tokens tried in a round (Phi).
+        relax_matches: tokens that must match behind a relaxed one (m).
+        retrieval: trigger, scores and tree.
+        cost_aware: weigh every guess; else ``retrieval.draft_size`` nodes in every round, as in the paper.
+        corpus: a static corpus, shared by all requests.
+
+    Raises:
+        InputError: a value cannot be used.
+    """
+
+    drafter: str = "recycling"
+    relaxed: bool = False
+    tolerance: float = 3.0
+    relax_top_k: int = 5
+    relax_attempts: int = 2
+    relax_matches: int = 3
+    retrieval: RetrievalSettings = field(default_factory=RetrievalSettings)
+    cost_aware: bool = True
+    corpus: SuffixIndex | None = None
+    _costs: SharedCosts = field(default_factory=SharedCosts, init=False, repr=False, compare=False)
+
+    name = "respec"
+
+    def __post_init__(self) -> None:
+        self._fallback  # noqa: B018 - checks the name
+        self._relaxed_rule  # noqa: B018 - checks the values
+
+    @cached_property
+    def _fallback(self) -> NamedDrafter:
+        return NamedDrafter(self.drafter)
+
+    @cached_property
+    def _relaxed_rule(self) -> Relaxed:
+        return Relaxed(
+            top_k=self.relax_top_k,
+            tau=self.tolerance,
+            attempts=self.relax_attempts,
+            matches=self.relax_matches,
+            sources=COPIED,
+        )
+
+    @property
+    def prompt_needs(self) -> PromptNeeds:
+        """The entropies that the trigger reads before the first token."""
+        trigger = self.retrieval.trigger
+        if trigger is None:
+            return PromptNeeds()
+        return PromptNeeds(trigger.max_key, Outputs(entropy=True).union(self._fallback.outputs))
+
+    def check(self, loaded: LoadedModel) -> None:
+        """See :class:`~specrag.methods.base.DecodingMethod`."""
+        self._fallback.check(loaded)
+
+    def decode(
+        self,
+        session: Session,
+        settings: Settings,
+        text: TextSink,
+        clock: Callable[[], float],
+        prompt_rows: Sequence[Row] = (),
+    ) -> Coroutine[FinishReason]:
+        """See :class:`~specrag.methods.base.DecodingMethod`."""
+        schedule: TokenSchedule = (
+            CostAware(self._costs, self.retrieval.draft_size)
+            if self.cost_aware
+            else FixedBudget(self.retrieval.draft_size)
+        )
+        rule: Rule = self._relaxed_rule if self.relaxed and settings.sampling.greedy else Matching()
+        drafter = self._drafter(settings.references, schedule)
+        try:
+            speculation = Speculation(drafter, rule, schedule)
+            return (yield from decode(session, settings, text, speculation, clock, prompt_rows))
+        finally:
+            drafter.close()
+
+    def _drafter(self, references: Sequence[Sequence[int]], schedule: TokenSchedule) -> RetrievalDrafter:
+        return RetrievalDrafter(
+            self.retrieval,
+            self._fallback.make(),
+            lambda: schedule.budget(runs_passes=True),
+            references,
+            self.corpus,
+        )

@@ -1,0 +1,1 @@
+"""From documents to passages to hits."""

@@ -1,0 +1,204 @@
+"""Files to documents: whatever can be read as text, and a reason for whatever cannot."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import os
+import stat
+import time
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from specrag.retrieval.converters import (
+    LARGEST,
+    Converted,
+    Part,
+    UnreadableError,
+    convert_docx,
+    convert_html,
+    convert_markdown,
+    convert_pdf,
+    convert_text,
+)
+from specrag.retrieval.files import FoundFiles, Skipped, SourceFile, find_files
+from specrag.retrieval.records import BadRecord, Record, read_json, read_json_lines
+
+__all__ = [
+    "Document",
+    "FoundFiles",
+    "Part",
+    "ReadFile",
+    "Skipped",
+    "SourceFile",
+    "find_files",
+    "read_file",
+]
+
+_CHANGED = "it changed while it was read; index it again"
+_TOO_LARGE = f"larger than {LARGEST >> 20} MiB; split it"
+_RACY_NS = 2 * 10**9  # a change so soon after another may leave the time stamp as it was
+_LONGEST_REASON = 200
+
+_CONVERTERS: Mapping[str, Callable[[bytes], Converted]] = {
+    ".txt": convert_text,
+    ".md": convert_markdown,
+    ".markdown": convert_markdown,
+    ".html": convert_html,
+    ".htm": convert_html,
+    ".xhtml": convert_html,
+    ".pdf": convert_pdf,
+    ".docx": convert_docx,
+}
+_RECORDS: Mapping[str, Callable[[bytes], Iterable[Record | BadRecord]]] = {
+    ".jsonl": read_json_lines,
+    ".ndjson": read_json_lines,
+    ".json": read_json,
+}
+_NO_CONVERTER = frozenset({".doc", ".odt", ".rtf", ".epub", ".ppt", ".pptx", ".xls", ".xlsx", ".ods", ".odp"})
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One document.
+
+    Args:
+        source: the file's name in the knowledge base; the records of one file share it.
+        title: the document's own, or the name of its file without the ending; a record without a title has none.
+        parts: its text; a PDF has one part a page.
+        metadata: a record's other fields: strings, numbers, truth values and lists of these.
+    """
+
+    source: str
+    title: str
+    parts: tuple[Part, ...]
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFile:
+    """What a file holds.
+
+    Args:
+        documents: one, many for a file of records, none if it cannot be read.
+        skipped: the file, or the rows or pages of it, that could not be read, with the reason.
+        sha256: of the bytes that were read, in hexadecimal; empty if none were, or not reliably.
+    """
+
+    documents: tuple[Document, ...]
+    skipped: tuple[Skipped, ...]
+    sha256: str
+
+
+def read_file(file: SourceFile) -> ReadFile:
+    """Read a file and turn it into text; never raises for what the file holds.
+
+    The ending decides: Markdown, HTML, PDF, DOCX, JSON lines and JSON (each also with ``.gz``); everything else
+    is taken as plain text if it is text. A file that changes meanwhile gives no documents, so that a later run
+    reads it whole. A thread at a time: PDFium bears no more.
+    """
+    try:
+        data = _read_unchanged(file.path)
+    except OSError as error:
+        return ReadFile((), (Skipped(file.source, f"cannot be read: {error.strerror}"),), "")
+    except UnreadableError as error:
+        return ReadFile((), (Skipped(file.source, str(error)),), "")
+    sha256 = hashlib.sha256(data).hexdigest()
+    try:
+        documents, skipped = [], []
+        for entry in _convert(file.source, data):
+            if isinstance(entry, Document):
+                documents.append(entry)
+            else:
+                skipped.append(entry)
+    except UnreadableError as error:
+        return ReadFile((), (Skipped(file.source, _one_line(str(error))),), sha256)
+    return ReadFile(tuple(documents), tuple(skipped), sha256)
+
+
+def _convert(source: str, data: bytes) -> Iterable[Document | Skipped]:
+    name = PurePosixPath(source)
+    if not data:
+        raise UnreadableError("empty: it holds no text")
+    if name.suffix.lower() == ".gz":
+        name, data = name.with_suffix(""), _unpack(data)
+    kind = name.suffix.lower()
+    if kind in _NO_CONVERTER:
+        raise UnreadableError(f"there is no converter for {kind}; save it as DOCX, PDF or HTML")
+    if kind in _RECORDS:
+        return _records(source, _RECORDS[kind](data))
+    converted = _CONVERTERS.get(kind, convert_text)(data)
+    if not any(part.text.strip() for part in converted.parts):
+        raise UnreadableError("empty: it holds no text")
+    found: list[Document | Skipped] = [Document(source, converted.title or name.stem, converted.parts)]
+    return found + ([Skipped(source, converted.missing)] if converted.missing else [])
+
+
+def _records(source: str, rows: Iterable[Record | BadRecord]) -> Iterable[Document | Skipped]:
+    """A document a row; a file without a single good row is one entry, so that junk makes no flood of them."""
+    documents, bad = [], []
+    for row in rows:
+        if isinstance(row, Record):
+            documents.append(Document(source, row.title, (Part(row.text, row.place),), row.metadata))
+        else:
+            bad.append(row)
+    if not documents and not bad:
+        raise UnreadableError("empty: it holds no records")
+    if not documents:
+        raise UnreadableError(f"none of its {len(bad)} rows is usable; {bad[0].place}: {bad[0].reason}")
+    return documents + [Skipped(source, _one_line(f"{row.place}: {row.reason}")) for row in bad]
+
+
+def _unpack(data: bytes) -> bytes:
+    try:
+        with gzip.open(io.BytesIO(data)) as stream:
+            unpacked = stream.read(LARGEST + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise UnreadableError(f"broken gzip file: {error}") from None
+    if len(unpacked) > LARGEST:
+        raise UnreadableError(f"it unpacks to {_TOO_LARGE}")
+    return unpacked
+
+
+def _read_unchanged(path: Path) -> bytes:
+    """The bytes of a file that nobody changed meanwhile.
+
+    The state before and after is compared. If the last change is so recent that another one might carry the
+    same time stamp, the file is read twice.
+
+    Raises:
+        OSError: it is gone or may not be read.
+        UnreadableError: it changed, is too large, or is no file.
+    """
+    # A pipe put in the file's place would otherwise block for ever.
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
+        before = os.fstat(stream.fileno())
+        if not stat.S_ISREG(before.st_mode):
+            raise UnreadableError("it is no longer a file")
+        if before.st_size > LARGEST:
+            raise UnreadableError(_TOO_LARGE)
+        data = stream.read(LARGEST + 1)
+        if time.time_ns() - before.st_mtime_ns < _RACY_NS:
+            stream.seek(0)
+            if stream.read(LARGEST + 1) != data:
+                raise UnreadableError(_CHANGED)
+    try:
+        after = os.stat(path)
+    except FileNotFoundError:
+        raise UnreadableError(_CHANGED) from None
+    if _state(before) != _state(after) or len(data) != before.st_size:
+        raise UnreadableError(_CHANGED)
+    return data
+
+
+def _state(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _one_line(reason: str) -> str:
+    reason = " ".join(reason.split())
+    return reason if len(reason) <= _LONGEST_REASON else f"{reason[: _LONGEST_REASON - 1]}…"

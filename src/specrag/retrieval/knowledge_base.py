@@ -1,0 +1,300 @@
+"""A knowledge base, open for searching.
+
+Opening reads the manifest and checks that every file has its length. An index is read, and its checksum
+compared, when it is first used, and so is the encoder: a search with BM25 needs no network.
+"""
+
+from __future__ import annotations
+
+import difflib
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from specrag.errors import InputError
+from specrag.retrieval import bm25, flat, hnsw
+from specrag.retrieval.bm25 import BM25Index
+from specrag.retrieval.build_settings import check_fingerprint
+from specrag.retrieval.filters import find_allowed
+from specrag.retrieval.flat import FlatIndex
+from specrag.retrieval.generation import Generation
+from specrag.retrieval.hnsw import HnswIndex
+from specrag.retrieval.hybrid import HybridIndex
+from specrag.retrieval.index import Index, Query, Ranking
+from specrag.retrieval.passage import Hit, Passage, passage_text
+from specrag.retrieval.passage_store import PASSAGES, PassageStore
+
+if TYPE_CHECKING:
+    from specrag.retrieval.encoder import Encoder
+    from specrag.retrieval.reranker import Reranker
+
+INDEXES = ("flat", "hnsw", "bm25", "hybrid")
+"""Exact dense, approximate dense, sparse, and the fusion of the exact ones."""
+
+DEFAULT_INDEX = "hybrid"
+
+RERANKED = 30
+"""Passages that a reranker looks at, if more are not asked for."""
+
+
+class KnowledgeBase:
+    """Passages and their indexes. Made by :meth:`open`; safe to use from several threads.
+
+    It goes on reading what it has opened while another process writes a newer generation; open it again to see
+    that one.
+
+    Args:
+        folder: as given to :meth:`open`.
+        generation: the files.
+        store: the passages.
+        encoder: the knowledge base's, if it is loaded already.
+    """
+
+    def __init__(
+        self, folder: Path, generation: Generation, store: PassageStore, encoder: Encoder | None
+    ) -> None:
+        self.folder = folder
+        self.manifest = generation.manifest
+        self._generation = generation
+        self._store = store
+        self._encoder = encoder
+        self._indexes: dict[str, Index] = {}
+        self._loading = threading.RLock()
+
+    @classmethod
+    def open(cls, folder: str | Path, *, encoder: Encoder | None = None) -> KnowledgeBase:
+        """Open a knowledge base.
+
+        Args:
+            folder: made by ``specrag index``.
+            encoder: used in place of loading the one that the manifest names.
+
+        Raises:
+            KnowledgeBaseError: it does not exist, is damaged, has another format or was made with another
+                encoder.
+        """
+        path = Path(folder).expanduser()
+        generation = Generation.open(path)
+        try:
+            generation.manifest.verify(path, [PASSAGES])
+            if encoder is not None:
+                check_fingerprint(encoder, path, generation.manifest)
+            return cls(path, generation, PassageStore(generation.folder / PASSAGES), encoder)
+        except BaseException:
+            generation.close()
+            raise
+
+    def close(self) -> None:
+        """Let the files go. Nothing can be searched afterwards."""
+        with self._loading:
+            self._indexes.clear()
+            self._store.close()
+            self._generation.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- passages -------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return self.manifest.passages
+
+    def passage(self, id: int) -> Passage:
+        """One passage.
+
+        Raises:
+            InputError: there is none of this number.
+        """
+        return self._store.passages([id])[0]
+
+    def passages(self, ids: Sequence[int]) -> list[Passage]:
+        """Several passages, in the order given.
+
+        Raises:
+            InputError: there is none of one of these numbers.
+        """
+        return self._store.passages(ids)
+
+    def fields(self) -> list[str]:
+        """What a filter can name: source, title, place and the fields of the documents' metadata."""
+        return self._store.field_names()
+
+    def allowed(self, where: Mapping[str, Any] | None) -> np.ndarray | None:
+        """The passages that satisfy every condition, bool [passages]; None if there is no condition.
+
+        Args:
+            where: see ``filters.py``; ``{"year": {">=": 2000}, "src": ["a", "b"], "title": "Copper"}``.
+
+        Raises:
+            InputError: a field does not exist, an operator is unknown, or a value cannot be compared.
+        """
+        return find_allowed(self._store, where, len(self)) if where else None
+
+    # -- searching ------------------------------------------------------------------------------------------
+
+    def index(self, name: str = DEFAULT_INDEX) -> Index:
+        """An index, read on first use.
+
+        Raises:
+            InputError: there is none of this name.
+            KnowledgeBaseError: one of its files is damaged.
+        """
+        check_index(name)
+        with self._loading:
+            found = self._indexes.get(name)
+            if found is None:
+                found = self._indexes[name] = self._load_index(name)
+            return found
+
+    def encoder(self) -> Encoder:
+        """The encoder that made the vectors, loaded on first use.
+
+        Raises:
+            KnowledgeBaseError: the one of this name is another now.
+        """
+        with self._loading:
+            if self._encoder is None:
+                from specrag.retrieval.encoder import load_encoder  # it imports torch
+
+                made = self.manifest.encoder
+                encoder = load_encoder(made.name, dtype=made.dtype)
+                check_fingerprint(encoder, self.folder, self.manifest)
+                self._encoder = encoder
+            return self._encoder
+
+    def encode(self, texts: Sequence[str], index: str = DEFAULT_INDEX) -> list[Query]:
+        """Questions in the forms that an index searches with.
+
+        Raises:
+            InputError: a question is empty, or there is no index of this name.
+        """
+        check_index(index)
+        check_queries(texts)
+        vectors: Sequence[np.ndarray | None] = [None] * len(texts)
+        terms: Sequence[np.ndarray | None] = [None] * len(texts)
+        if index != "bm25" and texts:
+            vectors = list(self.encoder().encode_queries(texts))
+        if index in {"bm25", "hybrid"}:
+            sparse = self._bm25()
+            terms = [sparse.terms(text) for text in texts]
+        return [Query(text, vector, own) for text, vector, own in zip(texts, vectors, terms, strict=True)]
+
+    def search(
+        self,
+        queries: Sequence[str],
+        k: int = 5,
+        *,
+        index: str = DEFAULT_INDEX,
+        where: Mapping[str, Any] | None = None,
+        reranker: Reranker | None = None,
+    ) -> list[list[Hit]]:
+        """The best passages for each question, best first; fewer than ``k`` if not so many fit.
+
+        Args:
+            queries: any number of questions.
+            k: how many passages.
+            index: one of :data:`INDEXES`.
+            where: only passages that satisfy these conditions, as for :meth:`allowed`.
+            reranker: reads question and passage together, and orders the best :data:`RERANKED` anew; the
+                scores are then its own.
+
+        Raises:
+            InputError: a value cannot be used.
+        """
+        self.check_k(k)
+        allowed = self.allowed(where)
+        encoded = self.encode(queries, index)
+        fetched = k if reranker is None else min(max(k, RERANKED), len(self))
+        rankings = self.index(index).search(encoded, fetched, allowed)
+        found = [self._hits(ranking) for ranking in rankings]
+        if reranker is None:
+            return found
+        return [_rerank(reranker, query, hits)[:k] for query, hits in zip(queries, found, strict=True)]
+
+    def check_k(self, k: int) -> None:
+        """Make sure that so many passages can be asked for.
+
+        Raises:
+            InputError: ``k`` is below 1 or above the number of passages.
+        """
+        if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= len(self):
+            raise InputError("k", k, f"the knowledge base has {len(self)} passages; give 1 to {len(self)}")
+
+    def _hits(self, ranking: Ranking) -> list[Hit]:
+        passages = self._store.passages(ranking.ids.tolist())
+        return [Hit(passage, score) for passage, score in zip(passages, ranking.scores.tolist(), strict=True)]
+
+    # -- indexes --------------------------------------------------------------------------------------------
+
+    def _load_index(self, name: str) -> Index:
+        folder = self._generation.folder
+        if name == "flat":
+            self._verify(flat.FILES)
+            return FlatIndex.load(folder)
+        if name == "hnsw":
+            self._verify(hnsw.FILES)
+            return HnswIndex.load(folder, self._flat())
+        if name == "bm25":
+            self._verify(bm25.FILES)
+            return BM25Index.load(folder)
+        return HybridIndex(self._flat(), self._bm25())
+
+    def _flat(self) -> FlatIndex:
+        index = self.index("flat")
+        assert isinstance(index, FlatIndex)
+        return index
+
+    def _bm25(self) -> BM25Index:
+        index = self.index("bm25")
+        assert isinstance(index, BM25Index)
+        return index
+
+    def _verify(self, names: Sequence[str]) -> None:
+        self.manifest.verify(self.folder, names)
+
+
+def check_index(name: str) -> None:
+    """Make sure that there is an index of this name.
+
+    Raises:
+        InputError: there is none; says which is nearest.
+    """
+    if name not in INDEXES:
+        near = difflib.get_close_matches(str(name), INDEXES, n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise InputError("index", name, f"{hint}take one of {', '.join(INDEXES)}")
+
+
+def check_queries(texts: Sequence[str]) -> None:
+    """Make sure that these are questions.
+
+    Raises:
+        InputError: one is empty, or no text.
+    """
+    if isinstance(texts, str):
+        raise InputError("queries", texts, "give a list of questions")
+    for text in texts:
+        if not isinstance(text, str) or not text.strip():
+            raise InputError("query", text, "it holds no text; give at least one character")
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise InputError("query", text, "it is no text in UTF-8; convert it first") from None
+
+
+def _rerank(reranker: Reranker, query: str, hits: list[Hit]) -> list[Hit]:
+    if not hits:
+        return hits
+    texts = [passage_text(hit.passage.title, hit.passage.text) for hit in hits]
+    scores = reranker.score(query, texts)
+    scored = [Hit(hit.passage, float(score)) for hit, score in zip(hits, scores, strict=True)]
+    return sorted(scored, key=lambda hit: (-hit.score, hit.passage.id))

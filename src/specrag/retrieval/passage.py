@@ -1,0 +1,41 @@
+"""What a knowledge base holds and what a search returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A piece of a document, as long as an encoder can read.
+
+    Attributes:
+        id: from 0 to the knowledge base's length minus 1. An update may give a passage another id.
+        source: the document's path below the folder that was indexed, with forward slashes.
+        title: of the document; empty where it has none.
+        place: where in the document, such as ``page 3``, ``lines 10-24`` or ``Install > Linux``.
+        text: of the passage.
+        metadata: whatever else the document says of itself, such as its year.
+    """
+
+    id: int
+    source: str
+    title: str
+    place: str
+    text: str
+    metadata: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A passage found by a search; its rank is its place in the list."""
+
+    passage: Passage
+    score: float
+
+
+def passage_text(title: str, text: str) -> str:
+    """What an encoder reads of a passage: its title, if it has one, on a line above the text."""
+    return f"{title}\n{text}" if title else text

@@ -1,0 +1,59 @@
+"""What a build tells of itself while it runs and at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from specrag.retrieval.files import Skipped
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a build is.
+
+    Attributes:
+        stage: ``reading`` (documents), ``encoding`` (passages) or ``indexing`` (indexes).
+        done, total: of the stage.
+    """
+
+    stage: str
+    done: int
+    total: int
+
+
+Reporter: TypeAlias = Callable[[Progress], None]
+
+
+@dataclass(slots=True)
+class Counts:
+    """What happened to documents so far; a file of records counts as one."""
+
+    added: int = 0
+    updated: int = 0
+    removed: int = 0
+    unchanged: int = 0
+    skipped: list[Skipped] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class BuildReport:
+    """What a build has done.
+
+    Attributes:
+        added, updated, removed, unchanged: documents; a file of records counts as one.
+        skipped: what could not be read, with the reason.
+        passages: that the knowledge base now holds.
+        encoded: passages that had to be encoded.
+        seconds: wall-clock time of the whole build.
+    """
+
+    added: int
+    updated: int
+    removed: int
+    unchanged: int
+    skipped: tuple[Skipped, ...]
+    passages: int
+    encoded: int
+    seconds: float

@@ -1,0 +1,146 @@
+"""Guess only as much as raises the expected tokens per second.
+
+A node of a draft tree is worth its place if the chance that it is kept, divided by what its row costs, beats
+the tokens per second of the round without it. Nodes sorted by the chance of their whole path, the best first,
+are therefore cut where the expected rate is largest; that is nowhere, everywhere, or in between, so that
+source, width, depth and whether to guess at all are one decision.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from specrag.scheduling.acceptance_table import AcceptanceTable
+from specrag.scheduling.cost_model import CostModel
+from specrag.speculation.schedule import Timed
+from specrag.speculation.tree import EMPTY, ROOT, DraftTree, Round
+
+#: Nodes asked for where they cost no pass: the paper's draft size.
+FREE_NODES = 60
+#: Longest chain asked of a drafter that runs a pass for each token.
+MOST_PRICED = 12
+#: After losing rounds the next proposals are left out, twice as many each time, up to this number.
+_LONGEST_PAUSE = 32
+#: A loss below this share of a pass of one row is not worth a pause: a chance might be missed in it.
+_BEARABLE_LOSS = 0.015
+_SMOOTHING = 0.2
+
+
+@dataclass
+class SharedCosts:
+    """What all requests of a method learn together; it changes no output."""
+
+    passes: CostModel = field(default_factory=CostModel)
+    acceptance: AcceptanceTable = field(default_factory=AcceptanceTable)
+
+
+@dataclass
+class _Ledger:
+    """Whether proposals of one kind have paid lately."""
+
+    gain: float = 0.0
+    pause: int = 0
+    left_out: int = 0
+
+    def resting(self) -> bool:
+        if self.left_out < self.pause:
+            self.left_out += 1
+            return True
+        return False
+
+    def record(self, gain: float) -> None:
+        """Args: gain: passes of one row won by a round's proposal, negative if it lost some."""
+        self.left_out = 0
+        self.gain += _SMOOTHING * (gain - self.gain)
+        if self.gain >= -_BEARABLE_LOSS or gain > 0:
+            self.pause = 0
+        else:
+            self.pause = min(max(2 * self.pause, 1), _LONGEST_PAUSE)
+
+
+class CostAware:
+    """A schedule for one request that weighs every guess.
+
+    Args:
+        shared: what the method has learned from all requests.
+        most_nodes: the largest tree.
+    """
+
+    def __init__(self, shared: SharedCosts, most_nodes: int = FREE_NODES) -> None:
+        self._costs = shared.passes
+        self._acceptance = AcceptanceTable(shared.acceptance)
+        self._most_nodes = most_nodes
+        self._ledgers = {False: _Ledger(), True: _Ledger()}
+        self._priced = False
+        self._asked = False
+        self._overhead = 0.0  # seconds of a round outside of proposal and pass
+        self._depth_rate = 0.6  # acceptance of a priced guess, given the one before it
+        self._draft_seconds = 0.0  # of a priced guess
+        self._context = 0
+
+    def budget(self, *, runs_passes: bool) -> int:
+        """See :class:`~specrag.speculation.schedule.TokenSchedule`."""
+        self._priced, self._asked = runs_passes, False
+        if self._ledgers[runs_passes].resting():
+            return 0
+        self._asked = True
+        if not runs_passes:
+            return self._most_nodes
+        lengths = np.arange(MOST_PRICED + 1)
+        tokens = np.cumsum(self._depth_rate**lengths)
+        seconds = lengths * self._draft_seconds + self._overhead
+        seconds = seconds + self._costs.seconds(lengths + 1, self._context)
+        # Where not guessing is best, a short guess now and then tells when that has changed.
+        return max(int(np.argmax(tokens / seconds)), 2)
+
+    def choose(self, tree: DraftTree, context: int) -> DraftTree:
+        """See :class:`~specrag.speculation.schedule.TokenSchedule`."""
+        self._context = context
+        if not tree.tokens:
+            return tree
+        chances = np.empty(len(tree.tokens))
+        rates: dict[tuple[str, int], float] = {}
+        for node, parent in enumerate(tree.parents):
+            key = (tree.sources[node], tree.grades[node])
+            if key not in rates:
+                rates[key] = self._acceptance.rate(*key)
+            chances[node] = rates[key] * (1.0 if parent == ROOT else chances[parent])
+        # Stable, so that a parent, which is at least as likely and comes first, is never cut off its child.
+        order = np.argsort(-chances, kind="stable")
+        tokens = np.concatenate(([1.0], 1.0 + np.cumsum(chances[order])))
+        seconds = self._costs.seconds(np.arange(1, len(tokens) + 1), context) + self._overhead
+        count = int(np.argmax(tokens / seconds))
+        return tree.kept(sorted(order[:count].tolist())) if count else EMPTY
+
+    def observe(self, round: Round, timed: Timed) -> None:
+        """See :class:`~specrag.speculation.schedule.TokenSchedule`."""
+        rows = 1 + len(round.tree.tokens)
+        self._costs.observe(rows, timed.context, timed.verifying)
+        overhead = max(timed.total - timed.verifying - timed.proposing, 0.0)
+        self._overhead += _SMOOTHING * (min(overhead, timed.verifying) - self._overhead)
+        self._acceptance.observe(round.proposed, children_of(round.proposed), round.tokens)
+        if not self._asked:
+            return
+        single = float(self._costs.seconds(1, timed.context))
+        extra = float(self._costs.seconds(rows, timed.context)) - single
+        won = len(round.verdict.path) * (single + self._overhead)
+        self._ledgers[self._priced].record((won - extra - timed.proposing) / single)
+        drafted = len(round.proposed.tokens)
+        if self._priced and drafted:
+            each = timed.proposing / drafted
+            self._draft_seconds += (_SMOOTHING if self._draft_seconds else 1.0) * (each - self._draft_seconds)
+            accepted = len(round.verdict.path)
+            tried = accepted + (accepted < len(round.tree.tokens))
+            if tried:
+                step = 1.0 - (1.0 - _SMOOTHING / 2) ** tried
+                self._depth_rate += step * (accepted / tried - self._depth_rate)
+
+
+def children_of(tree: DraftTree) -> dict[int, list[int]]:
+    """A tree's nodes by their parent."""
+    children: dict[int, list[int]] = {}
+    for node, parent in enumerate(tree.parents):
+        children.setdefault(parent, []).append(node)
+    return children

@@ -1,0 +1,81 @@
+"""What a pass costs: seconds by rows and context, fitted while decoding."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+#: Relative to a pass of one row behind an empty context, before anything was measured: the constant, a row, a
+#: thousand tokens of context, and a row behind a thousand tokens. Typical of a CPU with a model of 0.1 to 2
+#: billion weights; a wrong guess costs a few rounds.
+_PRIOR = np.array([1.0, 0.03, 0.1, 0.01])
+_PRIOR_DEVIATION = np.array([0.3, 0.03, 0.1, 0.01])
+#: Relative deviation of a measured pass.
+_NOISE = 0.1
+#: Weight that an observation keeps at each new one: the machine may get busier.
+_MEMORY = 0.98
+#: A residual counts as at most this share of the prediction: a pause of the machine is no price.
+_LARGEST_RESIDUAL = 0.5
+#: A further row is never free, or a schedule would ask for rows without end.
+_LEAST_ROW = 0.002
+
+
+class CostModel:
+    """Seconds of a pass: ``w0 + w1 rows + w2 context + w3 rows context``, by recursive least squares.
+
+    Linear in the rows, since a pass that reads the weights once grows by the arithmetic of its rows (measured:
+    docs/results/engine.md). Shared by all requests of a model; it changes no output.
+    """
+
+    def __init__(self) -> None:
+        self._weights = _PRIOR.copy()
+        self._covariance = np.diag(_PRIOR_DEVIATION**2)
+        self._unit = 0.0  # seconds of a pass of one row; 0 before the first measurement
+
+    @property
+    def measured(self) -> bool:
+        """Whether any pass was seen; before that the seconds are relative."""
+        return self._unit > 0
+
+    def observe(self, rows: int, context: int, seconds: float) -> None:
+        """Learn what a pass took.
+
+        Args:
+            rows: rows of the pass.
+            context: tokens in front of them.
+            seconds: its wall-clock time; not positive values are ignored.
+        """
+        if not seconds > 0:
+            return
+        features = _features(rows, context)
+        predicted = float(features @ self._weights)
+        if not self.measured:
+            self._unit = seconds / predicted
+            return
+        limit = _LARGEST_RESIDUAL * predicted
+        residual = min(max(seconds / self._unit - predicted, -limit), limit)
+        gain = self._covariance @ features
+        gain /= float(features @ gain) + (_NOISE * predicted) ** 2
+        self._weights += gain * residual
+        self._covariance -= np.outer(gain, features @ self._covariance)
+        # Forgetting, but never beyond what was not known at the start.
+        if np.trace(self._covariance) < np.sum(_PRIOR_DEVIATION**2):
+            self._covariance /= _MEMORY
+
+    def seconds(self, rows: int | NDArray[np.int64], context: int) -> NDArray[np.float64]:
+        """Expected seconds of passes.
+
+        Args:
+            rows: rows of a pass, one number or several.
+            context: tokens in front of them.
+        """
+        constant, row, thousand, both = (float(weight) for weight in self._weights)
+        behind = context / 1000
+        base = max(constant + thousand * behind, 0.1)
+        slope = max(row + both * behind, _LEAST_ROW * base)
+        return np.asarray((base + slope * np.asarray(rows)) * (self._unit or 1.0), dtype=np.float64)
+
+
+def _features(rows: int, context: int) -> NDArray[np.float64]:
+    behind = context / 1000
+    return np.array([1.0, rows, behind, rows * behind])

@@ -1,0 +1,206 @@
+"""A smaller model of the same vocabulary guesses a chain (Leviathan et al. 2023; Chen et al. 2023)."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specrag.engine.draws import keyed_gumbel
+from specrag.engine.outputs import LOGITS, NOTHING, Outputs, Row
+from specrag.engine.passes import Coroutine, SessionModel
+from specrag.engine.sampling import SamplingParams, warp
+from specrag.engine.session import Session
+from specrag.errors import InputError
+from specrag.speculation.tree import EMPTY, DraftTree, Round
+
+#: Source of a draft model's tokens.
+DRAFT_MODEL = "draft-model"
+
+#: Ends of the classes of confidence that are accepted about equally often.
+_CONFIDENCES = (0.2, 0.4, 0.6, 0.8, 0.9, 0.97)
+#: Drawn guesses are graded by their depth, from this grade on.
+_DRAWN_GRADE, _MOST_DEPTH = 8, 7
+#: Stream of random numbers beside the target's; a token id never has such a value.
+_DRAFT_STREAM = 2**60
+#: Up to here, tokens to catch up with go into the pass of the first guess, every row of which is answered.
+_FEW = 32
+_TOP = Outputs(top_k=1)
+
+
+class Vocabulary(Protocol):
+    """What is compared of two tokenizers (:class:`specrag.models.tokenizer.Tokenizer`)."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens."""
+
+    def token_bytes(self, token: int) -> bytes:
+        """What a token stands for; nothing for a special one."""
+
+
+def check_same_vocabulary(target: Vocabulary, draft: Vocabulary) -> None:
+    """Make sure that every token means the same to both models; takes up to a second for a large vocabulary.
+
+    Raises:
+        InputError: it does not.
+    """
+    remedy = "take a draft model of the target's family, which shares its vocabulary"
+    if target is draft:
+        return
+    if target.vocab_size != draft.vocab_size:
+        sizes = f"{draft.vocab_size} tokens where the target has {target.vocab_size}"
+        raise InputError("draft model", sizes, remedy)
+    for token in range(target.vocab_size):
+        theirs, ours = target.token_bytes(token), draft.token_bytes(token)
+        if theirs != ours:
+            raise InputError("draft model", f"token {token} is {ours!r}, the target's {theirs!r}", remedy)
+
+
+@dataclass(frozen=True, slots=True)
+class _Guess:
+    token: int
+    confidence: float
+    probs: NDArray[np.float64] | None = None
+
+
+class DraftModel:
+    """Guesses a chain with a model of its own, which follows the target's tokens in a session of its own.
+
+    A guess is the draft model's likeliest token, or, given ``sampling``, drawn from its distribution, which the
+    tree then tells (``draft_probs``), as ratio-based rejection needs it. Behind the draft model's context nothing
+    is proposed. After :meth:`truncate` it is as if it had never seen the tokens taken back.
+
+    Args:
+        model: the draft model, of the target's vocabulary (:func:`check_same_vocabulary`).
+        max_tokens: longest chain.
+        min_confidence: end a chain behind a token that the draft model gives a smaller probability; 0: never.
+        sampling: how guesses are drawn; ``None``: the likeliest. Penalties and biases are left out.
+
+    Raises:
+        InputError: a value is out of range, or drawn guesses should end by their confidence: rejection keeps
+            the target's law only if what is verified does not depend on what was drawn.
+    """
+
+    outputs: Outputs = NOTHING
+    runs_passes = True
+
+    def __init__(
+        self,
+        model: SessionModel,
+        max_tokens: int = 16,
+        min_confidence: float = 0.0,
+        sampling: SamplingParams | None = None,
+    ) -> None:
+        if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
+            raise InputError("max_tokens", max_tokens, "give an integer, at least 1")
+        if not 0 <= min_confidence <= 1:
+            raise InputError("min_confidence", min_confidence, "give a probability, 0 for no early end")
+        if sampling is not None and min_confidence > 0:
+            raise InputError("min_confidence", min_confidence, "leave it at 0 where guesses are drawn")
+        self._model = model
+        self._max_tokens = max_tokens
+        self._min_confidence = min_confidence
+        self._sampling = sampling
+        self._session = Session(model)
+        self._followed = 0  # leading tokens of the own session that are no guesses
+
+    def start(self, session: Session, rows: Sequence[Row]) -> Coroutine[None]:
+        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
+        del rows
+        missing = self._missing(session)
+        if missing and self._can_read(session, missing):
+            yield from self._session.extend(missing)
+            self._followed = len(session)
+
+    def propose(self, session: Session, budget: int) -> Coroutine[DraftTree]:
+        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
+        missing = self._missing(session)
+        if not self._can_read(session, missing):
+            return EMPTY
+        if len(missing) > _FEW or not self._session.tokens:
+            yield from self._session.extend(missing)
+            missing = []
+        # The last guess is not fed, so that it needs no room.
+        room = self._model.context_length - len(session) + 1
+        outputs = _TOP if self._sampling is None else LOGITS
+        guesses: list[_Guess] = []
+        while len(guesses) < min(budget, self._max_tokens, room):
+            rows = yield from self._session.score(DraftTree.chain(missing, DRAFT_MODEL), outputs)
+            guess = self._guess(rows[-1], len(session) + len(guesses), session.model.vocab_size)
+            if guess.token >= session.model.vocab_size:  # a column that pads the logits
+                break
+            # Fed with the next guess, or with the target's next tokens.
+            self._session.commit(range(len(missing)), guess.token)
+            missing = []
+            guesses.append(guess)
+            if guess.confidence < self._min_confidence:
+                break
+        self._followed = min(len(self._session), len(session))
+        return self._tree(guesses)
+
+    def observe(self, round: Round) -> None:
+        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
+        del round  # the tokens are read from the session when they are needed
+
+    def truncate(self, length: int) -> None:
+        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
+        if length < len(self._session):
+            self._session.truncate(length)
+        self._followed = min(self._followed, length)
+
+    def fork(self) -> DraftModel:
+        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
+        other = DraftModel(self._model, self._max_tokens, self._min_confidence, self._sampling)
+        other._session = self._session.fork()
+        other._followed = self._followed
+        return other
+
+    def close(self) -> None:
+        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
+        self._session.close()
+        self._followed = 0
+
+    def _missing(self, session: Session) -> list[int]:
+        """Take back the guesses that the target did not keep; the target's tokens that are not read yet."""
+        own, right = self._session.tokens, session.tokens
+        same = self._followed
+        while same < min(len(own), len(right)) and own[same] == right[same]:
+            same += 1
+        if same < len(own):
+            self._session.truncate(same)
+        self._followed = same
+        return right[same:]
+
+    def _can_read(self, session: Session, missing: Sequence[int]) -> bool:
+        fits = len(session) <= self._model.context_length
+        return fits and max(missing, default=0) < self._model.vocab_size
+
+    def _guess(self, row: Row, position: int, vocab_size: int) -> _Guess:
+        if self._sampling is None:
+            assert row.top_tokens is not None
+            assert row.top_log_probs is not None
+            return _Guess(int(row.top_tokens[0]), math.exp(row.top_log_probs[0]))
+        assert row.logits is not None
+        found = warp(row.logits[:vocab_size], self._sampling)
+        noise = keyed_gumbel(self._sampling.seed, position, found.tokens + _DRAFT_STREAM)
+        drawn = int(np.argmax(noise + found.log_probs))
+        return _Guess(int(found.tokens[drawn]), math.exp(found.log_probs[drawn]), found.dense(vocab_size))
+
+    def _tree(self, guesses: Sequence[_Guess]) -> DraftTree:
+        if self._sampling is None:
+            grades = [bisect(_CONFIDENCES, guess.confidence) for guess in guesses]
+        else:  # a schedule reads the grades, and must not choose by what was drawn
+            grades = [_DRAWN_GRADE + min(depth, _MOST_DEPTH) for depth in range(len(guesses))]
+        return DraftTree(
+            tuple(guess.token for guess in guesses),
+            tuple(range(-1, len(guesses) - 1)),
+            (DRAFT_MODEL,) * len(guesses),
+            tuple(grades),
+            tuple(guess.probs for guess in guesses if guess.probs is not None),
+        )

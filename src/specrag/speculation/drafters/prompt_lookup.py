@@ -1,0 +1,108 @@
+"""Prompt lookup: copies what followed the newest n-gram where it first stood (Saxena 2023).
+
+The choice among matches is transformers' (``prompt_lookup_num_tokens``): the longest n-gram that occurred before,
+its earliest occurrence, and the tokens behind it up to the end of the text. Where that finds nothing, nothing is
+proposed. Unlike there, no token is left out because it would end the text: the loop cuts there anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specrag.engine.outputs import NOTHING, Outputs, Row
+from specrag.engine.passes import Coroutine
+from specrag.engine.session import Session
+from specrag.errors import InputError
+from specrag.speculation.tree import EMPTY, DraftTree, Round
+
+#: Source of tokens copied by prompt lookup.
+LOOKUP = "lookup"
+
+#: Guesses with at least this many agreeing tokens in front of them are of one grade.
+_MOST_AGREEING = 12
+
+
+class PromptLookup:
+    """Copies one chain behind the earliest occurrence of the longest n-gram that ends the text.
+
+    A token costs ``ngram_max`` dictionary entries and a proposal as many look-ups, however long the text is.
+    After :meth:`truncate` it is as if it had never seen the tokens taken back.
+
+    Args:
+        ngram_max: the longest n-gram tried, down to a single token (transformers: 2; the first publication: 3).
+        max_tokens: longest chain.
+
+    Raises:
+        InputError: a number is less than 1.
+    """
+
+    outputs: Outputs = NOTHING
+    runs_passes = False
+
+    def __init__(self, ngram_max: int = 3, max_tokens: int = 10) -> None:
+        for name, value in (("ngram_max", ngram_max), ("max_tokens", max_tokens)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InputError(name, value, "give an integer, at least 1")
+        self._ngram_max = ngram_max
+        self._max_tokens = max_tokens
+        self._tokens: list[int] = []
+        # For every n-gram with a token behind it, where that token first stood.
+        self._first: dict[tuple[int, ...], int] = {}
+
+    def start(self, session: Session, rows: Sequence[Row]) -> Coroutine[None]:
+        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
+        del rows
+        self._follow(session)
+        yield from ()
+
+    def propose(self, session: Session, budget: int) -> Coroutine[DraftTree]:
+        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
+        yield from ()
+        self._follow(session)
+        length = len(self._tokens)
+        for size in range(min(self._ngram_max, length), 0, -1):
+            start = self._first.get(tuple(self._tokens[length - size :]))
+            if start is not None:
+                copied = self._tokens[start : start + min(budget, self._max_tokens)]
+                # A later place is reached only after more tokens agreed, so that it is surer.
+                grades = [min(size + depth, _MOST_AGREEING) for depth in range(len(copied))]
+                return DraftTree.chain(copied, LOOKUP, grades)
+        return EMPTY
+
+    def observe(self, round: Round) -> None:
+        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
+        del round  # the tokens are read from the session when they are needed
+
+    def truncate(self, length: int) -> None:
+        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
+        while len(self._tokens) > length:
+            place = len(self._tokens) - 1
+            for ngram in self._ending(place):
+                if self._first[ngram] == place:
+                    del self._first[ngram]
+            self._tokens.pop()
+
+    def fork(self) -> PromptLookup:
+        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
+        other = PromptLookup(self._ngram_max, self._max_tokens)
+        other._tokens = self._tokens.copy()
+        other._first = self._first.copy()
+        return other
+
+    def close(self) -> None:
+        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
+        self._tokens = []
+        self._first = {}
+
+    def _follow(self, session: Session) -> None:
+        for token in session.tokens[len(self._tokens) :]:
+            place = len(self._tokens)
+            for ngram in self._ending(place):
+                self._first.setdefault(ngram, place)
+            self._tokens.append(token)
+
+    def _ending(self, place: int) -> list[tuple[int, ...]]:
+        """The n-grams in front of a place."""
+        return [
+            tuple(self._tokens[place - size : place]) for size in range(1, min(self._ngram_max, place) + 1)
+        ]

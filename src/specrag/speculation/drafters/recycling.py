@@ -1,0 +1,202 @@
+"""Token recycling: the tokens that were likely after a token before are guessed after it again.
+
+Luo et al. 2024, "Turning Trash into Treasure". Every row of a verified tree, kept or not, tells the likeliest
+next tokens of the row's own token; the newest such answer is kept for each token, and a tree of fixed shape is
+filled from them.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from array import array
+from bisect import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from specrag.engine.outputs import Outputs, Row
+from specrag.engine.passes import Coroutine
+from specrag.engine.session import Session
+from specrag.speculation.tree import ROOT, DraftTree, Round
+
+#: Source of recycled tokens.
+RECYCLING = "recycling"
+#: Next tokens remembered for each token (the paper's k).
+CANDIDATES = 8
+#: The paper's tree.
+NODES, DEPTH = 80, 6
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A tree of ranks, the likeliest paths first, so that each prefix of it is the best tree of its size.
+
+    Attributes:
+        parents: the node that each node follows, :data:`~specrag.speculation.tree.ROOT` for the first.
+        ranks: which of its parent's candidates a node holds, 0 for the likeliest.
+        depths: 0 for the first guesses.
+    """
+
+    parents: tuple[int, ...]
+    ranks: tuple[int, ...]
+    depths: tuple[int, ...]
+
+
+def best_shape(nodes: int, depth: int, rates: Sequence[float]) -> Shape:
+    """The tree of the likeliest paths, if a candidate's chance depended on its rank alone.
+
+    Args:
+        nodes: size of the tree.
+        depth: longest path.
+        rates: the chance that the candidate of each rank comes, falling.
+    """
+    parents: list[int] = []
+    ranks: list[int] = []
+    depths: list[int] = []
+    # A node enters the queue when its parent or its sibling one rank above leaves it: neither is less likely.
+    queue = [(-rates[0], 0, ROOT, 0, 0)]  # minus the path's chance, ties by age; parent, rank, depth
+    while queue and len(parents) < nodes:
+        chance, _, parent, rank, level = heapq.heappop(queue)
+        node = len(parents)
+        parents.append(parent)
+        ranks.append(rank)
+        depths.append(level)
+        if rank + 1 < len(rates):
+            sibling = chance / rates[rank] * rates[rank + 1]
+            heapq.heappush(queue, (sibling, 2 * node + 1, parent, rank + 1, level))
+        if level + 1 < depth:
+            heapq.heappush(queue, (chance * rates[0], 2 * node + 2, node, 0, level + 1))
+    return Shape(tuple(parents), tuple(ranks), tuple(depths))
+
+
+#: How often the candidate of each rank came, given that its parent had: SmolLM2, 26 Spec-Bench prompts of all
+#: tasks, 64 tokens each. It hardly depends on the depth (0.35, 0.39, 0.43, 0.41 for the likeliest at depths 0 to 3).
+_RATES = (0.39, 0.105, 0.055, 0.042, 0.023, 0.019, 0.018, 0.017)
+_SHAPE = best_shape(NODES, DEPTH, _RATES)
+#: Ends of the classes of probability that are accepted about equally often, in nats.
+_LOG_PROBS = tuple(map(math.log, (0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.95)))
+_CLASSES = len(_LOG_PROBS) + 2  # one more than the borders, and one for what was read in the prompt
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidates:
+    """Distinct next tokens of a token, the likeliest first."""
+
+    tokens: Sequence[int] = ()
+    log_probs: Sequence[float] = ()  # none for what was read in the prompt
+
+    def grade(self, rank: int) -> int:
+        """Acceptance depends on how likely the target found the token then, and on its rank."""
+        likely = bisect(_LOG_PROBS, self.log_probs[rank]) if self.log_probs else _CLASSES - 1
+        return min(rank, 2) * _CLASSES + likely
+
+
+_NONE = _Candidates()
+
+
+class Recycling:
+    """Fills a tree of fixed shape from a table of next tokens, the likeliest paths first.
+
+    The table is the request's own. It grows by at most one entry of about 500 bytes for each row verified.
+
+    Args:
+        read_prompt: for tokens without an answer of the target's yet, guess what followed them in the prompt
+            (not in the paper, which reads the answers of all of the prompt's rows; it guesses as well and needs
+            no answers).
+    """
+
+    outputs = Outputs(top_k=CANDIDATES)
+    runs_passes = False
+
+    def __init__(self, *, read_prompt: bool = True) -> None:
+        self._read_prompt = read_prompt
+        # Entries are replaced, never changed: forks share them.
+        self._next: dict[int, _Candidates] = {}
+        self._followed: dict[int, _Candidates] = {}
+        self._read = 0
+        self._newest: int | None = None  # the token that the next round's first row follows
+
+    def start(self, session: Session, rows: Sequence[Row]) -> Coroutine[None]:
+        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
+        tokens = session.tokens
+        self._newest = tokens[-1] if tokens else None
+        for token, row in zip(tokens[len(tokens) - 1 - len(rows) : -1], rows, strict=True):
+            self._learn(token, row)
+        if self._read_prompt:
+            unread = tokens[max(self._read - 1, 0) :]
+            for token, after in pairwise(unread):
+                others = (other for other in self._followed.get(token, _NONE).tokens if other != after)
+                self._followed[token] = _Candidates((after, *others)[:CANDIDATES])
+            self._read = len(tokens)
+        yield from ()
+
+    def propose(self, session: Session, budget: int) -> Coroutine[DraftTree]:
+        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
+        yield from ()
+        self._newest = session.tokens[-1]
+        found = [self._candidates(self._newest)]  # of the root, then of each node
+        tokens: list[int] = []
+        parents: list[int] = []
+        grades: list[int] = []
+        filled: list[int | None] = [ROOT]  # where the root and each node of the shape went; None: left out
+        for parent, rank in zip(_SHAPE.parents, _SHAPE.ranks, strict=True):
+            if len(tokens) == budget or not found[0].tokens:
+                break
+            place = filled[parent + 1]
+            if place is None or rank >= len(found[place + 1].tokens):
+                filled.append(None)
+                continue
+            candidates = found[place + 1]
+            token = candidates.tokens[rank]
+            filled.append(len(tokens))
+            tokens.append(token)
+            parents.append(place)
+            grades.append(candidates.grade(rank))
+            found.append(self._candidates(token))
+        return DraftTree(tuple(tokens), tuple(parents), (RECYCLING,) * len(tokens), tuple(grades))
+
+    def observe(self, round: Round) -> None:
+        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
+        for token, row in zip(round.tree.tokens, round.rows[1:], strict=True):
+            self._learn(token, row)
+        # A token may stand in the tree more than once: what really came before it counts most.
+        if self._newest is not None:
+            self._learn(self._newest, round.rows[0])
+        for node in round.verdict.path:
+            self._learn(round.tree.tokens[node], round.rows[node + 1])
+        self._newest = round.tokens[-1]
+
+    def truncate(self, length: int) -> None:
+        """See :class:`~specrag.speculation.drafters.base.Drafter`.
+
+        What was learned is kept: it says what is likely after a token, wherever that stands.
+        """
+        self._read = min(self._read, length)
+        self._newest = None
+
+    def fork(self) -> Recycling:
+        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
+        other = Recycling(read_prompt=self._read_prompt)
+        other._next = self._next.copy()
+        other._followed = self._followed.copy()
+        other._read = self._read
+        other._newest = self._newest
+        return other
+
+    def close(self) -> None:
+        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
+        self._next = {}
+        self._followed = {}
+        self._read = 0
+        self._newest = None
+
+    def _candidates(self, token: int) -> _Candidates:
+        return self._next.get(token) or self._followed.get(token) or _NONE
+
+    def _learn(self, token: int, row: Row) -> None:
+        if row.top_tokens is not None and row.top_log_probs is not None:
+            self._next[token] = _Candidates(
+                array("i", row.top_tokens[:CANDIDATES].tolist()),
+                array("f", row.top_log_probs[:CANDIDATES].tolist()),
+            )

@@ -1,0 +1,285 @@
+"""ReSpec's drafter: when, what and from where to copy, and a fallback for the rest (sections 3.2 and 3.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specrag.engine.outputs import NOTHING, Outputs, Row
+from specrag.engine.passes import Coroutine
+from specrag.engine.session import Session
+from specrag.errors import InputError
+from specrag.speculation.drafters.base import Drafter
+from specrag.speculation.drafters.suffix import CORPUS, OwnText, length_class
+from specrag.speculation.entropy_trigger import EntropyTrigger
+from specrag.speculation.feedback import Feedback
+from specrag.speculation.suffix.index import SuffixIndex
+from specrag.speculation.tree import EMPTY, ROOT, DraftTree, Round, merge
+
+#: Occurrences looked at in a round, the most recent first: a common token costs no more than a rare one.
+MOST_OCCURRENCES = 32
+#: Tokens in front of an occurrence that are compared with the newest ones, to rank equal scores.
+_LONGEST_COMPARED = 32
+
+
+@dataclass(frozen=True, slots=True)
+class RetrievalSettings:
+    """What the paper leaves to choose, and what an ablation switches off.
+
+    Args:
+        trigger: when to look up, by which key; ``None``: the longest suffix that occurs, always.
+        max_key: longest key without a trigger.
+        feedback_rate: weight of the newest reward (the paper's alpha); ``None``: no scores, the best matched
+            and most recent win.
+        score_threshold: θ_score.
+        candidates: occurrences merged into a tree.
+        draft_size: nodes of the tree.
+        combine: let the fallback add to a retrieved tree where its guesses cost no pass (not in the paper).
+    """
+
+    trigger: EntropyTrigger | None = field(default_factory=EntropyTrigger)
+    max_key: int = 3
+    feedback_rate: float | None = 0.3
+    score_threshold: float = 0.2
+    candidates: int = 3
+    draft_size: int = 60
+    combine: bool = True
+
+    def __post_init__(self) -> None:
+        for name, value in (
+            ("max_key", self.max_key),
+            ("candidates", self.candidates),
+            ("draft_size", self.draft_size),
+        ):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InputError(name, value, "give an integer, at least 1")
+        if self.feedback_rate is not None:
+            Feedback(self.feedback_rate, self.score_threshold)
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A continuation and every position that it was copied from; no positions for a corpus."""
+
+    tokens: tuple[int, ...]
+    positions: tuple[int, ...]
+    score: float
+    matched: int
+    source: str
+
+
+class RetrievalDrafter:
+    """Copies from earlier text where the target is sure, else lets a fallback guess.
+
+    Args:
+        settings: see there.
+        fallback: guesses where nothing is copied; closed with this drafter.
+        fallback_budget: how much to ask of a fallback that runs passes.
+        references: texts of this request that the output may quote.
+        corpus: a static corpus, shared by all requests.
+    """
+
+    runs_passes = False
+
+    def __init__(
+        self,
+        settings: RetrievalSettings,
+        fallback: Drafter,
+        fallback_budget: Callable[[], int],
+        references: Sequence[Sequence[int]] = (),
+        corpus: SuffixIndex | None = None,
+    ) -> None:
+        self._settings = settings
+        self._fallback = fallback
+        self._fallback_budget = fallback_budget
+        self._corpus = corpus
+        self._text = OwnText(references)
+        self._feedback = (
+            None
+            if settings.feedback_rate is None
+            else Feedback(settings.feedback_rate, settings.score_threshold)
+        )
+        self._entropies: list[float] = []  # of the distributions that the newest tokens were drawn from
+        self._candidates: list[_Candidate] = []
+
+    @property
+    def outputs(self) -> Outputs:
+        """The trigger's entropies and what the fallback reads."""
+        own = NOTHING if self._settings.trigger is None else Outputs(entropy=True)
+        return own.union(self._fallback.outputs)
+
+    def start(self, session: Session, rows: Sequence[Row]) -> Coroutine[None]:
+        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
+        self._text.follow(session)
+        self._entropies = []
+        for row in rows:
+            if row.entropy is not None:
+                self._entropies.append(row.entropy)
+        yield from self._fallback.start(session, rows)
+
+    def propose(self, session: Session, budget: int) -> Coroutine[DraftTree]:
+        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
+        self._text.follow(session)
+        self._candidates = self._retrieve(session)
+        copied = self._tree(min(budget, self._settings.draft_size))
+        if self._fallback.runs_passes:
+            if len(copied):
+                return copied
+            asked = min(budget, self._fallback_budget())
+            return (yield from self._fallback.propose(session, asked)) if asked else EMPTY
+        if len(copied) and not self._settings.combine:
+            return copied
+        guessed = yield from self._fallback.propose(session, budget)
+        return merge([copied, guessed], budget)
+
+    def observe(self, round: Round) -> None:
+        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
+        if self._settings.trigger is not None:
+            before = [ROOT, *round.verdict.path][: len(round.tokens)]
+            for node in before:
+                entropy = round.rows[node + 1].entropy
+                assert entropy is not None
+                self._entropies.append(entropy)
+        if self._feedback is not None and self._candidates:
+            self._reward(self._feedback, round)
+        self._candidates = []
+        self._fallback.observe(round)
+
+    def truncate(self, length: int) -> None:
+        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
+        dropped = len(self._text.automaton) - self._text.offset - length
+        self._text.truncate(length)
+        if dropped > 0:
+            del self._entropies[max(len(self._entropies) - dropped, 0) :]
+        if self._feedback is not None:
+            self._feedback.truncate(self._text.offset + length)
+        self._candidates = []
+        self._fallback.truncate(length)
+
+    def fork(self) -> RetrievalDrafter:
+        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
+        other = RetrievalDrafter(
+            self._settings, self._fallback.fork(), self._fallback_budget, corpus=self._corpus
+        )
+        other._text = self._text.fork()
+        other._feedback = None if self._feedback is None else self._feedback.fork()
+        other._entropies = list(self._entropies)
+        return other
+
+    def close(self) -> None:
+        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
+        self._text = OwnText()
+        self._fallback.close()
+
+    # -- candidates -----------------------------------------------------------------------------------------
+
+    def _retrieve(self, session: Session) -> list[_Candidate]:
+        trigger = self._settings.trigger
+        wanted = self._settings.max_key if trigger is None else trigger.key_length(self._entropies)
+        if wanted == 0:
+            return []
+        match = self._text.automaton.longest_match(wanted)
+        # The trigger chose its key by its entropy; a shorter one may be far less certain.
+        found: list[_Candidate] = []
+        if match.length == wanted or (trigger is None and match.length > 0):
+            ends = self._text.automaton.occurrences(match, MOST_OCCURRENCES)
+            found = self._own(self._with_best(ends, match.length))
+        if self._corpus is not None and len(found) < self._settings.candidates:
+            found += self._from_corpus(self._corpus, session, wanted)
+        return found[: self._settings.candidates]
+
+    def _with_best(self, ends: NDArray[np.int64], key: int) -> NDArray[np.int64]:
+        """Recent ends, and older ones that proved good where the key stands in front of them too."""
+        if self._feedback is None or len(ends) < MOST_OCCURRENCES:
+            return ends
+        oldest = int(ends[-1])
+        best = np.array([end for end in self._feedback.best() if end < oldest], dtype=np.int64)
+        if not len(best):
+            return ends
+        return np.concatenate((ends, best[self._text.matched(best, key) >= key]))
+
+    def _own(self, ends: NDArray[np.int64]) -> list[_Candidate]:
+        """What follows the ends, equal continuations merged, the most promising first."""
+        if self._feedback is not None:
+            ends = ends[[self._feedback.usable(int(end)) for end in ends]]
+        if not len(ends):
+            return []
+        length = max(self._settings.draft_size // self._settings.candidates, 1)
+        copied = self._text.continuations(ends, length)
+        matched = self._text.matched(ends, _LONGEST_COMPARED)
+        groups: dict[bytes, list[int]] = {}
+        for row in range(len(ends)):
+            groups.setdefault(copied[row].tobytes(), []).append(row)
+        found = []
+        for rows in groups.values():
+            tokens = copied[rows[0]]
+            positions = tuple(int(ends[row]) for row in rows)
+            score = 0.0 if self._feedback is None else max(map(self._feedback.score, positions))
+            found.append(
+                _Candidate(
+                    tuple(tokens[tokens >= 0].tolist()),
+                    positions,
+                    score,
+                    int(matched[rows].max()),
+                    self._text.source(positions[0]),
+                )
+            )
+        # Sorting is stable: the most recent first where all else is equal.
+        found.sort(key=lambda candidate: (candidate.score, candidate.matched), reverse=True)
+        return [candidate for candidate in found if candidate.tokens]
+
+    def _from_corpus(self, corpus: SuffixIndex, session: Session, wanted: int) -> list[_Candidate]:
+        match = corpus.match(session.tokens[-_LONGEST_COMPARED:], _LONGEST_COMPARED)
+        if match.length < wanted:
+            return []
+        length = max(self._settings.draft_size // self._settings.candidates, 1)
+        seen: dict[tuple[int, ...], None] = {}
+        for end in corpus.occurrences(match, MOST_OCCURRENCES):
+            seen.setdefault(tuple(corpus.continuation(int(end), length).tolist()))
+        return [_Candidate(tokens, (), 0.0, match.length, CORPUS) for tokens in seen if tokens]
+
+    def _tree(self, budget: int) -> DraftTree:
+        chains = []
+        for rank, candidate in enumerate(self._candidates):
+            tokens = candidate.tokens[:budget]
+            # A copy's later places are reached only after more tokens agreed, so that they are surer.
+            grades = [
+                length_class(candidate.matched + depth) * 3 + min(rank, 2) for depth in range(len(tokens))
+            ]
+            chains.append(DraftTree.chain(tokens, candidate.source, grades))
+        return merge(chains, budget) if chains else EMPTY
+
+    def _reward(self, feedback: Feedback, round: Round) -> None:
+        """Accepted over drafted for the candidates that share the whole accepted path, 0 for the others."""
+        shares = [_verified(candidate.tokens, round) for candidate in self._candidates]
+        most = max(share.accepted for share in shares)
+        for candidate, share in zip(self._candidates, shares, strict=True):
+            if not share.drafted:  # the schedule left it out: nothing was learned
+                continue
+            won = most > 0 and share.accepted == most
+            for position in candidate.positions:
+                feedback.observe(position, share.accepted / share.drafted if won else 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """How much of a candidate was verified, and how much of that accepted."""
+
+    drafted: int
+    accepted: int
+
+
+def _verified(tokens: Sequence[int], round: Round) -> _Share:
+    node, drafted, accepted = ROOT, 0, 0
+    path = frozenset(round.verdict.path)
+    for token in tokens:
+        child = round.tree.child(node, token)
+        if child is None:
+            break
+        node = child
+        drafted += 1
+        accepted += child in path
+    return _Share(drafted, accepted)

@@ -1,0 +1,42 @@
+"""What the loop asks of a schedule: how much to guess."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from specrag.speculation.tree import DraftTree, Round
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """Where the time of a round went.
+
+    Attributes:
+        context: tokens of the session when the round began.
+        proposing: seconds until the part of the proposal worth verifying was known.
+        verifying: seconds of the target's pass, waiting for others included.
+        total: seconds of the whole round.
+    """
+
+    context: int
+    proposing: float
+    verifying: float
+    total: float
+
+
+class TokenSchedule(Protocol):
+    """Chooses how much to guess, for one request. It changes an output's time, never the output."""
+
+    def budget(self, *, runs_passes: bool) -> int:
+        """The most nodes worth proposing in the next round; 0 for plain decoding.
+
+        Args:
+            runs_passes: whether the proposal itself costs passes.
+        """
+
+    def choose(self, tree: DraftTree, context: int) -> DraftTree:
+        """The part of a proposal that is worth verifying behind ``context`` tokens."""
+
+    def observe(self, round: Round, timed: Timed) -> None:
+        """Learn what the last round gave and took."""

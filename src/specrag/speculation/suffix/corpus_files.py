@@ -1,0 +1,152 @@
+"""A static corpus on disk: its files, their manifest, and how they get there whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from specrag.errors import InputError
+from specrag.retrieval.disk import checksum, sync
+
+MANIFEST = "manifest.json"
+TOKENS = "tokens.npy"
+POSITIONS = "suffix_array.npy"
+TEXTS = "texts.npy"
+FORMAT = "specrag suffix corpus 1"
+
+_REBUILD = "build it again"
+
+
+@dataclass(frozen=True)
+class CorpusManifest:
+    """What a corpus holds.
+
+    Attributes:
+        tokenizer: fingerprint of the tokenizer that made the tokens.
+        texts: number of texts.
+        tokens: number of tokens in them.
+        checksums: of each file, by name.
+        format: layout of the folder.
+    """
+
+    tokenizer: str
+    texts: int
+    tokens: int
+    checksums: Mapping[str, str]
+    format: str = FORMAT
+
+
+def read_manifest(folder: Path) -> CorpusManifest:
+    """The manifest of a corpus.
+
+    Raises:
+        InputError: there is none, or it cannot be read.
+    """
+    try:
+        content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest = CorpusManifest(**content)
+        if manifest.format != FORMAT:
+            raise InputError(
+                "corpus", str(folder), f"its format is {manifest.format!r}, not {FORMAT!r}: {_REBUILD}"
+            )
+        whole = (
+            isinstance(manifest.tokenizer, str)
+            and isinstance(manifest.texts, int)
+            and isinstance(manifest.tokens, int)
+            and isinstance(manifest.checksums, dict)
+            and set(manifest.checksums) == {TOKENS, POSITIONS, TEXTS}
+        )
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise InputError("corpus", str(folder), "there is no corpus: build one there first") from error
+    except InputError:
+        raise
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError("corpus", str(folder), f"{MANIFEST} cannot be read: {_REBUILD}") from error
+    if not whole:
+        raise InputError("corpus", str(folder), f"{MANIFEST} is damaged: {_REBUILD}")
+    return manifest
+
+
+def map_array(folder: Path, name: str, manifest: CorpusManifest) -> np.ndarray:
+    """The array in a file of a corpus, mapped from disk and read only.
+
+    The whole file is read once, to compare its checksum: a damaged one could lead a search out of bounds.
+
+    Raises:
+        InputError: the file is missing or not the recorded one.
+    """
+    path = folder / name
+    try:
+        if checksum(path) != manifest.checksums[name]:
+            raise InputError("corpus", str(folder), f"{name} has another checksum than recorded: {_REBUILD}")
+        # A plain array over the mapped pages: the compiled loops take that without a detour.
+        return np.asarray(np.load(path, mmap_mode="r"))
+    except FileNotFoundError as error:
+        raise InputError("corpus", str(folder), f"{name} is missing: {_REBUILD}") from error
+    except OSError as error:
+        raise InputError(
+            "corpus", str(folder), f"{name} cannot be read ({error.strerror or error})"
+        ) from error
+
+
+def write_array(folder: Path, name: str, array: np.ndarray) -> str:
+    """Write a file of a corpus; returns its checksum."""
+    np.save(folder / name, array)
+    sync(folder / name)
+    return checksum(folder / name)
+
+
+def write_manifest(folder: Path, manifest: CorpusManifest) -> None:
+    """Write the manifest of a corpus."""
+    (folder / MANIFEST).write_text(json.dumps(asdict(manifest), indent=2) + "\n", encoding="utf-8")
+    sync(folder / MANIFEST)
+
+
+def require_target(folder: Path) -> None:
+    """Refuse to build where something else is.
+
+    Raises:
+        InputError: ``folder`` holds files that are no corpus, or is a file.
+    """
+    if folder.exists() and not (folder / MANIFEST).is_file() and not (folder.is_dir() and _is_empty(folder)):
+        raise InputError("folder", str(folder), "it holds other files; give a new folder or that of a corpus")
+
+
+@contextlib.contextmanager
+def publishing(folder: Path) -> Iterator[Path]:
+    """A new folder to fill; left without an error it becomes ``folder``, in place of an older corpus, else it goes.
+
+    Raises:
+        InputError: the disk refuses.
+    """
+    partial: Path | None = None
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        yield partial
+        if folder.exists():
+            # An open corpus keeps its pages: what is mapped stays until it is closed.
+            old = Path(tempfile.mkdtemp(prefix=f".{folder.name}-old-", dir=folder.parent))
+            folder.rename(old / "corpus")
+            partial.rename(folder)
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            partial.rename(folder)
+        sync(folder.parent)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise InputError("folder", str(folder), f"it cannot be written ({reason}): give another") from error
+    finally:
+        if partial is not None:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def _is_empty(folder: Path) -> bool:
+    return next(folder.iterdir(), None) is None

@@ -1,0 +1,89 @@
+"""The compiled loops of a static corpus: binary search among its sorted positions."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specrag.speculation.suffix.compiling import compiled
+
+Ints = NDArray[np.int32]
+Tail = NDArray[np.int64]
+
+
+@compiled
+def _common(tokens: Ints, position: int, tail: Tail, known: int, most: int) -> int:
+    """How many tokens up to ``position`` equal the last ones of ``tail``; at least ``known``, at most ``most``."""
+    last = len(tail) - 1
+    while known < most and tokens[position - known] == tail[last - known]:
+        known += 1
+    return known
+
+
+@compiled
+def longest(tokens: Ints, positions: Ints, tail: Tail) -> tuple[int, int]:
+    """The length of the longest suffix of ``tail`` that occurs, and the rank of a position where it ends."""
+    last = len(tail) - 1
+    usable = 0  # a negative number is no token and equals none, least of all a border
+    while usable <= last and tail[last - usable] >= 0:
+        usable += 1
+    low = 0
+    high = len(positions)
+    before = 0  # tokens in common with the position ranked low - 1, and with the one ranked high
+    behind = 0
+    while low < high:
+        middle = (low + high) >> 1
+        position = positions[middle]
+        # What both ends have in common with the tail, everything between them has.
+        common = _common(tokens, position, tail, min(before, behind), usable)
+        if common == usable or tokens[position - common] > tail[last - common]:
+            high = middle
+            behind = common
+        else:
+            low = middle + 1
+            before = common
+    if behind >= before:
+        return behind, low
+    return before, low - 1
+
+
+@compiled
+def interval(tokens: Ints, positions: Ints, tail: Tail, length: int, rank: int) -> tuple[int, int]:
+    """The ranks, from and up to, of all positions where the last ``length`` tokens of ``tail`` end.
+
+    Args:
+        rank: one of them; the search widens from there, so that a few occurrences cost a few steps.
+    """
+    low = rank
+    step = 1
+    while low - step >= 0 and _common(tokens, positions[low - step], tail, 0, length) == length:
+        low -= step
+        step *= 2
+    outside = max(low - step, -1)
+    while low - outside > 1:
+        middle = (low + outside) >> 1
+        if _common(tokens, positions[middle], tail, 0, length) == length:
+            low = middle
+        else:
+            outside = middle
+    high = rank
+    step = 1
+    while high + step < len(positions) and _common(tokens, positions[high + step], tail, 0, length) == length:
+        high += step
+        step *= 2
+    outside = min(high + step, len(positions))
+    while outside - high > 1:
+        middle = (high + outside) >> 1
+        if _common(tokens, positions[middle], tail, 0, length) == length:
+            high = middle
+        else:
+            outside = middle
+    return low, outside
+
+
+@compiled
+def spread_ends(positions: Ints, low: int, count: int, ends: NDArray[np.int64]) -> None:
+    """Fill ``ends`` from evenly spaced ranks of the ``count`` ranks from ``low`` on."""
+    chosen = len(ends)
+    for i in range(chosen):
+        ends[i] = positions[low + (2 * i + 1) * count // (2 * chosen)] + 1

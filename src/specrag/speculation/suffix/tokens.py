@@ -1,0 +1,85 @@
+"""Token ids as callers give them and as the loops of this package read them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specrag.errors import InputError
+from specrag.speculation.suffix.compiling import compiled
+
+#: Token ids, as a list or as an array of integers of shape ``[tokens]``.
+Tokens = Sequence[int] | NDArray[np.integer]
+
+#: Stands at the border of two texts, in place of a token; equals no token.
+BORDER = -1
+
+#: The largest token id; the largest vocabularies have a few hundred thousand.
+LARGEST_TOKEN = 2**24 - 2
+
+
+def checked_tokens(field: str, tokens: Tokens) -> NDArray[np.int64]:
+    """``tokens`` as an array, ``[tokens]``.
+
+    Raises:
+        InputError: they are no list of token ids.
+    """
+    array = np.asarray(tokens)
+    if array.size == 0:
+        return np.empty(0, dtype=np.int64)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise InputError(field, tokens, "give a list of token ids")
+    array = array.astype(np.int64, copy=False)
+    wrong = _first_outside(array, LARGEST_TOKEN)
+    if wrong >= 0:
+        raise InputError(field, int(array[wrong]), f"give token ids from 0 to {LARGEST_TOKEN}")
+    return array
+
+
+def last_tokens(tail: Tokens, max_length: int) -> NDArray[np.int64]:
+    """The part of ``tail`` that a match of at most ``max_length`` tokens depends on.
+
+    Raises:
+        InputError: ``max_length`` is negative.
+    """
+    require_not_negative("max_length", max_length)
+    return np.asarray(tail[max(0, len(tail) - max_length) :], dtype=np.int64)
+
+
+def require_not_negative(field: str, value: int) -> None:
+    """Refuse a negative number.
+
+    Raises:
+        InputError: ``value`` is below zero.
+    """
+    if value < 0:
+        raise InputError(field, value, "give 0 or more")
+
+
+def until_border(tokens: NDArray[np.int32], end: int, count: int) -> NDArray[np.int32]:
+    """A copy of the at most ``count`` tokens from position ``end`` on, cut at the first border.
+
+    Raises:
+        InputError: ``end`` or ``count`` is negative.
+    """
+    require_not_negative("end", end)
+    require_not_negative("count", count)
+    return tokens[end : _border_from(tokens, end, min(end + count, len(tokens)))].copy()
+
+
+@compiled
+def _border_from(tokens: NDArray[np.int32], start: int, stop: int) -> int:
+    for position in range(start, stop):
+        if tokens[position] < 0:
+            return position
+    return max(start, stop)
+
+
+@compiled
+def _first_outside(array: NDArray[np.int64], largest: int) -> int:
+    for i in range(len(array)):
+        if array[i] < 0 or array[i] > largest:
+            return i
+    return -1

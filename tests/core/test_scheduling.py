@@ -1,0 +1,236 @@
+"""The cost-aware schedule: what it learns of passes and guesses, and what it makes of that."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specrag.errors import InputError
+from specrag.scheduling.acceptance_table import AcceptanceTable
+from specrag.scheduling.cost_aware import CostAware, SharedCosts, children_of
+from specrag.scheduling.cost_model import CostModel
+from specrag.scheduling.tokens import FixedBudget
+from specrag.speculation.schedule import Timed
+from specrag.speculation.tree import EMPTY, ROOT, DraftTree, Round, Verdict
+from tests.core.guessing import random_tree
+
+
+def machine(rows: int, context: int) -> float:
+    """A CPU's passes, seconds."""
+    return 0.020 + 0.0009 * rows + 0.000003 * context + 0.0000002 * rows * context
+
+
+def taught(cost: object = machine, rounds: int = 200, noise: float = 0.05) -> CostModel:
+    rng = random.Random(1)
+    model = CostModel()
+    for _ in range(rounds):
+        rows, context = rng.choice((1, 1, 2, 5, 9, 17, 33, 61)), rng.choice((100, 500, 1000, 4000))
+        model.observe(rows, context, cost(rows, context) * rng.gauss(1, noise))  # type: ignore[operator]
+    return model
+
+
+def a_round(tree: DraftTree, right: list[int], proposed: DraftTree | None = None) -> Round:
+    """The round in which the target's tokens are ``right``."""
+    path: list[int] = []
+    node: int | None = ROOT
+    for token in right:
+        assert node is not None
+        node = tree.child(node, token)
+        if node is None:
+            break
+        path.append(node)
+    tokens = tuple(right[: len(path) + 1])
+    return Round(tree, (), Verdict(tuple(path), tokens[-1]), tokens, tree if proposed is None else proposed)
+
+
+def test_the_cost_model_finds_a_machine() -> None:
+    model = taught()
+    for rows, context in itertools.product((1, 4, 16, 60), (100, 1000, 4000)):
+        assert model.seconds(rows, context) == pytest.approx(machine(rows, context), rel=0.1)
+
+
+def test_the_cost_model_needs_a_few_passes_only() -> None:
+    """After five passes the price of a tree is known within a quarter."""
+    model = CostModel()
+    assert not model.measured
+    for rows in (1, 9, 5, 17, 9):
+        model.observe(rows, 300, machine(rows, 300))
+    assert model.measured
+    for rows in (1, 5, 17):
+        assert model.seconds(rows, 300) == pytest.approx(machine(rows, 300), rel=0.25)
+
+
+def test_a_pause_of_the_machine_is_no_price() -> None:
+    model = taught()
+    model.observe(9, 500, 10.0)
+    assert model.seconds(9, 500) == pytest.approx(machine(9, 500), rel=0.2)
+
+
+def test_the_cost_model_follows_a_machine_that_gets_slower() -> None:
+    model = taught(rounds=300)
+    rng = random.Random(2)
+    for _ in range(300):
+        rows = rng.choice((1, 5, 17))
+        model.observe(rows, 500, 2 * machine(rows, 500))
+    assert model.seconds(9, 500) == pytest.approx(2 * machine(9, 500), rel=0.15)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 100), st.integers(0, 30000), st.floats(1e-6, 10)), min_size=1, max_size=60
+    )
+)
+@settings(max_examples=60, deadline=None)
+def test_passes_never_become_free(observed: list[tuple[int, int, float]]) -> None:
+    """Whatever was measured, more rows cost more, and everything is finite."""
+    model = CostModel()
+    for rows, context, seconds in observed:
+        model.observe(rows, context, seconds)
+    prices = model.seconds(np.arange(1, 62), 500)
+    assert np.all(np.isfinite(prices))
+    assert np.all(prices > 0)
+    assert np.all(np.diff(prices) > 0)
+
+
+def test_seconds_that_are_none_are_ignored() -> None:
+    model = CostModel()
+    model.observe(1, 0, 0.0)
+    model.observe(1, 0, float("nan"))
+    assert not model.measured
+
+
+def test_the_table_counts_by_source_and_grade() -> None:
+    table = AcceptanceTable()
+    tree = DraftTree((1, 2, 3), (ROOT, 0, 1), ("a", "a", "b"), (0, 1, 0))
+    for _ in range(100):
+        table.observe(tree, children_of(tree), (1, 2, 9))
+    assert table.rate("a", 0) > 0.95
+    assert table.rate("a", 1) > 0.95
+    assert table.rate("b", 0) < 0.05
+    assert table.rate("c", 0) == pytest.approx(0.4)  # never seen
+
+
+def test_what_lies_behind_the_known_tokens_is_not_counted() -> None:
+    table = AcceptanceTable()
+    tree = DraftTree.chain([1, 2, 3], "a", [0, 1, 2])
+    table.observe(tree, children_of(tree), (1,))
+    assert table.rate("a", 0) > 0.4
+    assert table.rate("a", 1) == pytest.approx(0.4)
+
+
+def test_a_new_request_starts_with_what_others_saw_and_leaves_it_soon() -> None:
+    shared = AcceptanceTable()
+    tree = DraftTree.chain([1], "a")
+    for _ in range(200):
+        shared.observe(tree, children_of(tree), (1,))
+    own = AcceptanceTable(shared)
+    assert own.rate("a", 0) > 0.9
+    for _ in range(30):
+        own.observe(tree, children_of(tree), (2,))
+    assert own.rate("a", 0) < 0.3
+
+
+@given(st.integers(0, 10**6), st.integers(1, 40))
+@settings(max_examples=100, deadline=None)
+def test_what_is_chosen_is_a_part_of_the_tree_with_the_best_rate(seed: int, nodes: int) -> None:
+    """Against every other cut of the same order: the expected tokens per second are the highest."""
+    rng = random.Random(seed)
+    shared = SharedCosts(taught())
+    for source, grade in itertools.product(("left", "right"), range(3)):
+        chance = rng.random()
+        kind = DraftTree.chain([1], source, [grade])
+        for _ in range(20):
+            shared.acceptance.observe(kind, children_of(kind), (1 if rng.random() < chance else 2,))
+    plain = random_tree(rng, nodes, 6)
+    tree = DraftTree(
+        plain.tokens, plain.parents, plain.sources, tuple(rng.randrange(3) for _ in plain.tokens)
+    )
+    schedule = CostAware(shared)
+    chosen = schedule.choose(tree, 500)
+    paths = {path_of(tree, node): node for node in range(len(tree))}
+    kept = [paths[path_of(chosen, node)] for node in range(len(chosen))]
+    assert [tree.sources[node] for node in kept] == list(chosen.sources)
+    assert [tree.grades[node] for node in kept] == list(chosen.grades)
+
+    def chance_of(node: int) -> float:
+        own = shared.acceptance.rate(tree.sources[node], tree.grades[node])
+        parent = tree.parents[node]
+        return own * (1.0 if parent == ROOT else chance_of(parent))
+
+    def rate(nodes: list[int]) -> float:
+        return (1 + sum(map(chance_of, nodes))) / float(shared.passes.seconds(1 + len(nodes), 500))
+
+    best_first = sorted(range(len(tree)), key=chance_of, reverse=True)
+    for count in range(len(tree) + 1):
+        assert rate(kept) >= rate(best_first[:count]) - 1e-9
+
+
+def path_of(tree: DraftTree, node: int) -> tuple[int, ...]:
+    path: list[int] = []
+    while node != ROOT:
+        path.append(tree.tokens[node])
+        node = tree.parents[node]
+    return tuple(reversed(path))
+
+
+def drive(schedule: CostAware, accept: float, rounds: int, *, price: float = 0.0) -> list[int]:
+    """Rounds of a chain drafter whose guesses are right with this chance; how much each verified."""
+    rng = random.Random(3)
+    verified = []
+    for turn in range(rounds):
+        budget = schedule.budget(runs_passes=price > 0)
+        proposed = DraftTree.chain([1] * min(budget, 12), "draft")
+        tree = schedule.choose(proposed, 300)
+        right = [1 if rng.random() < accept else 2 for _ in range(20)]
+        cost = machine(1 + len(tree), 300)
+        proposing = price * len(proposed)
+        timed = Timed(300 + turn, proposing, cost, cost + proposing + 0.0005)
+        schedule.observe(a_round(tree, right, proposed), timed)
+        verified.append(len(tree))
+    return verified
+
+
+def test_hopeless_guesses_are_soon_left_out() -> None:
+    verified = drive(CostAware(SharedCosts()), accept=0.0, rounds=60)
+    assert sum(verified[20:]) <= 2
+    assert sum(verified) < 30
+
+
+def test_good_guesses_are_made_longer() -> None:
+    verified = drive(CostAware(SharedCosts()), accept=0.95, rounds=60)
+    assert np.mean(verified[20:]) > 8
+
+
+def test_guessing_comes_back_when_it_pays_again() -> None:
+    schedule = CostAware(SharedCosts())
+    drive(schedule, accept=0.0, rounds=60)
+    verified = drive(schedule, accept=0.95, rounds=80)
+    assert np.mean(verified[-20:]) > 8
+
+
+def test_a_dear_drafter_is_asked_less_and_hardly_where_it_never_pays() -> None:
+    cheap, dear, useless = (CostAware(SharedCosts()) for _ in range(3))
+    short = drive(dear, accept=0.7, rounds=80, price=0.008)
+    long = drive(cheap, accept=0.7, rounds=80, price=0.001)
+    assert 0 < np.mean(short[20:]) < np.mean(long[20:])
+    asked = drive(useless, accept=0.1, rounds=200, price=0.02)
+    assert np.mean([count > 0 for count in asked[60:]]) < 0.1
+
+
+def test_nothing_proposed_is_nothing_chosen() -> None:
+    assert CostAware(SharedCosts()).choose(EMPTY, 10) is EMPTY
+
+
+def test_a_fixed_budget_keeps_everything() -> None:
+    tree = DraftTree.chain([1, 2, 3], "a")
+    schedule = FixedBudget(3)
+    assert schedule.budget(runs_passes=True) == schedule.budget(runs_passes=False) == 3
+    assert schedule.choose(tree, 100) is tree
+    for wrong in (-1, 1.5, True):
+        with pytest.raises(InputError, match="budget"):
+            FixedBudget(wrong)  # type: ignore[arg-type]

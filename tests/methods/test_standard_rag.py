@@ -1,0 +1,310 @@
+"""Standard RAG with a real model over a real knowledge base."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from specrag.engine.passes import Coroutine, Emit, Search, gather
+from specrag.errors import Cancelled, ContextLengthError, DeadlineExceeded, InputError
+from specrag.methods.answer import ABSTENTION, Answer, Sources
+from specrag.methods.quiet import quietly
+from specrag.methods.rag_prompt import LEAD
+from specrag.methods.retriever import GivenPassages
+from specrag.methods.standard_rag import MIN_SCORE, StandardRAG
+from specrag.retrieval.knowledge_base import KnowledgeBase
+from specrag.retrieval.passage import Hit, Passage
+from specrag.speculation.decode import Step
+from tests.sample import build_sample
+
+if TYPE_CHECKING:
+    from specrag import LanguageModel
+
+QUESTION = "Who discovered radium?"
+OFF_TOPIC = "How do I reset my router password?"
+
+
+@pytest.fixture(scope="module")
+def kb(model_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KnowledgeBase]:
+    with KnowledgeBase.open(build_sample(tmp_path_factory.mktemp("kb") / "kb")) as kb:
+        yield kb
+
+
+@pytest.fixture(scope="module")
+def rag(llm: LanguageModel, kb: KnowledgeBase) -> StandardRAG:
+    return StandardRAG(llm, kb, k=3)
+
+
+@pytest.fixture(scope="module")
+def expected(rag: StandardRAG) -> Answer:
+    return rag.answer(QUESTION, max_tokens=24)
+
+
+def texts(events: Sequence[object]) -> str:
+    return "".join(event.text for event in events if isinstance(event, Step))
+
+
+def test_answer_is_cited_and_its_source_is_the_right_one(expected: Answer) -> None:
+    assert "Marie Curie" in expected.text
+    assert expected.text.startswith(LEAD)
+    assert not expected.abstained
+    assert [source.number for source in expected.sources] == [1, 2, 3]
+    cited = [source for source in expected.sources if source.cited]
+    assert tuple(source.number for source in cited) == expected.citations.numbers
+    assert "Marie Curie" in cited[0].passage.title
+    assert expected.citations.found[0].supported
+    assert expected.citations.invalid == ()
+    assert cited[0].support == 1.0
+    scores = [source.score for source in expected.sources]
+    assert scores == sorted(scores, reverse=True)
+    similar = [source.similarity for source in expected.sources if source.similarity is not None]
+    assert MIN_SCORE <= max(similar) <= 1
+
+
+def test_stats_add_up(expected: Answer) -> None:
+    stats, generation = expected.stats, expected.generation
+    assert generation is not None
+    assert (stats.prompt_tokens, stats.completion_tokens) == (
+        generation.usage.prompt_tokens,
+        generation.usage.completion_tokens,
+    )
+    assert stats.rewrite_seconds < 0.01
+    assert stats.retrieval_seconds > 0
+    assert stats.total_seconds >= stats.retrieval_seconds + generation.timing.total
+    assert stats.tokens_per_second == pytest.approx(stats.completion_tokens / stats.decode_seconds)
+
+
+def test_stream_gives_the_sources_first_and_then_the_text(rag: StandardRAG, expected: Answer) -> None:
+    events: list[object] = []
+    stream = rag.stream(QUESTION, max_tokens=24)
+    while True:
+        try:
+            events.append(next(stream))
+        except StopIteration as end:
+            answer = end.value
+            break
+    assert isinstance(events[0], Sources)
+    assert all(isinstance(event, Step) for event in events[1:])
+    assert texts(events).strip() == answer.text == expected.text
+    assert [source.passage for source in events[0].sources] == [source.passage for source in answer.sources]
+
+
+def test_asynchronous_calls_give_the_same(rag: StandardRAG, expected: Answer) -> None:
+    async def ask() -> tuple[Answer, list[object]]:
+        events: list[object] = [event async for event in rag.astream(QUESTION, max_tokens=24)]
+        return await rag.aanswer(QUESTION, max_tokens=24), events
+
+    answer, events = asyncio.run(ask())
+    assert answer.text == expected.text
+    assert isinstance(events[0], Sources)
+    assert isinstance(events[-1], Answer)
+    assert events[-1].text == expected.text == texts(events).strip()
+
+
+def test_nothing_relevant_is_no_answer(rag: StandardRAG, llm: LanguageModel, kb: KnowledgeBase) -> None:
+    events: list[object] = list(rag.stream(OFF_TOPIC))
+    assert texts(events) == ABSTENTION
+    answer = rag.answer(OFF_TOPIC)
+    assert answer.abstained
+    assert (answer.text, answer.generation, answer.stats.completion_tokens) == (ABSTENTION, None, 0)
+    assert len(answer.sources) == 3  # what was found all the same, for those who wonder
+    assert max(source.similarity or 0 for source in answer.sources) < MIN_SCORE
+    insisted = StandardRAG(llm, kb, k=1, min_score=None).answer(OFF_TOPIC, max_tokens=4)
+    assert not insisted.abstained
+    assert insisted.generation is not None
+
+
+def test_words_that_no_passage_holds_find_nothing(llm: LanguageModel, kb: KnowledgeBase) -> None:
+    answer = StandardRAG(llm, kb, index="bm25", min_score=None).answer("xyzzy plugh")
+    assert answer.abstained
+    assert answer.sources == ()
+
+
+@pytest.mark.parametrize("index", ["flat", "hnsw", "bm25", "hybrid"])
+def test_every_index_finds_the_source(llm: LanguageModel, kb: KnowledgeBase, index: str) -> None:
+    answer = StandardRAG(llm, kb, k=1, index=index).answer("Which sea does the Danube reach?", max_tokens=1)
+    assert [source.passage.title for source in answer.sources] == ["Danube"]
+
+
+def test_conditions_choose_the_passages(llm: LanguageModel, kb: KnowledgeBase) -> None:
+    rag = StandardRAG(llm, kb, k=3, where={"title": ["Tin", "Bronze"]}, min_score=None)
+    answer = rag.answer(QUESTION, max_tokens=1)
+    assert {source.passage.title for source in answer.sources} == {"Tin", "Bronze"}
+
+
+def test_a_follow_up_is_searched_for_with_the_conversation(
+    rag: StandardRAG, llm: LanguageModel, kb: KnowledgeBase
+) -> None:
+    history = [
+        {"role": "user", "content": "Who was Marie Curie?"},
+        {"role": "assistant", "content": "According to passage [1], Marie Curie was a physicist."},
+    ]
+    question = "Which prizes did she win?"
+    answer = rag.answer(question, history, max_tokens=24)
+    assert question in answer.question  # the user's own words are in it
+    assert "Curie" in answer.question
+    assert answer.sources[0].passage.title == "Marie Curie"
+    assert answer.stats.rewrite_seconds > 0.01
+    events: list[object] = list(rag.stream(question, history, max_tokens=24))
+    assert texts(events).strip() == answer.text  # nothing of the rewriting is shown
+    plain = StandardRAG(llm, kb, k=3, rewrite=False, min_score=None).answer(question, history, max_tokens=1)
+    assert plain.question == question
+    assert plain.stats.rewrite_seconds < 0.01
+
+
+def test_what_does_not_fit_is_left_out_from_the_end(llm: LanguageModel, kb: KnowledgeBase) -> None:
+    whole = StandardRAG(llm, kb, k=3).answer(QUESTION, max_tokens=1)
+    room = whole.stats.prompt_tokens - 1
+    less = StandardRAG(llm, kb, k=3, max_prompt_tokens=room).answer(QUESTION, max_tokens=1)
+    assert less.stats.prompt_tokens <= room
+    assert [source.passage for source in less.sources] == [source.passage for source in whole.sources[:2]]
+    assert [hit.passage for hit in less.left_out] == [whole.sources[2].passage]
+    assert not less.shortened
+    tight = StandardRAG(llm, kb, k=3, max_prompt_tokens=130).answer(QUESTION, max_tokens=1)
+    assert tight.shortened
+    assert tight.stats.prompt_tokens <= 130
+    assert (len(tight.sources), len(tight.left_out)) == (1, 2)
+
+
+def test_a_question_longer_than_the_context_is_refused_before_any_work(
+    llm: LanguageModel, kb: KnowledgeBase
+) -> None:
+    class Unsearched(GivenPassages):
+        def search(self, *_: Any, **__: Any) -> list[list[Hit]]:
+            raise AssertionError("searched for a question that cannot be asked")
+
+    rag = StandardRAG(llm, Unsearched(kb.passages([0])), k=1, min_score=None)
+    with pytest.raises(ContextLengthError, match="shorten the question"):
+        rag.answer("why " * 9000)
+    with pytest.raises(ContextLengthError):
+        rag.answer("why?", max_tokens=llm.context_length)
+
+
+def test_a_model_without_a_chat_template_gets_a_text(llm: LanguageModel, kb: KnowledgeBase) -> None:
+    answer = StandardRAG(llm, kb, k=2).answer(QUESTION, raw=True, max_tokens=40)
+    assert answer.text.startswith(LEAD)
+    assert "\n" not in answer.text
+    assert answer.citations.numbers
+
+
+class Waiting(GivenPassages):
+    """Finds nothing before somebody else's text has come."""
+
+    def __init__(self, passages: Sequence[Passage]) -> None:
+        super().__init__(passages)
+        self.other_has_decoded = threading.Event()
+
+    def search(self, *words: Any, **options: Any) -> list[list[Hit]]:
+        assert self.other_has_decoded.wait(timeout=60)
+        return super().search(*words, **options)
+
+
+def test_others_decode_during_a_search(llm: LanguageModel, kb: KnowledgeBase) -> None:
+    waiting = Waiting(kb.passages([0, 1]))
+    slow = StandardRAG(llm, waiting, k=2, min_score=None)
+    quick = StandardRAG(llm, GivenPassages(kb.passages([0, 1])), k=2, min_score=None)
+    alone = quick.answer(QUESTION, max_tokens=6)
+
+    def both() -> Coroutine[list[Answer]]:
+        return (
+            yield from gather(
+                [slow.answering(QUESTION, max_tokens=6), quick.answering(QUESTION, max_tokens=6)]
+            )
+        )
+
+    task = llm.executor.submit(both())
+    for event in llm.executor.stream(task):
+        if isinstance(event, Step) and event.tokens:
+            waiting.other_has_decoded.set()
+    assert [answer.text for answer in task.result()] == [alone.text] * 2
+
+
+class Failing(GivenPassages):
+    def search(self, *_: Any, **__: Any) -> list[list[Hit]]:
+        raise InputError("where", "colour", "there is no such field")
+
+
+def test_an_error_of_the_search_is_the_caller_s(llm: LanguageModel, kb: KnowledgeBase) -> None:
+    with pytest.raises(InputError, match="colour"):
+        StandardRAG(llm, Failing(kb.passages([0])), k=1, min_score=None).answer(QUESTION)
+
+
+def test_a_timeout_ends_an_answer(rag: StandardRAG) -> None:
+    with pytest.raises(DeadlineExceeded):
+        rag.answer(QUESTION, timeout=0.001)
+
+
+def test_leaving_a_stream_ends_the_request(rag: StandardRAG) -> None:
+    stream = rag.stream(QUESTION, max_tokens=2000, ignore_eos=True)
+    assert isinstance(next(stream), Sources)
+    stream.close()
+    assert "Marie Curie" in rag.answer(QUESTION, max_tokens=24).text
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"k": 0}, "k"),
+        ({"k": 26}, "k"),
+        ({"k": True}, "k"),
+        ({"k": 2.5}, "k"),
+        ({"min_score": 1.5}, "min_score"),
+        ({"min_score": float("nan")}, "min_score"),
+        ({"min_score": "high"}, "min_score"),
+        ({"max_prompt_tokens": 0}, "max_prompt_tokens"),
+    ],
+)
+def test_settings_that_cannot_be_used(
+    llm: LanguageModel, kb: KnowledgeBase, settings: Mapping[str, Any], field: str
+) -> None:
+    with pytest.raises(InputError, match=field) as caught:
+        StandardRAG(llm, kb, **settings)
+    assert "\n" not in str(caught.value)
+
+
+def test_calls_that_cannot_be_used(rag: StandardRAG, llm: LanguageModel, kb: KnowledgeBase) -> None:
+    for question in ("", " \n", None):
+        with pytest.raises(InputError, match="question"):
+            rag.answer(question)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="did you mean temperature"):
+        rag.answer(QUESTION, tempreature=1)  # type: ignore[call-arg]
+    with pytest.raises(InputError, match="history"):
+        rag.answer(QUESTION, [{"role": "robot", "content": "x"}])
+    with pytest.raises(InputError, match="min_score"):
+        StandardRAG(llm, GivenPassages(kb.passages([0])), k=1)
+    with pytest.raises(InputError, match="did you mean flat"):
+        StandardRAG(llm, kb, index="flatt").answer(QUESTION)
+
+
+def test_quietly_passes_on_everything_but_messages() -> None:
+    def part() -> Coroutine[str]:
+        yield Emit("secret")
+        found = yield Search(lambda: None)
+        yield Emit("secret too")
+        try:
+            yield Search(lambda: None)
+        except Cancelled:
+            return f"{found}, then cancelled"
+        return "never"
+
+    coroutine = quietly(part())
+    assert isinstance(next(coroutine), Search)
+    assert isinstance(coroutine.send("found"), Search)
+    with pytest.raises(StopIteration) as end:
+        coroutine.throw(Cancelled("enough"))
+    assert end.value.value == "found, then cancelled"
+
+
+def test_given_passages_keep_their_order(kb: KnowledgeBase) -> None:
+    passages = kb.passages([4, 2, 7])
+    given = GivenPassages(passages)
+    first, second = given.search(["a", "b"], 2)
+    assert [hit.passage for hit in first] == passages[:2]
+    assert first == second
+    with pytest.raises(InputError, match="where"):
+        given.search(["a"], where={"title": "Tin"})

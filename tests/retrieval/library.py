@@ -1,0 +1,114 @@
+"""A small library of documents, the encoder, and what is compared of a knowledge base."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+from specrag.retrieval.assembly import GENERATION_FILES
+from specrag.retrieval.build import build
+from specrag.retrieval.encoder import Encoder, load_encoder
+from specrag.retrieval.index import Ranking
+from specrag.retrieval.knowledge_base import KnowledgeBase
+from specrag.retrieval.manifest import Manifest
+from specrag.retrieval.passage import Passage
+from specrag.retrieval.progress import BuildReport
+
+QUESTIONS = ["Which metal is red?", "Where do herons nest?", "gold", "How long is the river?"]
+
+COPPER = """# Copper
+
+Copper is a soft red metal. It carries heat and electricity well.
+
+## Uses
+
+Wires, roofs and coins are made of copper.
+
+## History
+
+People have worked copper for ten thousand years.
+"""
+HERONS = "Herons nest in trees near the water. They eat fish and frogs.\n"
+ROWS = [
+    {
+        "title": "Gold",
+        "text": "Gold is a yellow metal that does not rust.",
+        "year": 1999,
+        "tags": ["metal", "coin"],
+    },
+    {"title": "Iron", "text": "Iron is a grey metal. It rusts.", "year": 2004, "tags": ["metal"]},
+    {"title": "Rhine", "text": "The Rhine is a river of 1,233 kilometres.", "year": 2010, "tags": []},
+    {"title": "Elbe", "text": "The Elbe is a river of 1,094 kilometres.", "year": 2010.5, "open": True},
+]
+
+
+@cache
+def encoder() -> Encoder:
+    """The default encoder, loaded once."""
+    return load_encoder()
+
+
+def write_rows(path: Path, rows: list[dict[str, object]]) -> None:
+    """Write JSON lines."""
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+
+
+def write_library(folder: Path) -> Path:
+    """Three documents: Markdown, text in a folder with a space in its name, JSON lines."""
+    (folder / "my birds").mkdir(parents=True)
+    (folder / "copper.md").write_text(COPPER, encoding="utf-8")
+    (folder / "my birds" / "Reiher, größere.txt").write_text(HERONS, encoding="utf-8")
+    write_rows(folder / "facts.jsonl", ROWS)
+    return folder
+
+
+def index(*paths: Path, kb: Path) -> BuildReport:
+    """Build with the default settings."""
+    return build(paths, kb, encoder=encoder())
+
+
+def open_base(folder: Path) -> KnowledgeBase:
+    """Open with the encoder that is loaded already."""
+    return KnowledgeBase.open(folder, encoder=encoder())
+
+
+def passages(folder: Path) -> list[Passage]:
+    """All passages of a knowledge base."""
+    with open_base(folder) as base:
+        return base.passages(range(len(base)))
+
+
+def contents(folder: Path) -> dict[str, object]:
+    """All that two knowledge bases of the same documents must share: passages, and the bytes of exact indexes."""
+    manifest = Manifest.read(folder)
+    files = manifest.generation_folder(folder)
+    # The database holds time stamps, and a graph that several threads link may differ.
+    same = [name for name in GENERATION_FILES if not name.startswith(("hnsw", "passages"))]
+    return {"passages": passages(folder)} | {name: (files / name).read_bytes() for name in same}
+
+
+def answers(folder: Path) -> dict[str, list[tuple[list[int], list[float]]]]:
+    """What every index finds for every question."""
+    with open_base(folder) as base:
+        return {name: _find(base, name) for name in ("flat", "hnsw", "bm25", "hybrid")}
+
+
+def _find(base: KnowledgeBase, name: str) -> list[tuple[list[int], list[float]]]:
+    rankings: list[Ranking] = base.index(name).search(base.encode(QUESTIONS, name), len(base))
+    return [(ranking.ids.tolist(), ranking.scores.tolist()) for ranking in rankings]
+
+
+def run_python(code: str, *args: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a script in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, args)],
+        capture_output=True,
+        text=True,
+        env=os.environ,
+        timeout=240,
+        check=False,
+    )

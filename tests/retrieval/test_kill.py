@@ -1,0 +1,203 @@
+"""Builds that are killed: the knowledge base opens as before or as after, and a rerun finishes the work."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from specrag.retrieval import assembly
+from specrag.retrieval.build import build
+from specrag.retrieval.disk import KnowledgeBaseError
+from specrag.retrieval.manifest import GENERATIONS, Manifest
+from specrag.retrieval.passage import Passage
+from specrag.retrieval.progress import Progress
+from tests.retrieval.library import contents, encoder, index, passages, write_library
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a child's build ended; the figures of a build that went through."""
+
+    killed: bool
+    encoded: int
+    operations: int
+    seconds: float
+
+
+class Driver:
+    """A process that has the encoder loaded and makes a child for each build."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.retrieval.kill_driver"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
+        )
+        assert self._line() == "ready"
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def build(
+        self, library: Path, kb: Path, *, stop: int | None = None, after: float | None = None
+    ) -> Outcome:
+        """Build in a child.
+
+        Args:
+            stop: the file operation before which it is killed.
+            after: seconds after which it is killed.
+        """
+        assert self.process.stdin is not None
+        task = {"paths": [str(library)], "kb": str(kb), "stop": stop, "after": after}
+        self.process.stdin.write(f"{json.dumps(task)}\n")
+        self.process.stdin.flush()
+        answer = json.loads(self._line())
+        assert answer["status"] in {0, signal.SIGKILL}, answer
+        killed = answer["status"] != 0
+        return Outcome(
+            killed, answer.get("encoded", 0), answer.get("operations", 0), answer.get("seconds", 0.0)
+        )
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.wait(30)
+        self.process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def driver(model_home: Path) -> Iterator[Driver]:
+    driver = Driver()
+    yield driver
+    driver.close()
+
+
+@dataclass(frozen=True)
+class Case:
+    """A library whose knowledge base is to be updated.
+
+    Attributes:
+        start: a copy of the knowledge base before; not there for the first build.
+        before, after: its passages.
+        contents: all that an undisturbed build gives.
+        undisturbed: how that build went.
+    """
+
+    library: Path
+    start: Path
+    before: list[Passage] | None
+    after: list[Passage]
+    contents: dict[str, object]
+    undisturbed: Outcome
+
+
+@pytest.fixture(scope="module", params=["first build", "update"])
+def case(request: pytest.FixtureRequest, driver: Driver, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    folder = tmp_path_factory.mktemp("case")
+    library, start, done = folder / "library", folder / "start", folder / "done"
+    write_library(library)
+    before = None
+    if request.param == "update":
+        index(library, kb=start)
+        before = passages(start)
+        (library / "copper.md").unlink()
+        for metal in ("tin", "lead", "zinc", "nickel"):
+            (library / f"{metal}.txt").write_text(f"There is a mine of {metal}.", encoding="utf-8")
+        shutil.copytree(start, done)
+    undisturbed = driver.build(library, done)
+    return Case(library, start, before, passages(done), contents(done), undisturbed)
+
+
+def _killed_and_finished(
+    driver: Driver, case: Case, kb: Path, *, stop: int | None = None, after: float | None = None
+) -> tuple[Outcome, Outcome]:
+    """Kill a build, see that the knowledge base is as before or as after, and build again."""
+    if case.before is not None:
+        shutil.copytree(case.start, kb)
+    first = driver.build(case.library, kb, stop=stop, after=after)
+    if not Manifest.exists(kb):
+        assert case.before is None
+        with pytest.raises(KnowledgeBaseError, match=r"specrag index"):
+            passages(kb)
+    else:
+        assert passages(kb) in ([case.after] if case.before is None else [case.before, case.after])
+    second = driver.build(case.library, kb)
+    assert contents(kb) == case.contents
+    assert sorted(path.name for path in kb.iterdir()) == [GENERATIONS, "manifest.json", "writer.lock"]
+    assert len(list((kb / GENERATIONS).iterdir())) == 1
+    return first, second
+
+
+def test_killed_at_any_file_operation(driver: Driver, case: Case, tmp_path: Path) -> None:
+    operations = case.undisturbed.operations
+    assert operations > 30
+    points = random.sample(range(operations), 10)
+    encoded = []
+    for stop in points:
+        first, second = _killed_and_finished(driver, case, tmp_path / f"kb-{stop}", stop=stop)
+        assert first.killed, stop
+        encoded.append(second.encoded)
+    assert min(encoded) < case.undisturbed.encoded  # what was encoded before the kill is not encoded again
+
+
+def test_killed_at_any_moment(driver: Driver, case: Case, tmp_path: Path) -> None:
+    killed = 0
+    for number in range(5):
+        after = random.uniform(0, case.undisturbed.seconds)
+        first, _ = _killed_and_finished(driver, case, tmp_path / f"kb-{number}", after=after)
+        killed += first.killed
+    assert killed > 0
+
+
+def test_interrupted_build_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assembly, "_SHARD", 2)
+    library, kb = write_library(tmp_path / "library"), tmp_path / "kb"
+    total = index(library, kb=tmp_path / "other").encoded
+
+    def interrupt(progress: Progress) -> None:
+        if progress.stage == "encoding" and progress.done >= 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build([library], kb, progress=interrupt, encoder=encoder())
+    with pytest.raises(KnowledgeBaseError, match="unfinished: run `specrag index` again"):
+        passages(kb)
+    report = index(library, kb=kb)
+    assert 0 < report.encoded < total
+    assert contents(kb) == contents(tmp_path / "other")
+
+
+def test_damaged_shard_is_encoded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assembly, "_SHARD", 2)
+    library, kb = write_library(tmp_path / "library"), tmp_path / "kb"
+    total = index(library, kb=tmp_path / "other").encoded
+
+    def interrupt(progress: Progress) -> None:
+        if progress.stage == "indexing":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build([library], kb, progress=interrupt, encoder=encoder())
+    shards = sorted(kb.rglob("building/vectors-*/*.npy"))
+    assert len(shards) == -(-total // 2)
+    shards[0].write_bytes(shards[0].read_bytes()[:100])
+    shards[1].write_bytes(b"")
+    assert index(library, kb=kb).encoded == 4
+    assert contents(kb) == contents(tmp_path / "other")
