@@ -10,7 +10,7 @@ help:   ## list the targets
 setup: ## make .venv and install everything; seconds when nothing changed
 	@scripts/setup.sh
 
-demo: setup ## answer three questions from 10,033 Wikipedia summaries (178 MB fetched once)
+demo: setup ## answer three questions from 10,033 Wikipedia summaries (181 MB fetched once)
 	@$(BIN)/python scripts/demo.py
 
 test: setup ## fetch the test model, then run the tests

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from specrag import Answer, KnowledgeBase, LanguageModel, StandardRAG, Step, load
@@ -43,12 +43,11 @@ def open_knowledge_base(folder: Path, console: Console) -> KnowledgeBase:
     summaries = wikipedia_summaries(progress=console.is_terminal)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        stages: dict[str, TaskID] = {}
+        task = bar.add_task("knowledge base", total=None)
 
         def show(state: building.Progress) -> None:
-            if state.stage not in stages:
-                stages[state.stage] = bar.add_task(f"knowledge base: {state.stage}", total=state.total)
-            bar.update(stages[state.stage], completed=state.done, total=state.total)
+            label = f"knowledge base: {state.stage}"
+            bar.update(task, description=label, completed=state.done, total=state.total)
 
         report = build([summaries], folder, progress=show)
     made = f"built in {report.seconds:.0f} s" if report.encoded else "there already"
@@ -76,8 +75,7 @@ def table(rows: list[Answered]) -> Table:
     shown = Table(show_lines=True)
     for name in ("question", "answer", "sources (cited: *)"):
         shown.add_column(name, overflow="fold")
-    for name in ("retrieval", "prefill", "decoding", "tokens/s"):
-        shown.add_column(name, justify="right", no_wrap=True)
+    shown.add_column("times", no_wrap=True)
     for row in rows:
         stats = row.answer.stats
         sources = "\n".join(
@@ -88,10 +86,8 @@ def table(rows: list[Answered]) -> Table:
             row.question,
             row.answer.text.replace("[", r"\["),
             sources,
-            f"{stats.retrieval_seconds:.2f} s",
-            f"{stats.prefill_seconds:.2f} s",
-            f"{stats.decode_seconds:.2f} s",
-            f"{stats.tokens_per_second:.0f}",
+            f"retrieval {stats.retrieval_seconds:.2f} s\nprefill   {stats.prefill_seconds:.2f} s\n"
+            f"decoding  {stats.decode_seconds:.2f} s\n{stats.tokens_per_second:.0f} tokens/s",
         )
     return shown
 

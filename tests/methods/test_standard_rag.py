@@ -59,7 +59,7 @@ def test_answer_is_cited_and_its_source_is_the_right_one(expected: Answer) -> No
     assert "Marie Curie" in cited[0].passage.title
     assert expected.citations.found[0].supported
     assert expected.citations.invalid == ()
-    assert cited[0].support == 1.0
+    assert max(expected.sources, key=lambda source: source.support or 0) == cited[0]
     scores = [source.score for source in expected.sources]
     assert scores == sorted(scores, reverse=True)
     similar = [source.similarity for source in expected.sources if source.similarity is not None]

@@ -36,7 +36,11 @@ class TokenSchedule(Protocol):
         """
 
     def choose(self, tree: DraftTree, context: int) -> DraftTree:
-        """The part of a proposal that is worth verifying behind ``context`` tokens."""
+        """The part of a proposal that is worth verifying behind ``context`` tokens.
+
+        For drafts that were drawn at random the choice may depend on what was fixed before they were drawn only,
+        such as their sources and depths; else the law of the output changes.
+        """
 
     def observe(self, round: Round, timed: Timed) -> None:
         """Learn what the last round gave and took."""

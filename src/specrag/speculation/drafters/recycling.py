@@ -98,7 +98,7 @@ _NONE = _Candidates()
 class Recycling:
     """Fills a tree of fixed shape from a table of next tokens, the likeliest paths first.
 
-    The table is the request's own. It grows by at most one entry of about 500 bytes for each row verified.
+    The table is the request's own. It grows by at most one entry of about 350 bytes for each row verified.
 
     Args:
         read_prompt: for tokens without an answer of the target's yet, guess what followed them in the prompt
