@@ -103,9 +103,7 @@ def test_relaxation_is_counted_marked_and_bounded(llm: LanguageModel) -> None:
     """A reference that differs from the model's text in one token, its second choice there: it is copied."""
     question = "Write two sentences about snow."
     plain = llm.generate(question, max_tokens=TOKENS, log_probs=2)
-    method = ReSpec(
-        drafter="none", relaxed=True, cost_aware=False, retrieval=RetrievalSettings(trigger=None)
-    )
+    method = ReSpec(drafter="none", relaxed=True, cost_aware=False, retrieval=RetrievalSettings(trigger=None))
     for place in range(6, TOKENS - 6):
         best, second = plain.tokens[place].alternatives
         if best.log_prob - second.log_prob > 2:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from pydivsufsort import divsufsort  # type: ignore[import-untyped]
+from pydivsufsort import divsufsort
 
 from specrag.speculation.suffix.compiling import compiled
 
