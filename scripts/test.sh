@@ -5,4 +5,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export SPECRAG_HOME="${SPECRAG_TEST_HOME:-$HOME/.cache/specrag-tests}"
 .venv/bin/specrag models pull smollm2-135m </dev/null
-exec .venv/bin/python -m pytest "$@" </dev/null
+# Two processes of one thread each: torch's threads are of little use to small tests, and two processes of two threads
+# on two cores would wait for one another.
+export OMP_NUM_THREADS=1
+exec .venv/bin/python -m pytest -n 2 "$@" </dev/null

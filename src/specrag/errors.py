@@ -22,8 +22,8 @@ class InputError(SpecragError, ValueError):
 
     def __init__(self, field: str, value: object, remedy: str) -> None:
         shown = repr(value)
-        if len(shown) > 80:
-            shown = f"{shown[:77]}..."
+        if len(shown) > 80:  # a long path is told by its end
+            shown = f"{shown[:28]}...{shown[-49:]}"
         super().__init__(f"{field}: {shown} is not usable: {remedy}")
         self.field = field
         self.value = value

@@ -22,7 +22,7 @@ from specrag.models.linear import PackedLinear
 from specrag.models.loading import LoadedModel, load_model
 from specrag.models.tokenizer import TextStream
 from specrag.models.toy import ToyModel
-from specrag.speculation.decode import Settings, Step
+from specrag.speculation.decode import Settings
 from specrag.speculation.drafters.base import Drafter, NoDrafter
 from specrag.speculation.drafters.draft_model import DraftModel
 from specrag.speculation.drafters.prompt_lookup import PromptLookup
@@ -31,7 +31,7 @@ from specrag.speculation.drafters.retrieval import RetrievalDrafter, RetrievalSe
 from specrag.speculation.drafters.suffix import SuffixDrafter
 from specrag.speculation.drafters.switching import Switching
 from specrag.speculation.tree import ROOT, DraftTree, Round, Verdict
-from tests.core.guessing import Budgets, PruningBudgets, decoding, plain_decoding
+from tests.core.guessing import Budgets, Decoded, PruningBudgets, decoding, plain_decoding
 
 VOCABULARY = 6
 TARGET = ToyModel(vocab_size=VOCABULARY, order=2, scale=2.0, seed=3, context_length=400)
@@ -43,12 +43,7 @@ DRAFT.table[..., VOCABULARY] = 0.5
 
 @dataclass(frozen=True)
 class Subject:
-    """A drafter under test.
-
-    Args:
-        make: a new one.
-        forgets: whether it proposes after a truncation what a new one would.
-    """
+    """A drafter under test: how to make one; whether it proposes after a truncation what a new one would."""
 
     make: Callable[[], Drafter]
     forgets: bool = True
@@ -77,8 +72,7 @@ DRAFTERS = {
 
 @pytest.fixture(params=DRAFTERS, scope="module")
 def subject(request: pytest.FixtureRequest) -> Subject:
-    found: Subject = DRAFTERS[request.param]
-    return found
+    return DRAFTERS[str(request.param)]
 
 
 # -- one request, driven by hand --------------------------------------------------------------------------------
@@ -244,8 +238,7 @@ def reachable_bytes(drafter: Drafter) -> int:
 
 def test_closing_releases_memory(subject: Subject) -> None:
     rng = random.Random(0)
-    fresh = subject.make()
-    request = Request(fresh, [rng.randrange(VOCABULARY) for _ in range(100)])
+    request = Request(subject.make(), [rng.randrange(VOCABULARY) for _ in range(100)])
     for seed in range(20):
         request.round(6, seed)
     request.drafter.close()
@@ -323,39 +316,32 @@ def real(smollm2: Path) -> LoadedModel:
 
 
 @pytest.fixture(scope="module")
-def plain_texts(real: LoadedModel) -> dict[str, list[list[int]]]:
-    """Plain decoding's tokens, greedy and sampled."""
-    return {name: decode_all(real, sampling, NoDrafter).tokens for name, sampling in REAL_SAMPLINGS.items()}
+def plain_texts(real: LoadedModel) -> dict[str, list[Decoded]]:
+    """Plain decoding's, greedy and sampled."""
+    return {name: decode_all(real, sampling, NoDrafter) for name, sampling in REAL_SAMPLINGS.items()}
 
 
-@dataclass
-class RealTexts:
-    tokens: list[list[int]]
-    steps: list[Step]
-
-
-def decode_all(real: LoadedModel, sampling: SamplingParams, make: Callable[[], Drafter]) -> RealTexts:
-    found = RealTexts([], [])
+def decode_all(real: LoadedModel, sampling: SamplingParams, make: Callable[[], Drafter]) -> list[Decoded]:
+    found = []
     for question in QUESTIONS:
         prompt = real.tokenizer.chat([{"role": "user", "content": question}])
         wanted = Settings(StopConditions(32, real.tokenizer.eos_tokens), sampling)
         drafter = make()
-        budgets = Budgets([24, 5])
-        text = run(decoding(real.model, prompt, wanted, drafter, budgets, TextStream(real.tokenizer)))
+        text = TextStream(real.tokenizer)
+        found.append(run(decoding(real.model, prompt, wanted, drafter, Budgets([24, 5]), text)))
         drafter.close()
-        found.tokens.append(text.tokens)
-        found.steps += text.steps
     return found
 
 
 @pytest.mark.parametrize("name", REAL_DRAFTERS)
 @pytest.mark.parametrize("sampling", REAL_SAMPLINGS)
 def test_the_output_of_a_real_model_is_plain_decodings(
-    real: LoadedModel, plain_texts: dict[str, list[list[int]]], name: str, sampling: str
+    real: LoadedModel, plain_texts: dict[str, list[Decoded]], name: str, sampling: str
 ) -> None:
     found = decode_all(real, REAL_SAMPLINGS[sampling], lambda: REAL_DRAFTERS[name](real.model))
-    assert found.tokens == plain_texts[sampling]
-    assert sum(step.accepted for step in found.steps) > 0
+    assert [text.tokens for text in found] == [text.tokens for text in plain_texts[sampling]]
+    steps = [step for text in found for step in text.steps]
+    assert sum(step.accepted for step in steps) > 0
     if name == "draft-model" and sampling == "greedy":
         # A model that drafts for itself is always right; only where the text ends are guesses lost.
-        assert sum(step.accepted < step.drafted for step in found.steps if not step.finish_reason) == 0
+        assert sum(step.accepted < step.drafted for step in steps if not step.finish_reason) == 0

@@ -8,22 +8,32 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from specrag.cli.printable import printable
+from specrag.cli.speculation import legend
 
 if TYPE_CHECKING:
+    from specrag.cli.speculation import SourceColours
     from specrag.methods.answer import Answer, Source, Sources
     from specrag.speculation.decode import Step
 
 
-def show_answer(events: Generator[Sources | Step, None, Answer]) -> Answer:
+def show_answer(
+    events: Generator[Sources | Step, None, Answer], colours: SourceColours | None = None
+) -> Answer:
     """Write the text as it comes, then the sources, then the figures; end the line also where an error cuts it."""
+    from rich.console import Console
+
     from specrag.speculation.decode import Step
 
+    console = Console()
     last = "\n"
     try:
         while True:
             event = next(events)
             if isinstance(event, Step) and event.text:
-                sys.stdout.write(event.text)
+                if colours is None:
+                    sys.stdout.write(event.text)
+                else:
+                    console.print(colours.paint(event), end="", soft_wrap=True)
                 sys.stdout.flush()
                 last = event.text[-1]
     except StopIteration as end:
@@ -38,6 +48,8 @@ def show_answer(events: Generator[Sources | Step, None, Answer]) -> Answer:
         events.close()
     _show_sources(answer)
     _show_notes(answer)
+    if colours is not None and answer.generation is not None:
+        Console(stderr=True).print(legend(answer.generation.usage), soft_wrap=True)
     _show_figures(answer)
     return answer
 

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specrag.cli import common
+from specrag.cli import common, speculation
 from specrag.cli.answers import describe_answer, show_answer
 from specrag.errors import InputError, SpecragError
 
 if TYPE_CHECKING:
+    from specrag.language_model import LanguageModel
     from specrag.methods.options import Options
     from specrag.methods.standard_rag import StandardRAG
     from specrag.retrieval.reranker import Reranker
@@ -31,7 +32,6 @@ def ask(
     chat: Annotated[
         bool, typer.Option("--chat", help="Ask again and again; follow-up questions are understood.")
     ] = False,
-    method: Annotated[str, typer.Option(metavar="NAME", help="How to decode: plain.")] = "plain",
     max_tokens: Annotated[
         int, typer.Option(parser=common.integer, metavar="N", help="At most this many tokens.")
     ] = 256,
@@ -125,6 +125,11 @@ def ask(
             rich_help_panel=_SAMPLING,
         ),
     ] = 0,
+    method: speculation.Method = "plain",
+    drafter: speculation.Drafter = None,
+    relaxed: speculation.Relaxed = False,
+    tolerance: speculation.Tolerance = 3.0,
+    show_sources: speculation.ShowSources = False,
     model: common.Model = "smollm2-135m",
     dtype: common.Dtype = "bf16",
     device: common.Device = None,
@@ -142,7 +147,7 @@ def ask(
     from specrag.retrieval.knowledge_base import KnowledgeBase, check_index
 
     options: Options = {
-        "method": method,
+        "method": speculation.method_of(method, drafter, relaxed, tolerance),
         "max_tokens": max_tokens,
         "temperature": temperature,
         "top_k": top_k,
@@ -189,12 +194,18 @@ def ask(
             return
         assert words is not None
         if not as_json:
-            show_answer(rag.stream(words, **options))
+            show_answer(rag.stream(words, **options), _colours(llm, show_sources))
             return
         described = describe_answer(words, rag.answer(words, **options))
         described |= {"model": llm.loaded.name, "dtype": llm.loaded.dtype, "device": llm.loaded.device}
         described |= {"method": method, "index": index, "k": wanted, "min_score": threshold}
         typer.echo(json.dumps(described, ensure_ascii=False))
+
+
+def _colours(llm: LanguageModel, wanted: bool) -> speculation.SourceColours | None:
+    from specrag.models.tokenizer import TextStream
+
+    return speculation.SourceColours(TextStream(llm.tokenizer)) if wanted else None
 
 
 def _threshold(default: float, given: float | None, no_abstain: bool) -> float | None:

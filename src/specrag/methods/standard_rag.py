@@ -212,7 +212,9 @@ class StandardRAG:
         prompt = encode_prompt(self.llm, fitted.messages, options, self.lead)
         if self.lead:
             yield Emit(_said(self.lead))
-        generation = yield from self.llm.generating(prompt.tokens, prompt.options)
+        # Answers quote their passages, also those that did not fit the prompt.
+        quoted: Options = {"references": [hit.passage.text for hit in found.hits]}
+        generation = yield from self.llm.generating(prompt.tokens, {**quoted, **prompt.options})
         return _sum_up(event, generation, self.lead)
 
     def _rewriting(self, question: str, history: Sequence[Message], options: Options) -> Coroutine[str]:

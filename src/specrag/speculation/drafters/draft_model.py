@@ -45,7 +45,7 @@ class Vocabulary(Protocol):
 
 
 def check_same_vocabulary(target: Vocabulary, draft: Vocabulary) -> None:
-    """Make sure that every token means the same to both models; takes up to a second for a large vocabulary.
+    """Make sure that every token means the same to both models; takes a second or two for a large vocabulary.
 
     Raises:
         InputError: it does not.

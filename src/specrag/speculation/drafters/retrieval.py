@@ -97,11 +97,7 @@ class RetrievalDrafter:
         self._fallback_budget = fallback_budget
         self._corpus = corpus
         self._text = OwnText(references)
-        self._feedback = (
-            None
-            if settings.feedback_rate is None
-            else Feedback(settings.feedback_rate, settings.score_threshold)
-        )
+        self._feedback = _scores(settings)
         self._entropies: list[float] = []  # of the distributions that the newest tokens were drawn from
         self._candidates: list[_Candidate] = []
 
@@ -172,6 +168,9 @@ class RetrievalDrafter:
     def close(self) -> None:
         """See :class:`~specrag.speculation.drafters.base.Drafter`."""
         self._text = OwnText()
+        self._feedback = _scores(self._settings)
+        self._entropies = []
+        self._candidates = []
         self._fallback.close()
 
     # -- candidates -----------------------------------------------------------------------------------------
@@ -262,6 +261,11 @@ class RetrievalDrafter:
             won = most > 0 and share.accepted == most
             for position in candidate.positions:
                 feedback.observe(position, share.accepted / share.drafted if won else 0.0)
+
+
+def _scores(settings: RetrievalSettings) -> Feedback | None:
+    rate = settings.feedback_rate
+    return None if rate is None else Feedback(rate, settings.score_threshold)
 
 
 @dataclass(frozen=True, slots=True)
