@@ -1,17 +1,16 @@
-"""A lean BERT for sentence vectors: fused projections, no padding.
+"""A lean BERT for sentence vectors: fused projections, passes of few shapes.
 
-sentence-transformers pads every text of a batch to the longest and computes attention over the padding. Here the
-texts of a batch lie side by side, so that linear layers see one matrix with no row too many, and attention runs over
-texts of the same length together, which needs no mask. It serves what calls itself ``bert`` in config.json (MiniLM,
-BGE, E5, GTE); ``docs/results/retrieval.md`` compares the two.
+Texts of about the same length are padded to a multiple of sixteen tokens and fill a pass of a fixed size. Every new
+shape makes oneDNN compile kernels and keep them: without padding the texts of a large corpus gave thousands, and two
+gigabytes of memory went to them. It serves what calls itself ``bert`` in config.json (MiniLM, BGE, E5, GTE);
+``docs/results/retrieval.md`` compares it with sentence-transformers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,8 @@ from specrag.retrieval.encoder_settings import Pooling
 
 #: Rows of one pass. More did not make the products faster (CPU), and its intermediate results leave the cache.
 _ROWS = {"cpu": 2048, "cuda": 32768}
+#: Texts are padded to a multiple of so many tokens.
+_PADDING = 16
 #: Texts tokenised at once: the tokenizer's own result is a hundred times as large as the ids that are kept of it.
 _TOKENISED = 1024
 
@@ -78,18 +79,6 @@ class _Layer:
     up: Linear
     down: Linear
     norm: _Norm
-
-
-@dataclass(frozen=True)
-class _Run:
-    """Texts of one length side by side in a batch."""
-
-    count: int
-    length: int
-
-    @property
-    def rows(self) -> int:
-        return self.count * self.length
 
 
 class Bert:
@@ -149,7 +138,7 @@ class Bert:
         # The longest first: what does not fit the memory fails at once.
         order = sorted(range(len(ids)), key=lambda index: -len(ids[index]))
         for batch in _batches(order, ids, _ROWS.get(self._device.type, _ROWS["cpu"])):
-            vectors[batch] = self._forward([ids[index] for index in batch])
+            vectors[list(batch)] = self._forward([ids[index] for index in batch])
             if progress is not None:
                 progress(len(batch))
         return vectors
@@ -165,36 +154,39 @@ class Bert:
 
     @torch.inference_mode()
     def _forward(self, texts: Sequence[np.ndarray]) -> np.ndarray:
-        """Vectors of texts that are ordered by length, float32 ``[texts, dimension]``."""
-        runs = [_Run(len(list(group)), length) for length, group in groupby(len(text) for text in texts)]
-        ids = torch.from_numpy(np.concatenate(texts)).to(self._device)
-        positions = torch.cat([torch.arange(run.length).repeat(run.count) for run in runs]).to(self._device)
-        x = self._norm(F.embedding(ids, self._words).add_(F.embedding(positions, self._positions)))
+        """Vectors of texts, float32 ``[texts, dimension]``."""
+        lengths = np.array([len(text) for text in texts])
+        width = min(_padded(int(lengths.max())), len(self._positions))
+        padded = np.zeros((len(texts), width), dtype=np.int32)
+        inside = np.arange(padded.shape[1]) < lengths[:, None]
+        padded[inside] = np.concatenate(texts)
+        ids = torch.from_numpy(padded).to(self._device)
+        mask = torch.from_numpy(inside).to(self._device)
+        x = F.embedding(ids, self._words).add_(self._positions[: ids.shape[1]])
+        x = self._norm(x).flatten(0, 1)  # [texts * length, hidden]
+        # Added to the scores, [texts, 1, 1, length]: nothing is read behind a text's end.
+        ends = torch.zeros(mask.shape, dtype=x.dtype, device=x.device).masked_fill_(~mask, -torch.inf)
         for layer in self._layers:
-            x = layer.attention_norm(layer.output(self._attend(layer.qkv(x), runs), x))
+            mixed = self._attend(layer.qkv(x), ends[:, None, None, :])
+            x = layer.attention_norm(layer.output(mixed, x))
             x = layer.norm(layer.down(F.gelu(layer.up(x)), x))
-        return F.normalize(self._pool(x, runs), dim=-1).cpu().numpy()
+        return F.normalize(self._pool(x.view(*ids.shape, -1), mask), dim=-1).cpu().numpy()
 
-    def _attend(self, qkv: torch.Tensor, runs: Sequence[_Run]) -> torch.Tensor:
+    def _attend(self, qkv: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
         """Attention of each text over itself: ``[rows, 3 * hidden]`` -> ``[rows, hidden]``."""
         heads, width = self._shape.heads, self._shape.hidden // self._shape.heads
-        mixed = torch.empty(len(qkv), self._shape.hidden, dtype=qkv.dtype, device=qkv.device)
-        sizes = [run.rows for run in runs]
-        for run, part, target in zip(runs, qkv.split(sizes), mixed.split(sizes), strict=True):
-            # [3, texts, heads, length, width]; the scale of the scores is part of the weights
-            query, key, value = part.view(run.count, run.length, 3, heads, width).permute(2, 0, 3, 1, 4)
-            shares = torch.softmax(query @ key.transpose(-1, -2), dim=-1)
-            target.view(run.count, run.length, heads, width).copy_((shares @ value).transpose(1, 2))
-        return mixed
+        texts, length = ends.shape[0], ends.shape[-1]
+        # [3, texts, heads, length, width]; the scale of the scores is part of the weights
+        query, key, value = qkv.view(texts, length, 3, heads, width).permute(2, 0, 3, 1, 4)
+        shares = torch.softmax((query @ key.transpose(-1, -2)).add_(ends), dim=-1)
+        return (shares @ value).transpose(1, 2).reshape(texts * length, heads * width)
 
-    def _pool(self, x: torch.Tensor, runs: Sequence[_Run]) -> torch.Tensor:
-        parts = [
-            part.view(run.count, run.length, -1)
-            for run, part in zip(runs, x.split([run.rows for run in runs]), strict=True)
-        ]
+    def _pool(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         if self._pooling == "cls":
-            return torch.cat([part[:, 0] for part in parts]).float()
-        return torch.cat([part.float().mean(dim=1) for part in parts])
+            return x[:, 0].float()
+        weights = mask[:, :, None].float()
+        mean: torch.Tensor = (x.float() * weights).sum(dim=1) / weights.sum(dim=1)
+        return mean
 
 
 class _Reader:
@@ -249,14 +241,14 @@ class _Reader:
         return build_linear(torch.cat(parts["weight"]), torch.cat(parts["bias"]), int8=self._int8)
 
 
-def _batches(order: Sequence[int], ids: Sequence[np.ndarray], rows: int) -> list[list[int]]:
-    """Cut an order into batches of at most ``rows`` tokens, but at least one text."""
-    batches: list[list[int]] = []
-    used = rows + 1
-    for index in order:
-        if used + len(ids[index]) > rows:
-            batches.append([])
-            used = 0
-        batches[-1].append(index)
-        used += len(ids[index])
-    return batches
+def _padded(length: int) -> int:
+    return -(-length // _PADDING) * _PADDING
+
+
+def _batches(order: Sequence[int], ids: Sequence[np.ndarray], rows: int) -> Iterator[Sequence[int]]:
+    """Cut an order, the longest texts first, into batches of at most ``rows`` padded tokens, of at least one text."""
+    start = 0
+    while start < len(order):
+        count = max(rows // _padded(len(ids[order[start]])), 1)
+        yield order[start : start + count]
+        start += count
