@@ -90,8 +90,8 @@ def test_help_starts_fast_and_without_torch() -> None:
         seconds.append(time.perf_counter() - start)
     code = "import sys, specrag.cli.main; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-    # Half a second on a quiet machine; the best of three and twice that leaves room for a busy one.
-    assert min(seconds) < 1.0
+    # Half a second on a quiet machine; the best of three and four times that leaves room for a busy one.
+    assert min(seconds) < 2.0
 
 
 @pytest.mark.parametrize("args", [("no-such-command",), ("--no-such-option",), ("models", "no-such-command")])

@@ -179,7 +179,8 @@ class Bert:
         # [3, texts, heads, length, width]; the scale of the scores is part of the weights
         query, key, value = qkv.view(texts, length, 3, heads, width).permute(2, 0, 3, 1, 4)
         shares = torch.softmax((query @ key.transpose(-1, -2)).add_(ends), dim=-1)
-        return (shares @ value).transpose(1, 2).reshape(texts * length, heads * width)
+        mixed: torch.Tensor = (shares @ value).transpose(1, 2).reshape(texts * length, heads * width)
+        return mixed
 
     def _pool(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         if self._pooling == "cls":
