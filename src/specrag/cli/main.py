@@ -97,6 +97,8 @@ def run(args: Sequence[str]) -> int:
         args: the words behind ``specrag``.
     """
     words, debug = _split_debug(args)
+    # Where colorama is installed, numba lets it write to the terminal when the process ends.
+    os.environ.setdefault("NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING", "1")
     try:
         code = app(words, prog_name="specrag", standalone_mode=False)
         sys.stdout.flush()
