@@ -76,15 +76,16 @@ def method_of(name: str, drafter: str | None, relaxed: bool, tolerance: float) -
     Raises:
         InputError: they do not fit together.
     """
-    from specrag.methods import baselines
-    from specrag.methods.fallbacks import MODEL_PREFIX
-    from specrag.methods.respec import ReSpec
-
     if name == "respec":
+        from specrag.methods.respec import ReSpec
+
         return ReSpec(drafter=drafter or "recycling", relaxed=relaxed, tolerance=tolerance)
     if relaxed:
         raise InputError("--relaxed", relaxed, "only --method respec can relax; the other methods are exact")
     if name == "draft-model":
+        from specrag.methods import baselines
+        from specrag.methods.fallbacks import MODEL_PREFIX
+
         if drafter is None or not drafter.startswith(MODEL_PREFIX):
             raise InputError("--drafter", drafter, "name the draft model, as in --drafter model:smollm2-135m")
         return baselines.draft_model(drafter.removeprefix(MODEL_PREFIX))

@@ -6,19 +6,45 @@ import difflib
 from collections.abc import Callable, Mapping
 
 from specrag.errors import InputError
-from specrag.methods import baselines
 from specrag.methods.base import DecodingMethod
 from specrag.methods.plain import Plain
-from specrag.methods.respec import ReSpec
+
+# The others are imported when they are asked for: they compile their loops, and importing the compiler takes longer
+# than starting the command line.
+
+
+def _respec() -> DecodingMethod:
+    from specrag.methods.respec import ReSpec
+
+    return ReSpec()
+
+
+def _prompt_lookup() -> DecodingMethod:
+    from specrag.methods import baselines
+
+    return baselines.prompt_lookup()
+
+
+def _token_recycling() -> DecodingMethod:
+    from specrag.methods import baselines
+
+    return baselines.token_recycling()
+
+
+def _sam_decoding() -> DecodingMethod:
+    from specrag.methods import baselines
+
+    return baselines.sam_decoding()
+
 
 METHODS: Mapping[str, Callable[[], DecodingMethod]] = {
     "plain": Plain,
-    "respec": ReSpec,
-    "prompt-lookup": baselines.prompt_lookup,
-    "token-recycling": baselines.token_recycling,
-    "sam-decoding": baselines.sam_decoding,
+    "respec": _respec,
+    "prompt-lookup": _prompt_lookup,
+    "token-recycling": _token_recycling,
+    "sam-decoding": _sam_decoding,
 }
-"""With their default settings; ``draft-model`` needs a model's name (:func:`baselines.draft_model`)."""
+"""With their default settings; ``draft-model`` needs a model's name (``baselines.draft_model``)."""
 
 
 def check_method(name: str) -> None:
