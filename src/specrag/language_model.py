@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import TypeVar, Unpack, cast
 
 from specrag.engine.executor import Executor
-from specrag.engine.outputs import NOTHING, Row
 from specrag.engine.passes import Coroutine, Emit, gather
 from specrag.engine.prefix_cache import PrefixCache
-from specrag.engine.session import Session, check_room
+from specrag.engine.session import check_room
 from specrag.engine.stopping import FinishReason
 from specrag.engine.task import Task
 from specrag.errors import InputError
-from specrag.methods.base import DecodingMethod, PromptNeeds
+from specrag.methods.base import DecodingMethod, read_prompt
 from specrag.methods.generation import Generation, Prompt, Timing, Usage
 from specrag.methods.options import Options, check_options
 from specrag.methods.registry import make_method
@@ -193,7 +192,7 @@ class LanguageModel:
         session = self._prefixes.start(self.model, request.prompt, request.tenant)
         try:
             cached = len(session)
-            prompt_rows = yield from _read_prompt(
+            prompt_rows = yield from read_prompt(
                 session, request.prompt[cached:], request.method.prompt_needs
             )
             self._prefixes.keep(session, request.tenant)
@@ -241,14 +240,6 @@ def load(
         name, dtype=dtype, device=device, adapter=adapter, batch_invariant=batch_invariant, progress=progress
     )
     return LanguageModel(loaded, prefix_cache_bytes=prefix_cache_bytes)
-
-
-def _read_prompt(session: Session, tokens: Sequence[int], needs: PromptNeeds) -> Coroutine[list[Row]]:
-    """Feed the prompt; the answers for those of its last rows that the method asks for."""
-    fed = len(session.pending) + len(tokens) - 1
-    wanted = min(needs.rows, fed)
-    rows = yield from session.extend(tokens, [NOTHING] * (fed - wanted) + [needs.outputs] * wanted)
-    return rows[fed - wanted :]
 
 
 def _overhear(coroutine: Coroutine[T], steps: list[Step]) -> Coroutine[T]:

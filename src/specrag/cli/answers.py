@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Generator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from specrag.cli.printable import printable
 from specrag.cli.speculation import legend
+from specrag.cli.streaming import show
 
 if TYPE_CHECKING:
     from specrag.cli.speculation import SourceColours
@@ -22,30 +22,7 @@ def show_answer(
     """Write the text as it comes, then the sources, then the figures; end the line also where an error cuts it."""
     from rich.console import Console
 
-    from specrag.speculation.decode import Step
-
-    console = Console()
-    last = "\n"
-    try:
-        while True:
-            event = next(events)
-            if isinstance(event, Step) and event.text:
-                if colours is None:
-                    sys.stdout.write(event.text)
-                else:
-                    console.print(colours.paint(event), end="", soft_wrap=True)
-                sys.stdout.flush()
-                last = event.text[-1]
-    except StopIteration as end:
-        _end_line(last)
-        answer: Answer = end.value
-    except BrokenPipeError:
-        raise
-    except Exception:
-        _end_line(last)
-        raise
-    finally:
-        events.close()
+    answer = show(events, colours)
     _show_sources(answer)
     _show_notes(answer)
     if colours is not None and answer.generation is not None:
@@ -95,12 +72,6 @@ def _describe_source(source: Source) -> dict[str, object]:
         "cited": source.cited,
         "support": source.support,
     }
-
-
-def _end_line(last: str) -> None:
-    if last != "\n":
-        sys.stdout.write("\n")
-        sys.stdout.flush()
 
 
 def _show_sources(answer: Answer) -> None:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Generator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from specrag.cli import common, speculation
+from specrag.cli.streaming import show
 from specrag.errors import InputError
 
 if TYPE_CHECKING:
     from specrag.language_model import LanguageModel
     from specrag.methods.generation import Generation, Prompt
     from specrag.methods.options import Options
-    from specrag.speculation.decode import DecodedToken, Step
+    from specrag.speculation.decode import DecodedToken
 
 _SAMPLING = "Sampling"
 
@@ -200,43 +200,6 @@ def _with_system(prompt: str, system: str | None, raw: bool) -> Prompt:
     if raw:
         raise InputError("--system", system, "a raw prompt has no system message; leave out --raw")
     return [{"role": "system", "content": system}, {"role": "user", "content": prompt}]
-
-
-def show(
-    steps: Generator[Step, None, Generation], colours: speculation.SourceColours | None = None
-) -> Generation:
-    """Write the text as it comes and end its line, also where an error cuts it."""
-    from rich.console import Console
-
-    console = Console()
-    last = "\n"
-    try:
-        while True:
-            step = next(steps)
-            if step.text:
-                if colours is None:
-                    sys.stdout.write(step.text)
-                else:
-                    console.print(colours.paint(step), end="", soft_wrap=True)
-                sys.stdout.flush()
-                last = step.text[-1]
-    except StopIteration as end:
-        _end_line(last)
-        result: Generation = end.value
-        return result
-    except BrokenPipeError:
-        raise
-    except Exception:
-        _end_line(last)
-        raise
-    finally:
-        steps.close()
-
-
-def _end_line(last: str) -> None:
-    if last != "\n":
-        sys.stdout.write("\n")
-        sys.stdout.flush()
 
 
 def _show_status(result: Generation) -> None:

@@ -27,7 +27,6 @@ from transformers import (
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from specrag.engine.executor import Executor
-from specrag.engine.outputs import NOTHING
 from specrag.engine.passes import Coroutine, SessionModel, gather
 from specrag.engine.sampling import SamplingParams
 from specrag.engine.session import Session, check_room
@@ -36,7 +35,7 @@ from specrag.errors import InputError
 from specrag.integrations.transformers_checks import check_options, prompts_of
 from specrag.integrations.transformers_model import Borrowed
 from specrag.integrations.transformers_rows import RowCriteria, RowOutput, RowProcessors, Rows
-from specrag.methods.base import DecodingMethod
+from specrag.methods.base import DecodingMethod, read_prompt
 from specrag.methods.generation import Usage
 from specrag.methods.registry import make_method
 from specrag.speculation.decode import TARGET, Settings, Step
@@ -155,13 +154,8 @@ class Speculate:
     ) -> Coroutine[None]:
         session = Session(model)
         try:
-            needs = self.method.prompt_needs
-            fed = len(prompt) - 1  # the newest token comes with the first round
-            wanted = min(needs.rows, fed)
-            answers = yield from session.extend(prompt, [NOTHING] * (fed - wanted) + [needs.outputs] * wanted)
-            yield from self.method.decode(
-                session, settings, output, time.perf_counter, answers[fed - wanted :]
-            )
+            rows = yield from read_prompt(session, prompt, self.method.prompt_needs)
+            yield from self.method.decode(session, settings, output, time.perf_counter, rows)
         finally:
             session.close()
 

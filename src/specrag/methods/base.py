@@ -29,6 +29,14 @@ class PromptNeeds:
     outputs: Outputs = NOTHING
 
 
+def read_prompt(session: Session, tokens: Sequence[int], needs: PromptNeeds) -> Coroutine[list[Row]]:
+    """Feed a prompt; the answers for those of its last rows that a method asks for."""
+    fed = len(session.pending) + len(tokens) - 1
+    wanted = min(needs.rows, fed)
+    rows = yield from session.extend(tokens, [NOTHING] * (fed - wanted) + [needs.outputs] * wanted)
+    return rows[fed - wanted :]
+
+
 class DecodingMethod(Protocol):
     """A configuration of drafter, acceptance rule and schedule, shared by all requests that ask for it.
 

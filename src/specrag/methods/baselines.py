@@ -64,18 +64,12 @@ class Drafted:
         )
         drafter: Drafter = self._drafter.make()
         if self._copy_first:
-            second = schedule_budget(schedule)
-            drafter = Switching(SuffixDrafter(), drafter, second)
+            drafter = Switching(SuffixDrafter(), drafter, lambda: schedule.budget(runs_passes=True))
         try:
             speculation = Speculation(drafter, Matching(), schedule)
             return (yield from decode(session, settings, text, speculation, clock, prompt_rows))
         finally:
             drafter.close()
-
-
-def schedule_budget(schedule: TokenSchedule) -> Callable[[], int]:
-    """What to ask of a drafter that runs passes."""
-    return lambda: schedule.budget(runs_passes=True)
 
 
 #: Transformers' default of ten tokens.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -121,13 +121,7 @@ class ExactnessSuite:
                         "widest_nats": max(margins) if margins else None,
                     },
                 )
-                yield _with_identical(measurement, equal / count)
-
-
-def _with_identical(measurement: Measurement, share: float) -> Measurement:
-    from dataclasses import replace
-
-    return replace(measurement, identical=share)
+                yield replace(measurement, identical=equal / count)
 
 
 def _texts(context: BenchContext, setting: _Setting) -> list[str]:
