@@ -10,15 +10,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from specrag.bench.data import find_file, load_spec_bench
 from specrag.bench.interleave import Row, Trial
 from specrag.bench.measurement import Measurement
-from specrag.bench.records import Outcome
+from specrag.bench.records import Outcome, Record
 from specrag.bench.suite import BenchContext
 from specrag.bench.suites.tokens import questions
+from specrag.methods.options import Options
 
 if TYPE_CHECKING:
     from specrag.language_model import LanguageModel
@@ -29,7 +31,10 @@ _NEW_TOKENS = 128
 #: Requests that share passes.
 _TOGETHER = 16
 _TEMPERATURES = (0.0, 0.8)
-_METHODS = ("plain", "respec", "prompt-lookup", "token-recycling", "sam-decoding")
+_SEED = 7
+#: Alternatives told beside each token of plain decoding, among which the other token of a difference is found.
+_ALTERNATIVES = 20
+_METHODS = ("respec", "prompt-lookup", "token-recycling", "sam-decoding")
 
 
 @dataclass(frozen=True)
@@ -80,8 +85,8 @@ class ExactnessSuite:
         batches = [prompts[start : start + _TOGETHER] for start in range(0, len(prompts), _TOGETHER)]
 
         def prepare(batch: Sequence[list[int]], temperature: float) -> Mapping[str, Trial]:
-            reference: list[Generation] = []
-            return {method: _trial(llm, batch, method, temperature, new, reference) for method in _METHODS}
+            request = _Request(llm, batch, temperature, new)
+            return {method: _trial(request, method) for method in _METHODS}
 
         rows = [
             Row(
@@ -95,33 +100,28 @@ class ExactnessSuite:
         ]
         records = context.measure(setting.label, rows, context.plan(1, warmups=0))
         llm.close()
-        for task in dict.fromkeys(record.key.task for record in records):
-            for method in _METHODS[1:]:
-                mine = [
-                    record.outcome
-                    for record in records
-                    if record.key.task == task and record.key.method == method and record.outcome is not None
-                ]
-                count = sum(int(outcome.figures["outputs"]) for outcome in mine)
-                if not count:
-                    continue
-                margins = [
-                    value for outcome in mine for name, value in outcome.figures.items() if "margin" in name
-                ]
-                equal = sum(int(outcome.figures["equal"]) for outcome in mine)
-                measurement = context.measurement(
-                    task=task,
-                    method=method,
-                    baseline="plain",
-                    dtype="bf16" if setting.dtype == "int8" else setting.dtype,
-                    n=count,
-                    extra={
-                        "equal": equal,
-                        "margin_nats": median(margins) if margins else None,
-                        "widest_nats": max(margins) if margins else None,
-                    },
-                )
-                yield replace(measurement, identical=equal / count)
+        groups: dict[tuple[str, str], list[Record]] = {}
+        for record in records:
+            groups.setdefault((record.key.task, record.key.method), []).append(record)
+        for (task, method), group in groups.items():
+            made = [record.outcome.figures for record in group if record.outcome is not None]
+            count = sum(int(figures["outputs"]) for figures in made)
+            margins = [value for figures in made for name, value in figures.items() if "margin" in name]
+            equal = sum(int(figures["equal"]) for figures in made)
+            measurement = context.measurement(
+                task=task,
+                method=method,
+                baseline="plain",
+                dtype="bf16" if setting.dtype == "int8" else setting.dtype,
+                n=count,
+                extra={
+                    "equal": equal,
+                    "failed_batches": len(group) - len(made),
+                    "margin_nats": median(margins) if margins else None,
+                    "widest_nats": max(margins) if margins else None,
+                },
+            )
+            yield replace(measurement, identical=equal / count if count else None)
 
 
 def _texts(context: BenchContext, setting: _Setting) -> list[str]:
@@ -130,27 +130,34 @@ def _texts(context: BenchContext, setting: _Setting) -> list[str]:
     return [question.turns[0] for question in questions(context, setting.per_task or 1)]
 
 
-def _trial(
-    llm: LanguageModel,
-    batch: Sequence[list[int]],
-    method: str,
-    temperature: float,
-    new: int,
-    reference: list[Generation],
-) -> Callable[[], Outcome]:
+@dataclass(frozen=True)
+class _Request:
+    """Prompts that share passes, and what plain decoding makes of them."""
+
+    llm: LanguageModel
+    batch: Sequence[list[int]]
+    temperature: float
+    new: int
+
+    def made_by(self, method: str) -> list[Generation]:
+        return self.llm.generate_batch(self.batch, **self._options(method))
+
+    @cached_property
+    def plain(self) -> list[Generation]:
+        """Made once, by whichever method comes first: their order changes from row to row."""
+        options: Options = {**self._options("plain"), "log_probs": _ALTERNATIVES}
+        return self.llm.generate_batch(self.batch, **options)
+
+    def _options(self, method: str) -> Options:
+        return {"method": method, "max_tokens": self.new, "temperature": self.temperature, "seed": _SEED}
+
+
+def _trial(request: _Request, method: str) -> Callable[[], Outcome]:
     def run() -> Outcome:
+        reference = request.plain
         started = time.perf_counter()
-        made = llm.generate_batch(
-            batch,
-            method=method,
-            max_tokens=new,
-            temperature=temperature,
-            seed=7,
-            **({"log_probs": 20} if method == "plain" else {}),  # type: ignore[arg-type]
-        )
+        made = request.made_by(method)
         seconds = time.perf_counter() - started
-        if method == "plain":
-            reference[:] = made
         figures: dict[str, float] = {"outputs": len(made), "equal": 0}
         for number, (mine, plain) in enumerate(zip(made, reference, strict=True)):
             place = _first_difference(mine, plain)
