@@ -12,13 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specrag.engine.executor import run
-from specrag.engine.outputs import Outputs, Row
+from specrag.engine.outputs import NOTHING, Outputs, Row
 from specrag.engine.session import Session
 from specrag.errors import InputError
 from specrag.models.toy import ToyModel
 from specrag.speculation.drafters.base import NoDrafter
+from specrag.speculation.drafters.copied import COPY_RATES, copy_grade
+from specrag.speculation.drafters.recycling import Recycling
 from specrag.speculation.drafters.retrieval import RetrievalDrafter, RetrievalSettings
-from specrag.speculation.drafters.suffix import REFERENCE, SUFFIX, OwnText, SuffixDrafter, length_class
+from specrag.speculation.drafters.suffix import REFERENCE, SUFFIX, OwnText, SuffixDrafter
 from specrag.speculation.entropy_trigger import EntropyTrigger
 from specrag.speculation.feedback import FIRST_SCORE, Feedback
 from specrag.speculation.tree import ROOT, DraftTree, Round, Verdict
@@ -104,9 +106,19 @@ def test_the_drafter_looks_up_only_where_the_target_was_sure() -> None:
         assert (tree.tokens[0] if len(tree) else None) == expected
 
 
+def test_a_schedule_that_weighs_everything_needs_no_trigger() -> None:
+    tokens = [1, 2, 3, 4, 9, 1, 2, 3]
+    made = drafter(RetrievalSettings(trigger=EntropyTrigger(threshold=1.0)))
+    assert made.outputs == NOTHING
+    session = session_of(tokens)
+    run(made.start(session, ()))
+    assert run(made.propose(session, 60)).tokens[0] == 4
+
+
 def test_the_entropies_of_a_round_are_those_of_its_path() -> None:
     """Two accepted tokens and a bonus: the trigger then reads exactly the three rows they were drawn from."""
-    made = drafter(RetrievalSettings(trigger=EntropyTrigger(max_key=3, threshold=0.5, length_weight=0.0)))
+    trigger = EntropyTrigger(max_key=3, threshold=0.5, length_weight=0.0)
+    made = drafter(RetrievalSettings(trigger=trigger, combine=False))
     session = session_of([1, 2, 3, 1])
     run(made.start(session, rows_of([9.0, 9.0, 9.0])))
     tree = DraftTree((2, 7, 3), (ROOT, ROOT, 0), (SUFFIX,) * 3)
@@ -279,11 +291,36 @@ def test_matched_lengths_are_those_of_the_texts() -> None:
             assert got == want
 
 
-def test_classes_of_length_grow() -> None:
-    classes = [length_class(length) for length in range(1, 100)]
-    assert classes == sorted(classes)
-    assert classes[0] == 0
-    assert len(set(classes)) == 11
+def test_every_grade_of_a_copy_has_its_rate() -> None:
+    opinions = (None, -math.inf, -9.0, -1.0, -0.1)
+    grades = {
+        copy_grade(matched, rank, opinion)
+        for matched in range(1, 40)
+        for rank in range(3)
+        for opinion in opinions
+    }
+    assert grades == set(range(len(COPY_RATES)))
+
+
+def test_copies_are_surer_the_more_agrees() -> None:
+    for rank in (0, 1):
+        rates = [COPY_RATES[copy_grade(matched, rank, None)] for matched in range(1, 40)]
+        assert rates == sorted(rates)
+        assert rates[0] < rates[-1]
+        held = [COPY_RATES[copy_grade(3, rank, opinion)] for opinion in (-math.inf, -9.0, -1.0, -0.1)]
+        assert held == sorted(held)
+    assert COPY_RATES[copy_grade(3, 1, None)] < COPY_RATES[copy_grade(3, 0, None)]
+
+
+def test_recycling_has_an_opinion_of_what_it_has_seen() -> None:
+    made = Recycling()
+    top = Row(top_tokens=np.array([7, 9]), top_log_probs=np.array([-0.25, -2.0], dtype=np.float32))
+    session = session_of([5, 6])
+    run(made.start(session, [top]))
+    assert made.opinion(5, 7) == -0.25
+    assert made.opinion(5, 9) == -2.0
+    assert made.opinion(5, 8) == -math.inf
+    assert made.opinion(6, 7) is None
 
 
 def test_sam_copies_behind_the_longest_match_only_if_it_is_long() -> None:
@@ -313,6 +350,6 @@ def test_outputs_hold_what_trigger_and_fallback_read() -> None:
     class Reader(NoDrafter):
         outputs = Outputs(top_k=8)
 
-    with_trigger = RetrievalDrafter(RetrievalSettings(), Reader(), lambda: 0)
+    with_trigger = RetrievalDrafter(RetrievalSettings(combine=False), Reader(), lambda: 0)
     assert with_trigger.outputs == Outputs(top_k=8, entropy=True)
     assert RetrievalDrafter(ALWAYS, Reader(), lambda: 0).outputs == Outputs(top_k=8)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import numpy as np
 import torch
 
 from specrag.engine.outputs import HiddenState, Outputs, Row
@@ -56,9 +57,12 @@ def _read_logits(wanted: list[Outputs], rows: list[Row], logits: torch.Tensor) -
 
 
 def _entropy(logits: torch.Tensor) -> float:
-    log_probs = torch.log_softmax(logits.float(), dim=-1)
-    # A removed token has log-probability -inf and adds nothing.
-    return float(-(log_probs.exp() * log_probs.clamp_min(-1e30)).sum())
+    logits = logits.float()
+    # Logits far below the largest add nothing; a removed one, -inf, must not make 0 times infinity.
+    shifted = (logits - logits.max()).clamp_min(-1e4)
+    weights = shifted.exp()
+    total = weights.sum()
+    return float(total.log() - weights.dot(shifted) / total)
 
 
 def _read_top(count: int, rows: list[Row], logits: torch.Tensor) -> None:
@@ -75,11 +79,11 @@ def _read_top(count: int, rows: list[Row], logits: torch.Tensor) -> None:
         order = torch.sort(logits[number, best], descending=True, stable=True).indices[:count]
         tokens[number, :count] = best[order]
         values[number, :count] = logits[number, best[order]]
-    values, tokens = values[:, :count], tokens[:, :count]
-    by_id = torch.argsort(tokens, dim=-1)
-    values, tokens = values.gather(1, by_id), tokens.gather(1, by_id)
-    by_value = torch.sort(values, dim=-1, descending=True, stable=True).indices
-    values, tokens = values.gather(1, by_value), tokens.gather(1, by_value)
-    log_probs = (values.float() - normalisers[:, None]).cpu().numpy()
-    for row, row_tokens, row_log_probs in zip(rows, tokens.cpu().numpy(), log_probs, strict=True):
+    best_values = values[:, :count].float().cpu().numpy()
+    ids = tokens[:, :count].cpu().numpy()
+    # By the logits, since subtracting the normaliser may round two of them to one.
+    order = np.lexsort((ids, -best_values))
+    ids = np.take_along_axis(ids, order, 1)
+    log_probs = np.take_along_axis(best_values, order, 1) - normalisers.cpu().numpy()[:, None]
+    for row, row_tokens, row_log_probs in zip(rows, ids, log_probs, strict=True):
         row.top_tokens, row.top_log_probs = row_tokens, row_log_probs

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from specrag.speculation.drafters.copied import COPY_RATES
+from specrag.speculation.drafters.recycling import RECYCLED_RATES, RECYCLING
+from specrag.speculation.drafters.suffix import CORPUS, REFERENCE, SUFFIX
 from specrag.speculation.tree import ROOT, DraftTree
 
-#: Before anything was seen: acceptance, and how many observations that is worth.
-_PRIOR = 0.4
-_PRIOR_WEIGHT = 2.0
+#: What was measured elsewhere, by source and grade, and how many observations it is worth.
+_PRIORS: Mapping[str, Sequence[float]] = {
+    SUFFIX: COPY_RATES,
+    REFERENCE: COPY_RATES,
+    CORPUS: COPY_RATES,
+    RECYCLING: RECYCLED_RATES,
+}
+_PRIOR_WEIGHT = 10.0
+#: The same for a source that nothing is known of.
+_UNKNOWN = 0.4
+_UNKNOWN_WEIGHT = 2.0
 #: What all requests saw is worth at most this many observations to a new one.
 _SHARED_WEIGHT = 10.0
 #: An observation's weight is halved after about 0.7 times as many more of its kind.
@@ -32,11 +43,11 @@ class AcceptanceTable:
     def rate(self, source: str, grade: int) -> float:
         """The estimated chance that a guess of this kind is accepted."""
         key = (source, grade)
-        if self._shared is None:
-            prior, weight = _PRIOR, _PRIOR_WEIGHT
-        else:
+        rates = _PRIORS.get(source)
+        prior, weight = (_UNKNOWN, _UNKNOWN_WEIGHT) if rates is None else (rates[grade], _PRIOR_WEIGHT)
+        if self._shared is not None:
             prior = self._shared.rate(source, grade)
-            weight = min(_PRIOR_WEIGHT + self._shared._tried.get(key, 0.0), _SHARED_WEIGHT)
+            weight = min(weight + self._shared._tried.get(key, 0.0), _SHARED_WEIGHT)
         return (self._accepted.get(key, 0.0) + weight * prior) / (self._tried.get(key, 0.0) + weight)
 
     def observe(self, tree: DraftTree, children: Mapping[int, list[int]], tokens: tuple[int, ...]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,8 @@ from specrag.engine.passes import Coroutine
 from specrag.engine.session import Session
 from specrag.errors import InputError
 from specrag.speculation.drafters.base import Drafter
-from specrag.speculation.drafters.suffix import CORPUS, OwnText, length_class
+from specrag.speculation.drafters.copied import Opinionated, copy_grade
+from specrag.speculation.drafters.suffix import CORPUS, OwnText
 from specrag.speculation.entropy_trigger import EntropyTrigger
 from specrag.speculation.feedback import Feedback
 from specrag.speculation.suffix.index import SuffixIndex
@@ -37,7 +39,9 @@ class RetrievalSettings:
         score_threshold: θ_score.
         candidates: occurrences merged into a tree.
         draft_size: nodes of the tree.
-        combine: let the fallback add to a retrieved tree where its guesses cost no pass (not in the paper).
+        combine: where the fallback's guesses cost no pass, always look up, by the longest suffix, and let the
+            fallback add its guesses: the schedule weighs them all, so that nothing need be chosen by a trigger (not
+            in the paper; measured in docs/results/tokens.md).
     """
 
     trigger: EntropyTrigger | None = field(default_factory=EntropyTrigger)
@@ -96,6 +100,8 @@ class RetrievalDrafter:
         self._fallback = fallback
         self._fallback_budget = fallback_budget
         self._corpus = corpus
+        self._combining = settings.combine and not fallback.runs_passes
+        self._trigger = None if self._combining else settings.trigger
         self._text = OwnText(references)
         self._feedback = _scores(settings)
         self._entropies: list[float] = []  # of the distributions that the newest tokens were drawn from
@@ -104,7 +110,7 @@ class RetrievalDrafter:
     @property
     def outputs(self) -> Outputs:
         """The trigger's entropies and what the fallback reads."""
-        own = NOTHING if self._settings.trigger is None else Outputs(entropy=True)
+        own = NOTHING if self._trigger is None else Outputs(entropy=True)
         return own.union(self._fallback.outputs)
 
     def start(self, session: Session, rows: Sequence[Row]) -> Coroutine[None]:
@@ -120,20 +126,20 @@ class RetrievalDrafter:
         """See :class:`~specrag.speculation.drafters.base.Drafter`."""
         self._text.follow(session)
         self._candidates = self._retrieve(session)
-        copied = self._tree(min(budget, self._settings.draft_size))
+        copied = self._tree(session.tokens[-1], min(budget, self._settings.draft_size))
         if self._fallback.runs_passes:
             if len(copied):
                 return copied
             asked = min(budget, self._fallback_budget())
             return (yield from self._fallback.propose(session, asked)) if asked else EMPTY
-        if len(copied) and not self._settings.combine:
+        if len(copied) and not self._combining:
             return copied
         guessed = yield from self._fallback.propose(session, budget)
         return merge([copied, guessed], budget)
 
     def observe(self, round: Round) -> None:
         """See :class:`~specrag.speculation.drafters.base.Drafter`."""
-        if self._settings.trigger is not None:
+        if self._trigger is not None:
             before = [ROOT, *round.verdict.path][: len(round.tokens)]
             for node in before:
                 entropy = round.rows[node + 1].entropy
@@ -176,7 +182,7 @@ class RetrievalDrafter:
     # -- candidates -----------------------------------------------------------------------------------------
 
     def _retrieve(self, session: Session) -> list[_Candidate]:
-        trigger = self._settings.trigger
+        trigger = self._trigger
         wanted = self._settings.max_key if trigger is None else trigger.key_length(self._entropies)
         if wanted == 0:
             return []
@@ -240,13 +246,16 @@ class RetrievalDrafter:
             seen.setdefault(tuple(corpus.continuation(int(end), length).tolist()))
         return [_Candidate(tokens, (), 0.0, match.length, CORPUS) for tokens in seen if tokens]
 
-    def _tree(self, budget: int) -> DraftTree:
+    def _tree(self, newest: int, budget: int) -> DraftTree:
+        fallback = self._fallback
+        opinion = fallback.opinion if isinstance(fallback, Opinionated) else _no_opinion
         chains = []
         for rank, candidate in enumerate(self._candidates):
             tokens = candidate.tokens[:budget]
             # A copy's later places are reached only after more tokens agreed, so that they are surer.
             grades = [
-                length_class(candidate.matched + depth) * 3 + min(rank, 2) for depth in range(len(tokens))
+                copy_grade(candidate.matched + depth, rank, opinion(before, token))
+                for depth, (before, token) in enumerate(pairwise((newest, *tokens)))
             ]
             chains.append(DraftTree.chain(tokens, candidate.source, grades))
         return merge(chains, budget) if chains else EMPTY
@@ -261,6 +270,10 @@ class RetrievalDrafter:
             won = most > 0 and share.accepted == most
             for position in candidate.positions:
                 feedback.observe(position, share.accepted / share.drafted if won else 0.0)
+
+
+def _no_opinion(before: int, token: int) -> None:
+    del before, token
 
 
 def _scores(settings: RetrievalSettings) -> Feedback | None:

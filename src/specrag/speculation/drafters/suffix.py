@@ -15,6 +15,7 @@ from specrag.engine.outputs import NOTHING, Outputs, Row
 from specrag.engine.passes import Coroutine
 from specrag.engine.session import Session
 from specrag.errors import InputError
+from specrag.speculation.drafters.copied import copy_grade
 from specrag.speculation.suffix.automaton import SuffixAutomaton
 from specrag.speculation.tree import EMPTY, DraftTree, Round
 
@@ -24,14 +25,6 @@ SUFFIX = "suffix"
 REFERENCE = "reference"
 #: Source of tokens copied from a static corpus.
 CORPUS = "corpus"
-
-#: Ends of the classes of matched length that are accepted about equally often.
-_LENGTH_CLASSES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-
-
-def length_class(matched: int) -> int:
-    """The class of a guess in front of which ``matched`` tokens agree, those guessed before it included."""
-    return int(np.searchsorted(_LENGTH_CLASSES, matched))
 
 
 class OwnText:
@@ -130,7 +123,7 @@ class SuffixDrafter:
             return EMPTY
         end = automaton.first_occurrence(match)
         copied = automaton.continuation(end, min(budget, self._max_tokens))
-        grades = [length_class(match.length + depth) for depth in range(len(copied))]
+        grades = [copy_grade(match.length + depth, 0, None) for depth in range(len(copied))]
         return DraftTree.chain(copied.tolist(), self._text.source(end), grades)
 
     def observe(self, round: Round) -> None:
