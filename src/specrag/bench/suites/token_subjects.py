@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from specrag.methods.plain import Plain
 from specrag.methods.respec import ReSpec
 from specrag.models.catalog import resolve
 from specrag.speculation.drafters.retrieval import RetrievalSettings
+from specrag.speculation.entropy_trigger import EntropyTrigger
 
 PLAIN, RESPEC, RELAXED = "plain", "respec", "respec+relaxed"
 TRANSFORMERS, LOOKUP, ASSISTED = "transformers", "transformers-lookup", "transformers-assisted"
@@ -32,18 +33,42 @@ OURS: Mapping[str, Callable[[], DecodingMethod]] = {
     "sam-decoding": baselines.sam_decoding,
 }
 
-#: Each idea of ReSpec switched off alone, each drafter, and the baselines with our schedule.
+#: A smaller model of the catalog, which drafts for any other in tokens of its own.
+DRAFT_MODEL = "smollm2-135m"
+
+#: What only a target larger than the draft model is measured with.
+DRAFTED: Mapping[str, Callable[[], DecodingMethod]] = {
+    "draft-model": lambda: baselines.Drafted("draft-model", f"model:{DRAFT_MODEL}", None),
+    "respec+draft-model": lambda: ReSpec(drafter=f"model:{DRAFT_MODEL}"),
+}
+
+
+def _published(*, relaxed: bool = False, **changes: Any) -> ReSpec:
+    """ReSpec as its paper has it: a trigger chooses between copying and guessing, 60 nodes each round."""
+    return ReSpec(
+        relaxed=relaxed, cost_aware=False, retrieval=replace(RetrievalSettings(combine=False), **changes)
+    )
+
+
+def _triggered(threshold: float) -> ReSpec:
+    trigger = EntropyTrigger(threshold=threshold)
+    return ReSpec(retrieval=RetrievalSettings(trigger=trigger, combine=False))
+
+
+#: Each idea of ReSpec switched off alone, each drafter, and the baselines with our schedule. ``published`` is the
+#: paper's own configuration; the others weigh guesses by their cost.
 ABLATION: Mapping[str, Callable[[], DecodingMethod]] = {
     PLAIN: Plain,
     RESPEC: ReSpec,
-    "respec+no-trigger": lambda: ReSpec(retrieval=RetrievalSettings(trigger=None)),
     "respec+no-scores": lambda: ReSpec(retrieval=RetrievalSettings(feedback_rate=None)),
-    "respec+no-combining": lambda: ReSpec(retrieval=RetrievalSettings(combine=False)),
-    "respec+fixed-budget": lambda: ReSpec(cost_aware=False, retrieval=RetrievalSettings(combine=False)),
+    "respec+trigger": lambda: ReSpec(retrieval=RetrievalSettings(combine=False)),
+    "respec+trigger=0.75": lambda: _triggered(0.75),
+    "respec+trigger=3": lambda: _triggered(3.0),
+    "respec+published": _published,
+    "respec+published+no-trigger": lambda: _published(trigger=None),
+    "respec+published+no-scores": lambda: _published(feedback_rate=None),
+    "respec+published+relaxed": lambda: _published(relaxed=True),
     "respec+relaxed": lambda: ReSpec(relaxed=True),
-    "respec+relaxed+fixed-budget": lambda: ReSpec(
-        relaxed=True, cost_aware=False, retrieval=RetrievalSettings(combine=False)
-    ),
     "respec+lookup": lambda: ReSpec(drafter="lookup"),
     "respec+no-drafter": lambda: ReSpec(drafter="none"),
     "prompt-lookup+cost-aware": lambda: baselines.Drafted("prompt-lookup", "lookup", None),
@@ -68,6 +93,11 @@ class OurTokens:
         self.llm: LanguageModel = load(name, dtype="bf16", device=device)
         self._methods = {label: make() for label, make in methods.items()}
         self._synchronise = torch.cuda.synchronize if device.startswith("cuda") else _nothing
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The methods that there are."""
+        return tuple(self._methods)
 
     def trial(self, label: str, prompt: Prompt, new: int) -> Trial:
         """Prefill and decode up to ``new`` tokens, greedily."""

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
 from specrag.bench.bounds import share_reached, token_bound
 from specrag.bench.data import SPEC_BENCH_TASKS, Question, find_file, load_spec_bench, load_text
 from specrag.bench.interleave import Row, Trial
-from specrag.bench.measurement import Extra, Measurement
+from specrag.bench.measurement import OVERALL, Extra, Measurement
+from specrag.bench.plots import speedup_plot
 from specrag.bench.records import Record
 from specrag.bench.suite import BenchContext
+from specrag.bench.suites import token_scale
 from specrag.bench.summary import Summary
 
 if TYPE_CHECKING:
@@ -20,12 +24,28 @@ if TYPE_CHECKING:
 
 _DATA = "specbench_480.jsonl"
 _TASKS = ("multi-turn", *SPEC_BENCH_TASKS)
-_NEW_TOKENS = 128
+_QUICK_TOKENS = 48
 #: Questions of each task; those with even ids, since the odd ones are for tuning.
-_PER_TASK = 8
-_ABLATION_PER_TASK = 3
+_ABLATION_PER_TASK = 4
 #: Assists transformers' own assisted generation where it is not the target itself.
 _ASSISTANT = "smollm2-135m"
+
+
+@dataclass(frozen=True)
+class _Target:
+    """A model of the full run, and how much of it the time allows."""
+
+    name: str
+    per_task: int
+    new: int
+    ablation: bool
+
+
+#: Another ``--model`` takes the place of both and is measured like the first.
+_TARGETS = (
+    _Target("smollm2-135m", per_task=8, new=128, ablation=True),
+    _Target("qwen2.5-coder-1.5b", per_task=3, new=64, ablation=False),
+)
 
 
 class TokensSuite:
@@ -33,35 +53,62 @@ class TokensSuite:
 
     name = "tokens"
     summary = (
-        "Token speculation on Spec-Bench (first turns, the model's chat template, greedy, at most 128 new tokens, "
-        "bf16, questions with even ids). The ratio is tokens per second including the prefill, all methods "
-        "interleaved prompt by prompt. `bound` is what the measured tokens a pass, verification and drafting "
-        "times allow decoding at best, `decode_speedup` what decoding alone reached. `plain` and `transformers` "
-        "are the two baselines. `respec+relaxed` changes the text; all other methods of ours are exact."
+        "Token speculation on Spec-Bench (first turns, the model's chat template, greedy, at most 128 new tokens with "
+        "SmolLM2 and 64 with Qwen, bf16, questions with even ids). The ratio is tokens per second including the "
+        "prefill, all methods interleaved prompt by prompt. `bound` is what the measured tokens a pass, verification "
+        "and drafting times allow decoding at best, `decode speedup` what decoding alone reached. `plain` and "
+        "`transformers` are the two baselines. Methods with `relaxed` change the text; all others of ours accept only "
+        "what plain decoding would choose, so that `identical` below 1 is bf16 rounding (see the exactness page). "
+        "`quality` compares answers to PopQA questions, from the passages that come with them, and summaries with "
+        "those of strict decoding. `scale` is the cost of a proposal."
     )
 
     def run(self, context: BenchContext) -> Iterator[Measurement]:
+        for target in _targets(context):
+            yield from self._target(replace(context, model=target.name), target)
+        if not context.quick:
+            yield from token_scale.measure(context)
+
+    def pictures(self, measurements: Sequence[Measurement], folder: Path) -> Sequence[Path]:
+        """The speed-ups over plain decoding by task, a picture for each model, and the cost of a proposal."""
+        made = list(token_scale.pictures(measurements, folder))
+        for model in dict.fromkeys(entry.model for entry in measurements if entry.model):
+            shown = [
+                entry
+                for entry in measurements
+                if entry.model == model and entry.baseline == "plain" and "/" not in entry.task
+            ]
+            title = f"Tokens per second against plain decoding, {model}, bf16"
+            picture = speedup_plot(folder / f"tokens-{model}.png", shown, title=title)
+            made += [picture] if picture is not None else []
+        return made
+
+    def _target(self, context: BenchContext, target: _Target) -> Iterator[Measurement]:
+        from specrag.bench.suites import token_quality
         from specrag.bench.suites import token_subjects as subjects
 
-        ours = subjects.OurTokens(context.model, context.device, {**subjects.OURS, **subjects.ABLATION})
-        assistant = _ASSISTANT if context.model != _ASSISTANT and not context.quick else None
-        theirs = subjects.TheirTokens(context.model, context.device, ours.llm.tokenizer.eos_tokens, assistant)
-        new = 48 if context.quick else _NEW_TOKENS
+        larger = target.name != subjects.DRAFT_MODEL and not context.quick
+        mine = {**subjects.OURS, **(subjects.DRAFTED if larger else {})}
+        ours = subjects.OurTokens(target.name, context.device, {**mine, **subjects.ABLATION})
+        assistant = _ASSISTANT if larger else None
+        theirs = subjects.TheirTokens(target.name, context.device, ours.llm.tokenizer.eos_tokens, assistant)
         labels = (
             (subjects.PLAIN, subjects.RESPEC, subjects.TRANSFORMERS, subjects.LOOKUP)
             if context.quick
-            else (*subjects.OURS, *theirs.labels)
+            else (*mine, *theirs.labels)
         )
 
         def trial(label: str, prompt: Prompt) -> Trial:
-            subject = ours if label in subjects.OURS or label in subjects.ABLATION else theirs
-            return subject.trial(label, prompt, new)
+            subject = ours if label in ours.labels else theirs
+            return subject.trial(label, prompt, target.new)
 
-        prompts = self._prompts(context, ours.llm.encode, 1 if context.quick else _PER_TASK)
+        prompts = self._prompts(context, ours.llm.encode, target.per_task)
         yield from self._measure(context, "methods", prompts, labels, trial)
-        if not context.quick:
+        if target.ablation:
             few = self._prompts(context, ours.llm.encode, _ABLATION_PER_TASK)
             yield from self._measure(context, "ablation", few, tuple(subjects.ABLATION), trial, "ablation/")
+            yield from token_quality.measure(context, ours.llm)
+        ours.llm.close()
 
     def _prompts(
         self, context: BenchContext, encode: Callable[[str], list[int]], per_task: int
@@ -69,7 +116,7 @@ class TokensSuite:
         from specrag.bench.suites.token_subjects import Prompt
 
         return [
-            Prompt(question.task, question.identifier, tuple(encode(question.turns[0])))
+            Prompt(question.task, f"{context.model} {question.identifier}", tuple(encode(question.turns[0])))
             for question in questions(context, per_task)
         ]
 
@@ -94,14 +141,22 @@ class TokensSuite:
             )
             for prompt in prompts
         ]
-        records = context.measure(label, rows, context.plan(1, warm_each_row=False))
+        records = context.measure(f"{label} {context.model}", rows, context.plan(1, warm_each_row=False))
         figures = DecodeFigures(records)
-        yield from context.summarise(
+        for entry in context.summarise(
             records,
             baselines=["plain", "transformers"],
             dtype="bf16",
             extra=lambda summary: figures.of(summary),
-        )
+        ):
+            yield replace(entry, task=prefix + entry.task) if entry.task == OVERALL else entry
+
+
+def _targets(context: BenchContext) -> Sequence[_Target]:
+    first = _TARGETS[0]
+    if context.quick:
+        return [_Target(context.model, per_task=1, new=_QUICK_TOKENS, ablation=False)]
+    return _TARGETS if context.model == first.name else [replace(first, name=context.model)]
 
 
 def questions(context: BenchContext, per_task: int) -> list[Question]:

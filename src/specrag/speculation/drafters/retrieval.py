@@ -113,6 +113,11 @@ class RetrievalDrafter:
         own = NOTHING if self._trigger is None else Outputs(entropy=True)
         return own.union(self._fallback.outputs)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the indexed text."""
+        return self._text.automaton.nbytes
+
     def start(self, session: Session, rows: Sequence[Row]) -> Coroutine[None]:
         """See :class:`~specrag.speculation.drafters.base.Drafter`."""
         self._text.follow(session)

@@ -1,0 +1,76 @@
+"""``specrag bench tokens`` and ``exactness``: short runs with the real model, and the parts of the long ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from specrag.bench.measurement import Measurement, check_method, from_json_lines
+from specrag.bench.suites import token_scale, token_subjects
+from specrag.bench.suites.token_quality import METHODS
+from specrag.bench.suites.tokens import questions
+from specrag.cli.main import app
+
+
+def bench(suite: str, out: Path, *words: str) -> list[Measurement]:
+    command = ["bench", suite, "--quick", "--no-plots", "--out", str(out), "--json", "-", *words]
+    result = CliRunner().invoke(app, command)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return from_json_lines(result.stdout)
+
+
+@pytest.mark.slow
+def test_a_quick_run_of_tokens_measures_ours_and_theirs(smollm2: Path, tmp_path: Path) -> None:
+    found = bench("tokens", tmp_path)
+    overall = {entry.method: entry for entry in found if entry.task == "overall" and entry.baseline == "plain"}
+    assert set(overall) == {"respec", "transformers", "transformers-lookup"}
+    respec = overall["respec"]
+    assert respec.mat is not None
+    assert respec.mat > 1
+    assert respec.speedup is not None
+    assert float(str(respec.extra["bound"])) > 0
+    page = (tmp_path / "tokens.md").read_text(encoding="utf-8")
+    assert "transformers-lookup" in page
+
+
+@pytest.mark.slow
+def test_a_quick_run_of_exactness_finds_no_difference(smollm2: Path, tmp_path: Path) -> None:
+    found = bench("exactness", tmp_path)
+    assert {entry.method for entry in found} >= {"respec", "prompt-lookup", "token-recycling", "sam-decoding"}
+    assert {entry.task.split("/")[1] for entry in found} == {"greedy", "temperature 0.8"}
+    for entry in found:
+        assert entry.identical == 1.0, entry
+        assert entry.extra["failed_batches"] == 0
+        assert entry.n > 0
+
+
+def test_every_method_has_a_name_that_may_be_published() -> None:
+    for label in (*token_subjects.OURS, *token_subjects.DRAFTED, *token_subjects.ABLATION, *METHODS):
+        check_method(label)
+    for make in (*token_subjects.OURS.values(), *token_subjects.ABLATION.values(), *METHODS.values()):
+        make()
+
+
+def test_the_cost_of_a_proposal_is_measured() -> None:
+    import numpy as np
+
+    tokens = np.random.default_rng(0).integers(0, 50, 3000).astype(np.int32)
+    own = token_scale._context(tokens)
+    corpus = token_scale._corpus(tokens)
+    for outcome in (own, corpus):
+        assert 0 < outcome.figures["proposal_us"] < 50_000
+    assert own.figures["bytes_a_token"] > 4
+    assert corpus.figures["bytes_a_token"] >= 8
+
+
+def test_reported_questions_have_even_ids_and_all_tasks(shared_data: Path) -> None:
+    class Context:
+        data = shared_data
+
+    found = questions(Context(), 3)  # type: ignore[arg-type]
+    assert len(found) == 18
+    assert all(int(question.identifier) % 2 == 0 for question in found)
+    assert len({question.task for question in found}) == 6
