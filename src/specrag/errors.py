@@ -44,3 +44,7 @@ class Cancelled(SpecragError):  # noqa: N818 - as in asyncio and concurrent.futu
 
 class DeadlineExceeded(SpecragError):  # noqa: N818 - the field's name for it
     """The request ran past its deadline and was stopped between two passes."""
+
+
+class StoreUnavailable(SpecragError):  # noqa: N818 - says what is the matter, as the two above do
+    """A remote store of passages cannot be reached, went away, or did not answer in time."""

@@ -24,14 +24,19 @@ from specrag.models.tokenizer import TextStream
 from specrag.models.toy import ToyModel
 from specrag.speculation.decode import Settings
 from specrag.speculation.drafters.base import Drafter, NoDrafter
+from specrag.speculation.drafters.cross_vocabulary import CrossVocabulary
 from specrag.speculation.drafters.draft_model import DraftModel
+from specrag.speculation.drafters.eagle import Eagle
 from specrag.speculation.drafters.prompt_lookup import PromptLookup
 from specrag.speculation.drafters.recycling import Recycling
 from specrag.speculation.drafters.retrieval import RetrievalDrafter, RetrievalSettings
 from specrag.speculation.drafters.suffix import SuffixDrafter
 from specrag.speculation.drafters.switching import Switching
 from specrag.speculation.tree import ROOT, DraftTree, Round, Verdict
+from specrag.speculation.vocabularies import VocabularyPair
 from tests.core.guessing import Budgets, Decoded, PruningBudgets, decoding, plain_decoding
+from tests.core.spelling import Spelling
+from tests.core.toy_head import ToyHead
 
 VOCABULARY = 6
 TARGET = ToyModel(vocab_size=VOCABULARY, order=2, scale=2.0, seed=3, context_length=400)
@@ -39,6 +44,11 @@ TARGET = ToyModel(vocab_size=VOCABULARY, order=2, scale=2.0, seed=3, context_len
 DRAFT = ToyModel(vocab_size=VOCABULARY + 1, order=2, scale=2.0, seed=4, context_length=120)
 DRAFT.table[:VOCABULARY, :VOCABULARY, :VOCABULARY] = TARGET.table[:VOCABULARY, :VOCABULARY] * 0.9
 DRAFT.table[..., VOCABULARY] = 0.5
+#: The models' tokens as words, halves of a character among them; the last of each is special or none.
+WORDS = VocabularyPair(
+    Spelling([b"a", b"b", b"ab", b"\xc3", b"\xa9", b""], {"<end>": 5}, ends=[5]),
+    Spelling([b"a", b"b", b"\xc3\xa9", b"ba", b"aab", b"b\xc3", b""], {"<end>": 6}, ends=[6]),
+)
 
 
 @dataclass(frozen=True)
@@ -58,6 +68,8 @@ DRAFTERS = {
     "draft-model": Subject(lambda: DraftModel(DRAFT)),
     "draft-model-confident": Subject(lambda: DraftModel(DRAFT, min_confidence=0.5)),
     "draft-model-drawn": Subject(lambda: DraftModel(DRAFT, 5, sampling=SamplingParams(1.0, top_k=4, seed=7))),
+    "eagle": Subject(lambda: Eagle(ToyHead(TARGET))),
+    "cross-vocabulary": Subject(lambda: CrossVocabulary(DRAFT, WORDS)),
     "suffix": Subject(lambda: SuffixDrafter(1)),
     "switching": Subject(lambda: Switching(SuffixDrafter(3), DraftModel(DRAFT), lambda: 4)),
     "retrieval": Subject(

@@ -156,15 +156,6 @@ def test_wrong_settings_are_refused_before_any_work(field: str, value: object) -
         replace(ReSpec(), **{field: value})  # type: ignore[arg-type]
 
 
-def test_a_draft_model_of_another_vocabulary_is_refused(llm: LanguageModel, model_home: object) -> None:
-    from specrag.models import catalog
-
-    if not any(status.name == "gemma-3-270m" and status.pulled for status in catalog.list_models()):
-        pytest.skip("the model of another vocabulary is not on this machine")
-    with pytest.raises(InputError, match="vocabular"):
-        llm.generate("Hello", max_tokens=4, method=ReSpec(drafter="model:gemma-3-270m"))
-
-
 @needs_packed
 def test_a_draft_model_drafts(invariant: LanguageModel) -> None:
     """The model drafts for itself: every guess is right, and the text is plain decoding's."""

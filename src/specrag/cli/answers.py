@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -39,7 +39,7 @@ def describe_answer(question: str, answer: Answer) -> dict[str, object]:
         "searched_with": answer.question,
         "answer": answer.text,
         "abstained": answer.abstained,
-        "sources": [_describe_source(source) for source in answer.sources],
+        "sources": [describe_source(source) for source in answer.sources],
         "citations": [
             asdict(citation) | {"supported": citation.supported} for citation in answer.citations.found
         ],
@@ -58,7 +58,8 @@ def describe_answer(question: str, answer: Answer) -> dict[str, object]:
     }
 
 
-def _describe_source(source: Source) -> dict[str, object]:
+def describe_source(source: Source) -> dict[str, object]:
+    """A source for programs."""
     passage = source.passage
     return {
         "number": source.number,
@@ -75,14 +76,20 @@ def _describe_source(source: Source) -> dict[str, object]:
 
 
 def _show_sources(answer: Answer) -> None:
+    if not answer.abstained:
+        show_sources(answer.sources)
+
+
+def show_sources(sources: Sequence[Source]) -> None:
+    """A line for each source behind an empty line; nothing where there is none."""
     from rich.console import Console
     from rich.text import Text
 
-    if answer.abstained or not answer.sources:
+    if not sources:
         return
     console = Console(highlight=False)
     console.print()
-    for source in answer.sources:
+    for source in sources:
         passage = source.passage
         where = ", ".join(printable(part) for part in (passage.source, passage.place) if part)
         line = Text()

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specrag.cli import common, speculation
+from specrag.cli import common, iterative, speculation
 from specrag.cli.answers import describe_answer, show_answer
-from specrag.errors import InputError, SpecragError
+from specrag.cli.chat import run_chat
+from specrag.cli.iterative_answers import describe_iterative, show_iterative
+from specrag.errors import InputError
 
 if TYPE_CHECKING:
     from specrag.language_model import LanguageModel
@@ -33,8 +35,14 @@ def ask(
         bool, typer.Option("--chat", help="Ask again and again; follow-up questions are understood.")
     ] = False,
     max_tokens: Annotated[
-        int, typer.Option(parser=common.integer, metavar="N", help="At most this many tokens.")
-    ] = 256,
+        int | None,
+        typer.Option(
+            parser=common.integer,
+            metavar="N",
+            help="At most this many tokens (default 256; 128 with a retrieval every 4 tokens).",
+            show_default=False,
+        ),
+    ] = None,
     system: Annotated[
         str | None, typer.Option(metavar="TEXT", help="A system message in front of the conversation.")
     ] = None,
@@ -125,7 +133,13 @@ def ask(
             rich_help_panel=_SAMPLING,
         ),
     ] = 0,
-    method: speculation.Method = "plain",
+    method: iterative.Method = "plain",
+    stride: iterative.Stride = None,
+    uncapped: iterative.Uncapped = False,
+    prefetch: iterative.Prefetch = None,
+    asynchronous: iterative.Asynchronous = False,
+    early: iterative.Early = False,
+    decoder: iterative.Decoder = None,
     drafter: speculation.Drafter = None,
     relaxed: speculation.Relaxed = False,
     tolerance: speculation.Tolerance = 3.0,
@@ -146,18 +160,40 @@ def ask(
     from specrag.retrieval.filters import parse_conditions
     from specrag.retrieval.knowledge_base import KnowledgeBase, check_index
 
+    chosen = iterative.choose(
+        method,
+        stride=stride,
+        prefetch=prefetch,
+        asynchronous=asynchronous,
+        uncapped=uncapped,
+        early=early,
+        decoder=decoder,
+        as_json=as_json,
+    )
+    if chosen is not None:
+        chosen.refuse(
+            {
+                "--chat": chat,
+                "-k": k,
+                "--rerank": rerank,
+                "--min-score": min_score,
+                "--no-abstain": no_abstain,
+                "--no-rewrite": no_rewrite,
+            }
+        )
+    decoding = speculation.method_of(chosen.decoder if chosen else method, drafter, relaxed, tolerance)
     options: Options = {
-        "method": speculation.method_of(method, drafter, relaxed, tolerance),
-        "max_tokens": max_tokens,
         "temperature": temperature,
         "top_k": top_k,
         "top_p": top_p,
         "seed": seed,
     }
+    if max_tokens is not None:
+        options["max_tokens"] = max_tokens
     if timeout is not None:
         options["timeout"] = timeout
     # All that can be wrong without the model is said before it is fetched and loaded.
-    check_options(options)
+    check_options({**options, "method": decoding})
     check_index(index)
     threshold = _threshold(MIN_SCORE, min_score, no_abstain)
     check_min_score(threshold)
@@ -167,6 +203,7 @@ def ask(
         wanted = min(_DEFAULT_K, len(base)) if k is None else k
         base.check_k(wanted)
         base.allowed(conditions)
+        retriever = chosen.retriever(base, index, conditions) if chosen is not None else None
         llm = load(
             model,
             dtype=dtype,
@@ -175,6 +212,19 @@ def ask(
             batch_invariant=batch_invariant,
             progress=sys.stderr.isatty(),
         )
+        colours = _colours(llm, show_sources)
+        if chosen is not None and retriever is not None:
+            assert words is not None
+            iterating = chosen.make(llm, retriever, decoding, system)
+            iterating.check(words, **options)
+            iterative.warm_up(retriever)
+            if not as_json:
+                show_iterative(iterating.stream(words, **options), colours, early=early)
+                return
+            described = describe_iterative(words, iterating.answer(words, **options))
+            _print_json(described | {"method": method, "decoder": chosen.decoder, "index": index}, llm)
+            return
+        options["method"] = decoding
         rag = StandardRAG(
             llm,
             base,
@@ -190,16 +240,21 @@ def ask(
             rag.check(words, **options)
         _warm_up(rag)
         if chat:
-            _chat(rag, words, options)
+            run_chat(rag, words, options)
             return
         assert words is not None
         if not as_json:
-            show_answer(rag.stream(words, **options), _colours(llm, show_sources))
+            show_answer(rag.stream(words, **options), colours)
             return
         described = describe_answer(words, rag.answer(words, **options))
-        described |= {"model": llm.loaded.name, "dtype": llm.loaded.dtype, "device": llm.loaded.device}
-        described |= {"method": method, "index": index, "k": wanted, "min_score": threshold}
-        typer.echo(json.dumps(described, ensure_ascii=False))
+        found = {"method": method, "index": index, "k": wanted, "min_score": threshold}
+        _print_json(described | found, llm)
+
+
+def _print_json(described: dict[str, object], llm: LanguageModel) -> None:
+    loaded = llm.loaded
+    described |= {"model": loaded.name, "dtype": loaded.dtype, "device": loaded.device}
+    typer.echo(json.dumps(described, ensure_ascii=False))
 
 
 def _colours(llm: LanguageModel, wanted: bool) -> speculation.SourceColours | None:
@@ -238,35 +293,3 @@ def _load_reranker(name: str | None) -> Reranker | None:
 def _warm_up(rag: StandardRAG) -> None:
     """Read index and encoder and compile loops: what a server pays once is no part of an answer's time."""
     rag.knowledge_base.search(["warm-up"], 1, index=rag.index, reranker=rag.reranker)
-
-
-def _chat(rag: StandardRAG, first: str | None, options: Options) -> None:
-    """Answer questions until the input ends. An answer that fails costs neither the chat nor its history."""
-    history: list[dict[str, str]] = []
-    question = first if first is not None else _next_question()
-    while question is not None:
-        if question.strip():
-            try:
-                answer = show_answer(rag.stream(question, history, **options))
-            except SpecragError as error:
-                typer.echo(f"error: {error}", err=True)
-            else:
-                history += [
-                    {"role": "user", "content": question},
-                    {"role": "assistant", "content": answer.text},
-                ]
-        question = _next_question()
-
-
-def _next_question() -> str | None:
-    """The next line of standard input; ``None`` at its end."""
-    if not sys.stdin.isatty():
-        line = sys.stdin.readline()
-        return line if line else None
-    import readline  # noqa: F401 - gives input() its line editing
-
-    try:
-        return input("\n> ")
-    except EOFError:
-        typer.echo()
-        return None

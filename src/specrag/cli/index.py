@@ -1,27 +1,34 @@
-"""``specrag index PATH... --kb DIR``: documents to a knowledge base."""
+"""``specrag index PATH... --kb DIR``: documents to a knowledge base, and on to a table of PostgreSQL."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specrag.cli import common
+from specrag.cli import common, store
 from specrag.cli.printable import printable
 
 if TYPE_CHECKING:
     from specrag.retrieval.progress import BuildReport, Progress
 
 _SHOWN = 20  # skipped documents that are listed
-_UNITS = {"reading": "documents", "encoding": "passages", "indexing": "indexes"}
+_UNITS = {"reading": "documents", "encoding": "passages", "indexing": "indexes", "loading": "passages"}
 
 
 def index(
-    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Files and folders with documents.")],
     kb: Annotated[Path, typer.Option(metavar="DIR", help="The knowledge base's folder; made if need be.")],
+    paths: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="PATH...", help="Files and folders with documents; with --table none loads what is there."
+        ),
+    ] = None,
     encoder: Annotated[
         str | None, typer.Option(metavar="NAME", help="A sentence encoder; by default minilm-l6-v2.")
     ] = None,
@@ -38,28 +45,106 @@ def index(
             parser=common.integer, metavar="N", help="Tokens repeated in the next passage; by default 32."
         ),
     ] = None,
+    pgvector: store.Url = None,
+    table: store.Table = None,
+    hnsw: Annotated[
+        bool,
+        typer.Option(
+            "--hnsw", help="Also build an approximate index in the table.", rich_help_panel="PostgreSQL"
+        ),
+    ] = False,
+    replace: Annotated[
+        bool,
+        typer.Option("--replace", help="Replace a table that is there.", rich_help_panel="PostgreSQL"),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for programs.")] = False,
 ) -> None:
     """Make a knowledge base of documents, or bring it up to date.
 
     New documents are added, changed ones read again, and those gone from below the paths removed. Encoder and
-    chunking are chosen once, when the knowledge base is made.
+    chunking are chosen once, when the knowledge base is made. With --table or --pgvector it is then loaded into
+    PostgreSQL.
 
     Example: specrag index docs/ notes.txt --kb kb/
     """
-    from specrag.retrieval.build import build
-    from specrag.retrieval.build_settings import BuildSettings
-
-    settings = BuildSettings(encoder, encoder_dtype, chunk_tokens, chunk_overlap)
+    to_table = pgvector is not None or table is not None
+    if not paths and not to_table:
+        raise typer.BadParameter("name at least one PATH, or a --table to load the knowledge base into")
+    target = _Target(pgvector, table, hnsw, replace) if to_table else None
+    if target is not None:
+        target.check()
     bar = _Bar()
     try:
-        report = build(paths, kb, settings, bar.show)
+        report = None
+        if paths:
+            from specrag.retrieval.build import build
+            from specrag.retrieval.build_settings import BuildSettings
+
+            settings = BuildSettings(encoder, encoder_dtype, chunk_tokens, chunk_overlap)
+            report = build(paths, kb, settings, bar.show)
+        loaded = None if target is None else target.load(kb, bar.show)
     finally:
         bar.close()
     if as_json:
-        typer.echo(json.dumps({"kb": str(kb), **asdict(report)}, ensure_ascii=False))
-    else:
+        described = {} if report is None else asdict(report)
+        if loaded is not None:
+            described["table"] = asdict(loaded)
+        typer.echo(json.dumps({"kb": str(kb), **described}, ensure_ascii=False))
+        return
+    if report is not None:
         _print_report(report)
+    if loaded is not None:
+        typer.echo(
+            f"table:     {printable(loaded.name)}, {loaded.passages:,} passages in {loaded.seconds:.1f} s"
+        )
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """What stands in a table now."""
+
+    name: str
+    passages: int
+    seconds: float
+
+
+class _Target:
+    """A table that a knowledge base is loaded into.
+
+    Args:
+        url, table: as given on the command line.
+        hnsw: with an approximate index.
+        replace: in the place of one that is there.
+    """
+
+    def __init__(self, url: str | None, table: str | None, hnsw: bool, replace: bool) -> None:
+        with store.needing_psycopg():
+            from specrag.retrieval.pgvector_schema import DEFAULT_TABLE, check_table
+
+        self.url = url
+        self.table = check_table(DEFAULT_TABLE if table is None else table)
+        self.hnsw = hnsw
+        self.replace = replace
+
+    def check(self) -> None:
+        """Fail before the documents are read, not behind it."""
+        from specrag.retrieval.pgvector_load import check_target
+
+        check_target(self.url, self.table, replace=self.replace)
+
+    def load(self, kb: Path, report: Callable[[Progress], None]) -> _Loaded:
+        """Load it."""
+        from specrag.retrieval.hnsw import HnswSettings
+        from specrag.retrieval.knowledge_base import KnowledgeBase
+        from specrag.retrieval.pgvector import PgVectorStore
+
+        started = time.perf_counter()
+        graph = HnswSettings() if self.hnsw else None
+        with KnowledgeBase.open(kb) as base:
+            record = PgVectorStore.create(
+                self.url, base, self.table, hnsw=graph, replace=self.replace, progress=report
+            )
+        return _Loaded(self.table, record.passages, time.perf_counter() - started)
 
 
 class _Bar:

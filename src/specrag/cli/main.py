@@ -20,7 +20,7 @@ import typer
 
 from specrag.errors import SpecragError
 
-COMMANDS = ("models", "index", "search", "generate", "ask", "bench", "doctor")
+COMMANDS = ("models", "index", "search", "generate", "ask", "bench", "train", "doctor")
 """In the order of ``specrag --help``."""
 
 EXIT_FAILED = 1

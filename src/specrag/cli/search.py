@@ -1,21 +1,24 @@
-"""``specrag search QUERY --kb DIR``: passages with their scores."""
+"""``specrag search QUERY --kb DIR``: passages with their scores, from a folder or from PostgreSQL."""
 
 from __future__ import annotations
 
 import json
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specrag.cli import common
+from specrag.cli import common, store
 from specrag.cli.printable import printable
+from specrag.errors import InputError
 
 if TYPE_CHECKING:
     from specrag.retrieval.passage import Hit
+    from specrag.retrieval.reranker import Reranker
 
 _SNIPPET = 300  # characters
 _DEFAULT_K = 5
@@ -23,12 +26,18 @@ _DEFAULT_K = 5
 
 def search(
     query: Annotated[str, typer.Argument(metavar="QUERY", help="What to look for.")],
-    kb: Annotated[Path, typer.Option(metavar="DIR", help="A folder made by specrag index.")],
+    kb: Annotated[Path | None, typer.Option(metavar="DIR", help="A folder made by specrag index.")] = None,
     k: Annotated[
         int | None,
         typer.Option("-k", parser=common.integer, metavar="N", help="How many hits; by default 5."),
     ] = None,
-    index: Annotated[str, typer.Option(metavar="NAME", help="flat, hnsw, bm25 or hybrid.")] = "hybrid",
+    index: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="flat, hnsw, bm25 or hybrid (the default); of a table flat (the default) or hnsw.",
+        ),
+    ] = None,
     where: Annotated[
         list[str] | None,
         typer.Option(
@@ -40,52 +49,118 @@ def search(
         str | None,
         typer.Option(metavar="NAME", help="A cross-encoder that orders the best hits anew."),
     ] = None,
+    pgvector: store.Url = None,
+    table: store.Table = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for programs.")] = False,
 ) -> None:
-    """Search a knowledge base.
+    """Search a knowledge base, in a folder or in PostgreSQL.
 
     Example: specrag search "How is copper made?" --kb kb/ -k 3 --where "year>=2000"
     """
     from specrag.retrieval.filters import parse_conditions
-    from specrag.retrieval.knowledge_base import KnowledgeBase, check_index, check_queries
+    from specrag.retrieval.knowledge_base import check_index, check_queries
 
     # All that can be wrong is said before the encoder is loaded.
     check_queries([query])
-    check_index(index)
+    in_database = pgvector is not None or table is not None
+    if in_database and kb is not None:
+        raise InputError("--kb", str(kb), "give a knowledge base or a table of PostgreSQL, not both")
+    if kb is None and not in_database:
+        raise typer.BadParameter("name a knowledge base with --kb, or a --table of PostgreSQL")
     conditions = parse_conditions(where or ())
-    started = time.perf_counter()
-    with KnowledgeBase.open(kb) as base:
-        wanted = min(_DEFAULT_K, len(base)) if k is None else k
-        base.check_k(wanted)
-        base.allowed(conditions)
-        reranker = None
-        if rerank is not None:
-            from specrag.retrieval.reranker import load_reranker
-
-            reranker = load_reranker(rerank)
-        # What a server pays once: index and encoder are read, loops compiled, memory mapped.
-        base.search(["warm-up"], 1, index=index, reranker=reranker)
-        loaded = time.perf_counter()
-        hits = base.search([query], wanted, index=index, where=conditions, reranker=reranker)[0]
-        ended = time.perf_counter()
-        passages = len(base)
+    if kb is not None:
+        index = "hybrid" if index is None else index
+        check_index(index)
+        outcome = _search_folder(_Wish(query, k, conditions, rerank), kb, index)
+    else:
+        index = "flat" if index is None else index
+        outcome = _search_table(_Wish(query, k, conditions, rerank), pgvector, table, index)
     if as_json:
         description = {
             "query": query,
             "index": index,
-            "passages": passages,
-            "hits": [_describe(rank, hit) for rank, hit in enumerate(hits, start=1)],
-            "load_seconds": loaded - started,
-            "search_seconds": ended - loaded,
+            "passages": outcome.passages,
+            "hits": [_describe(rank, hit) for rank, hit in enumerate(outcome.hits, start=1)],
+            "load_seconds": outcome.load_seconds,
+            "search_seconds": outcome.search_seconds,
         }
         typer.echo(json.dumps(description, ensure_ascii=False))
         return
-    _print_hits(hits)
-    milliseconds = 1000 * (ended - loaded)
+    _print_hits(outcome.hits)
     _print_status(
-        f"{len(hits)} of {passages:,} passages, {index}: search {milliseconds:.1f} ms, "
-        f"after {loaded - started:.1f} s of loading"
+        f"{len(outcome.hits)} of {outcome.passages:,} passages, {index}: search "
+        f"{1000 * outcome.search_seconds:.1f} ms, after {outcome.load_seconds:.1f} s of loading"
     )
+
+
+@dataclass(frozen=True)
+class _Wish:
+    """What is looked for."""
+
+    query: str
+    k: int | None
+    where: Mapping[str, Any]
+    rerank: str | None
+
+    def wanted(self, passages: int) -> int:
+        return min(_DEFAULT_K, passages) if self.k is None else self.k
+
+    def reranker(self) -> Reranker | None:
+        if self.rerank is None:
+            return None
+        from specrag.retrieval.reranker import load_reranker
+
+        return load_reranker(self.rerank)
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What was found among how many passages, and the time that it took."""
+
+    hits: Sequence[Hit]
+    passages: int
+    load_seconds: float
+    search_seconds: float
+
+
+def _search_folder(wish: _Wish, kb: Path, index: str) -> _Outcome:
+    from specrag.retrieval.knowledge_base import KnowledgeBase
+
+    started = time.perf_counter()
+    with KnowledgeBase.open(kb) as base:
+        wanted = wish.wanted(len(base))
+        base.check_k(wanted)
+        base.allowed(wish.where)
+        reranker = wish.reranker()
+        # What a server pays once: index and encoder are read, loops compiled, memory mapped.
+        base.search(["warm-up"], 1, index=index, reranker=reranker)
+        loaded = time.perf_counter()
+        hits = base.search([wish.query], wanted, index=index, where=wish.where, reranker=reranker)[0]
+        return _Outcome(hits, len(base), loaded - started, time.perf_counter() - loaded)
+
+
+def _search_table(wish: _Wish, url: str | None, table: str | None, index: str) -> _Outcome:
+    from specrag.retrieval.hnsw import HnswSettings
+    from specrag.retrieval.knowledge_base import RERANKED, check_k, rerank
+    from specrag.retrieval.passage import Hit
+
+    started = time.perf_counter()
+    # A walk must keep all that is asked for.
+    ef_search = max(HnswSettings().ef_search, wish.k or 0) if index == "hnsw" else None
+    with store.open_store(url, table, index, where=wish.where, ef_search=ef_search) as base:
+        total = base.record.passages
+        wanted = wish.wanted(total)
+        check_k(wanted, total)
+        reranker = wish.reranker()
+        fetched = wanted if reranker is None else min(max(wanted, RERANKED), total)
+        base.search(base.encode(["warm-up"]), 1)
+        loaded = time.perf_counter()
+        ranking = base.search(base.encode([wish.query]), fetched)[0]
+        passages = base.passages(ranking.ids.tolist())
+        hits = [Hit(passage, score) for passage, score in zip(passages, ranking.scores.tolist(), strict=True)]
+        if reranker is not None:
+            hits = rerank(reranker, wish.query, hits)[:wanted]
+        return _Outcome(hits, total, loaded - started, time.perf_counter() - loaded)
 
 
 def _describe(rank: int, hit: Hit) -> dict[str, object]:

@@ -25,7 +25,7 @@ Method = Annotated[
     typer.Option(
         metavar="NAME",
         help="How to decode: plain, respec, or one of its rivals (prompt-lookup, token-recycling, "
-        "sam-decoding, draft-model).",
+        "sam-decoding, draft-model, eagle-2).",
         rich_help_panel=_PANEL,
     ),
 ]
@@ -33,7 +33,7 @@ Drafter = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Who guesses where nothing can be copied: recycling, lookup, none, or model:NAME.",
+        help="Who guesses where nothing can be copied: recycling, lookup, none, model:NAME, or eagle:NAME.",
         rich_help_panel=_PANEL,
     ),
 ]
@@ -66,6 +66,7 @@ _COLOURS = {
     "recycling": "yellow",
     "lookup": "green",
     "draft-model": "magenta",
+    "eagle": "magenta",
 }
 _RELAXED = "red"
 
@@ -82,15 +83,19 @@ def method_of(name: str, drafter: str | None, relaxed: bool, tolerance: float) -
         return ReSpec(drafter=drafter or "recycling", relaxed=relaxed, tolerance=tolerance)
     if relaxed:
         raise InputError("--relaxed", relaxed, "only --method respec can relax; the other methods are exact")
-    if name == "draft-model":
+    if name in ("draft-model", "eagle-2"):
         from specrag.methods import baselines
-        from specrag.methods.fallbacks import MODEL_PREFIX
+        from specrag.methods.fallbacks import EAGLE_PREFIX, MODEL_PREFIX
 
-        if drafter is None or not drafter.startswith(MODEL_PREFIX):
-            raise InputError("--drafter", drafter, "name the draft model, as in --drafter model:smollm2-135m")
-        return baselines.draft_model(drafter.removeprefix(MODEL_PREFIX))
+        is_head = name == "eagle-2"
+        prefix = EAGLE_PREFIX if is_head else MODEL_PREFIX
+        if drafter is None or not drafter.startswith(prefix):
+            remedy = f"--method {name} needs one, as in --drafter {prefix}smollm2-135m"
+            raise InputError("--drafter", drafter, remedy)
+        make = baselines.eagle if is_head else baselines.draft_model
+        return make(drafter.removeprefix(prefix))
     if drafter is not None:
-        raise InputError("--drafter", drafter, "only --method respec and draft-model take one")
+        raise InputError("--drafter", drafter, "only --method respec, draft-model and eagle-2 take one")
     return name
 
 

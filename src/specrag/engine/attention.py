@@ -23,6 +23,7 @@ from specrag.engine.bundle import Bundle
 from specrag.engine.kv import ROW_UNIT, Extent
 from specrag.engine.passes import Segment
 from specrag.engine.segment_plan import SMALL_KEYS, SegmentPlan, readable
+from specrag.errors import SpecragError
 
 #: Rows of one attention product; bounds the score matrix to ROWS * keys * heads numbers.
 BLOCK_ROWS = 128
@@ -68,6 +69,10 @@ class AttentionPlan:
         for segment in segments:
             self.segments.append(SegmentPlan.of(segment, first))
             first += len(segment.tokens)
+            if invariant and segment.written:
+                raise SpecragError(
+                    "segment: rows written before stay only without batch_invariant; feed the tree"
+                )
         self._find_shared()
         self._find_bundles()
         self.positions = [position for plan in self.segments for position in plan.positions]
@@ -161,7 +166,7 @@ class AttentionPlan:
         """Group the sessions of one row and few keys by the number of keys."""
         alike: dict[int, list[SegmentPlan]] = {}
         for plan in self.segments:
-            if self._is_small(plan) and plan.count == 1 and not plan.runs:
+            if self._is_small(plan) and plan.count == 1 and not plan.runs and not plan.written:
                 alike.setdefault(plan.keys, []).append(plan)
         for plans in alike.values():
             if len(plans) > 1:

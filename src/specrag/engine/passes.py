@@ -59,16 +59,22 @@ class Segment:
         parents: for each row the row of this segment that it follows, -1 for the cache's last token; rows come
             after their parents. ``None`` means a chain: each row follows the one before it.
         outputs: what each row returns.
+        features: for a model that reads hidden states beside tokens (an EAGLE head): one vector a row.
+        written: rows of a tree that earlier passes wrote behind the cache's ``length`` tokens and that stay there:
+            these rows are written behind them. ``parents`` then begins with the parents of the rows written. The
+            cache must not be changed in between.
     """
 
     cache: Any
     tokens: Sequence[int]
     parents: Sequence[int] | None
     outputs: Sequence[Outputs]
+    features: Sequence[Any] | None = None
+    written: int = 0
 
     def depths(self) -> list[int]:
         """Distance of each row from the cache's last token, minus one: row ``i`` is at position
-        ``cache.length + depths()[i]``."""
+        ``cache.length + depths()[i]``. Those of the rows written come first."""
         if self.parents is None:
             return list(range(len(self.tokens)))
         depths: list[int] = []

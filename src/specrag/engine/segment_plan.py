@@ -47,16 +47,18 @@ class SegmentPlan:
         rows: its rows in the pass.
         own: the extent that it writes.
         offset: row of the own extent where its first row is written.
+        written: rows of its tree that lie in front of that row already.
         base: position of the own extent's first row.
         keys: rows of the own extent that are read, a multiple of ``ROW_UNIT`` (:func:`readable`).
         runs: shared extents before the own one, with the rows that are read of each.
-        depths: distance of each row from the cache's last token, minus one.
-        ancestors: bool ``[rows, rows]``; ``None`` for a chain.
+        depths: distance of each row of the tree from the cache's last token, minus one; those written come first.
+        ancestors: bool ``[rows, written + rows]``; ``None`` for a chain.
     """
 
     rows: slice
     own: Extent
     offset: int
+    written: int
     base: int
     keys: int
     runs: list[tuple[Extent, int]]
@@ -71,30 +73,38 @@ class SegmentPlan:
         """Plan a segment whose first row is row ``first`` of the pass; makes room for its rows."""
         cache: KeyValueCache = segment.cache
         count = len(segment.tokens)
-        own = cache.prepare(count)
+        own = cache.prepare(segment.written + count)
         base = cache.base
-        offset = cache.length - base
+        offset = cache.length - base + segment.written
         return cls(
             rows=slice(first, first + count),
             own=own,
             offset=offset,
+            written=segment.written,
             base=base,
             keys=readable(-(-(offset + count) // ROW_UNIT) * ROW_UNIT, own.capacity),
             runs=[(run.extent, run.rows) for run in cache.runs],
             depths=segment.depths(),
-            ancestors=None if segment.parents is None else ancestor_matrix(segment.parents),
+            ancestors=None
+            if segment.parents is None
+            else ancestor_matrix(segment.parents)[segment.written :],
         )
 
     @property
     def count(self) -> int:
         """Number of rows."""
-        return len(self.depths)
+        return int(self.rows.stop - self.rows.start)
+
+    @property
+    def tree_start(self) -> int:
+        """Row of the own extent where its tree begins: what lies in front of it is committed and always seen."""
+        return self.offset - self.written
 
     @property
     def positions(self) -> list[int]:
         """Position of each row in its sequence."""
-        start = self.base + self.offset
-        return [start + depth for depth in self.depths]
+        start = self.base + self.tree_start
+        return [start + depth for depth in self.depths[self.written :]]
 
     def hide(self, scores: torch.Tensor, group: int, window: int | None, rows: slice) -> None:
         """Set to -inf, in place, what these rows may not see of the own extent.
@@ -110,22 +120,22 @@ class SegmentPlan:
         if self._mask is None:
             self._mask = self.tree_mask(scores.dtype, scores.device)
         if self._mask.shape[-1]:
-            view[..., self.offset :] += self._mask[rows, None, : keys - self.offset]
+            view[..., self.tree_start :] += self._mask[rows, None, : keys - self.tree_start]
 
     def tree_mask(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """``[rows, keys - offset]``: 0 where a row sees a row of the pass, -inf elsewhere."""
-        mask = torch.full((self.count, self.keys - self.offset), float("-inf"), dtype=dtype)
+        """``[rows, keys - tree_start]``: 0 where a row sees a row of its tree, -inf elsewhere."""
+        mask = torch.full((self.count, self.keys - self.tree_start), float("-inf"), dtype=dtype)
         if self.ancestors is None:
             mask = torch.triu(mask, diagonal=1)
         else:
-            mask[:, : self.count].masked_fill_(torch.from_numpy(self.ancestors), 0.0)
+            mask[:, : self.ancestors.shape[1]].masked_fill_(torch.from_numpy(self.ancestors), 0.0)
         return mask.to(device)
 
     def folded_mask(self, group: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """``[rows * group, keys]``, for the fused kernel, which takes no broadcast over the group."""
         if self._folded is None:
             seen = torch.zeros(self.count, self.keys, dtype=dtype, device=device)
-            seen[:, self.offset :] = self.tree_mask(dtype, device)
+            seen[:, self.tree_start :] = self.tree_mask(dtype, device)
             self._folded = seen.repeat_interleave(group, dim=0)
         return self._folded
 
@@ -143,9 +153,10 @@ class SegmentPlan:
                 start += length
             columns = torch.arange(start, start + self.keys)
             # A tree row's position is its depth, not its place in the buffer.
-            columns[self.offset : self.offset + self.count] = rows
+            tree = torch.tensor(self.depths) + self.base + self.tree_start
+            columns[self.tree_start : self.tree_start + len(tree)] = tree
             own = torch.zeros(self.count, self.keys, dtype=like.dtype)
-            own[:, self.offset :] = self.tree_mask(like.dtype, torch.device("cpu"))
+            own[:, self.tree_start :] = self.tree_mask(like.dtype, torch.device("cpu"))
             own.masked_fill_(columns[None] <= rows[:, None] - window, float("-inf"))
             self._windows[window] = [mask.to(like.device) for mask in (*masks, own)]
         return self._windows[window]

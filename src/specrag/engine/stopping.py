@@ -8,6 +8,7 @@ character comes first ends the text; among those that end at the same character,
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
@@ -87,6 +88,10 @@ class StopChecker:
         self._reason: FinishReason | None = None
         self._cut = False
         self._flushed = False
+
+    def fork(self) -> StopChecker:
+        """A checker in the same state, to follow tokens that may be taken back."""
+        return copy.copy(self)  # all of its state is immutable values
 
     def push(self, token: int, text: str) -> Piece:
         """Takes one token.

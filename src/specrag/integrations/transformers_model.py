@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -136,6 +136,17 @@ class _Vocabulary:
     @property
     def vocab_size(self) -> int:
         return self._tokenizer.vocab_size
+
+    @property
+    def special_tokens(self) -> Mapping[str, int]:
+        return self._tokenizer.special_tokens
+
+    @property
+    def eos_tokens(self) -> frozenset[int]:
+        return self._tokenizer.eos_tokens
+
+    def encode(self, text: str, *, special: bool) -> list[int]:
+        return self._tokenizer.encode(text, special=special)
 
     def token_bytes(self, token: int) -> bytes:
         return self._tokenizer.token_bytes(token)

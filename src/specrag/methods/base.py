@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from specrag.models.loading import LoadedModel
 
 
+_FEATURE = Outputs(hidden=("final",))
+
+
 @dataclass(frozen=True, slots=True)
 class PromptNeeds:
     """What a method reads of the prompt's own pass.
@@ -23,17 +26,21 @@ class PromptNeeds:
     Args:
         rows: how many of its last rows; the newest token is not among them, it is fed with the first round.
         outputs: what each of them returns.
+        features: how many of its last rows return their ``final`` hidden state, which needs no logits.
     """
 
     rows: int = 0
     outputs: Outputs = NOTHING
+    features: int = 0
 
 
 def read_prompt(session: Session, tokens: Sequence[int], needs: PromptNeeds) -> Coroutine[list[Row]]:
     """Feed a prompt; the answers for those of its last rows that a method asks for."""
     fed = len(session.pending) + len(tokens) - 1
-    wanted = min(needs.rows, fed)
-    rows = yield from session.extend(tokens, [NOTHING] * (fed - wanted) + [needs.outputs] * wanted)
+    full = min(needs.rows, fed)
+    wanted = max(full, min(needs.features, fed))
+    outputs = [NOTHING] * (fed - wanted) + [_FEATURE] * (wanted - full) + [needs.outputs] * full
+    rows = yield from session.extend(tokens, outputs)
     return rows[fed - wanted :]
 
 

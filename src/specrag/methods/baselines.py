@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from specrag.engine.outputs import NOTHING, Row
+from specrag.engine.outputs import Row
 from specrag.engine.passes import Coroutine
 from specrag.engine.session import Session
 from specrag.engine.stopping import FinishReason
@@ -43,8 +43,8 @@ class Drafted:
 
     @property
     def prompt_needs(self) -> PromptNeeds:
-        """Nothing."""
-        return PromptNeeds(0, NOTHING)
+        """What a head reads of the prompt; the others read nothing."""
+        return PromptNeeds(features=self._drafter.prompt_features)
 
     def check(self, loaded: LoadedModel) -> None:
         """See :class:`~specrag.methods.base.DecodingMethod`."""
@@ -62,7 +62,7 @@ class Drafted:
         schedule: TokenSchedule = (
             CostAware(self._costs) if self._budget is None else FixedBudget(self._budget)
         )
-        drafter: Drafter = self._drafter.make()
+        drafter: Drafter = self._drafter.make(weighed=self._budget is None)
         if self._copy_first:
             drafter = Switching(SuffixDrafter(), drafter, lambda: schedule.budget(runs_passes=True))
         try:
@@ -80,6 +80,8 @@ SAM_TOKENS = 40
 RECYCLING_NODES = 80
 #: A common choice for a draft model (Leviathan et al. 2023, figure 3).
 DRAFT_MODEL_TOKENS = 5
+#: EAGLE-2 verifies a tree of 60 nodes.
+EAGLE_NODES = 60
 
 
 def prompt_lookup() -> Drafted:
@@ -98,5 +100,14 @@ def sam_decoding() -> Drafted:
 
 
 def draft_model(name: str) -> Drafted:
-    """Lets a smaller model of the same vocabulary guess (Leviathan et al. 2023)."""
+    """Lets a smaller model guess (Leviathan et al. 2023), of another vocabulary too (Timor et al. 2025)."""
     return Drafted("draft-model", f"model:{name}", DRAFT_MODEL_TOKENS)
+
+
+def eagle(name: str) -> Drafted:
+    """Lets a head on the target's features guess (Li et al. 2024, EAGLE-2).
+
+    Args:
+        name: a head, as of :func:`~specrag.models.eagle_reading.head_folder`.
+    """
+    return Drafted("eagle-2", f"eagle:{name}", EAGLE_NODES)

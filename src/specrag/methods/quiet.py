@@ -9,12 +9,18 @@ from specrag.engine.passes import Coroutine, Emit
 T = TypeVar("T")
 
 
-def quietly(coroutine: Coroutine[T]) -> Coroutine[T]:
-    """Run a coroutine, passing on what it asks for and keeping back what it emits."""
+def quietly(coroutine: Coroutine[T], emitted: list[object] | None = None) -> Coroutine[T]:
+    """Run a coroutine, passing on what it asks for and keeping back what it emits.
+
+    Args:
+        emitted: what it emits is appended here.
+    """
     try:
         request = next(coroutine)
         while True:
             if isinstance(request, Emit):
+                if emitted is not None:
+                    emitted.append(request.value)
                 request = coroutine.send(None)
                 continue
             try:

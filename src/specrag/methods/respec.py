@@ -41,7 +41,8 @@ class ReSpec:
     """Adaptive retrieval-enhanced speculative decoding.
 
     Args:
-        drafter: guesses where nothing is copied: ``recycling``, ``lookup``, ``none``, or ``model:NAME``.
+        drafter: guesses where nothing is copied: ``recycling``, ``lookup``, ``none``, ``model:NAME`` or
+            ``eagle:NAME`` (:class:`~specrag.methods.fallbacks.NamedDrafter`).
         relaxed: accept copied tokens that are near enough to the target's choice (section 3.4): each relaxed
             token is among its likeliest and at most ``tolerance`` nats below the best. Greedy decoding only;
             a sampled text is always verified by the target's draw.
@@ -90,11 +91,12 @@ class ReSpec:
 
     @property
     def prompt_needs(self) -> PromptNeeds:
-        """The entropies that the trigger reads before the first token."""
-        trigger = self.retrieval.trigger
+        """The entropies that the trigger reads before the first token, and what the fallback reads."""
+        trigger, fallback = self.retrieval.trigger, self._fallback
         if trigger is None:
-            return PromptNeeds()
-        return PromptNeeds(trigger.max_key, Outputs(entropy=True).union(self._fallback.outputs))
+            return PromptNeeds(features=fallback.prompt_features)
+        outputs = Outputs(entropy=True).union(fallback.outputs)
+        return PromptNeeds(trigger.max_key, outputs, fallback.prompt_features)
 
     def check(self, loaded: LoadedModel) -> None:
         """See :class:`~specrag.methods.base.DecodingMethod`."""
@@ -125,7 +127,7 @@ class ReSpec:
     def _drafter(self, references: Sequence[Sequence[int]], schedule: TokenSchedule) -> RetrievalDrafter:
         return RetrievalDrafter(
             self.retrieval,
-            self._fallback.make(),
+            self._fallback.make(weighed=self.cost_aware),
             lambda: schedule.budget(runs_passes=True),
             references,
             self.corpus,

@@ -11,8 +11,9 @@ from specrag.errors import InputError
 from specrag.retrieval.passage import Hit, Passage
 
 if TYPE_CHECKING:
-    from specrag.retrieval.index import Index, Query
+    from specrag.retrieval.index import Index, Query, Ranking
     from specrag.retrieval.reranker import Reranker
+    from specrag.retrieval.scoring import Bools, Floats, Longs
 
 
 class Retriever(Protocol):
@@ -42,6 +43,31 @@ class VectorRetriever(Protocol):
 
     def index(self, name: str) -> Index:
         """One of the indexes."""
+
+
+class PassageRetriever(Protocol):
+    """What iterative retrieval needs: an :class:`~specrag.retrieval.index.Index` with its encoder and its passages.
+
+    Safe to use from several threads. :meth:`search` answers a batch bit for bit as it answers each query alone, and
+    :meth:`score` gives the scores that it ranks by, so that a cache of a few passages ranks them alike. Every method
+    may raise :class:`~specrag.errors.SpecragError` where a remote store does not answer; for passages that a search
+    has returned lately, :meth:`score` and :meth:`passages` should do without the store.
+    """
+
+    def __len__(self) -> int:
+        """Number of passages that a search can find."""
+
+    def encode(self, texts: Sequence[str]) -> list[Query]:
+        """The texts in the form that :meth:`search` and :meth:`score` take, each encoded alone."""
+
+    def search(self, queries: Sequence[Query], k: int, allowed: Bools | None = None) -> list[Ranking]:
+        """The best ``k`` passages for each query, fewer if there are not so many; the first is the same for every k."""
+
+    def score(self, queries: Sequence[Query], passage_ids: Longs) -> Floats:
+        """The scores by which :meth:`search` ranks, float32 [queries, ids given]."""
+
+    def passages(self, ids: Sequence[int]) -> list[Passage]:
+        """These passages, in the order given."""
 
 
 def similarities(retriever: VectorRetriever, question: str, hits: Sequence[Hit]) -> list[float]:

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, NoReturn
 
 # The tokens that end a turn or a text in the common chat formats. GGUF names one end token only, but models
@@ -30,6 +31,14 @@ def render_chat(template: str, messages: Sequence[Mapping[str, str]], special: M
     Raises:
         jinja2.TemplateError: the template is wrong or refuses the messages.
     """
+    rendered: str = _compiled(template).render(
+        messages=[dict(message) for message in messages], add_generation_prompt=True, **special
+    )
+    return rendered
+
+
+@lru_cache(maxsize=8)  # compiling takes ten times as long as rendering
+def _compiled(template: str) -> Any:
     import jinja2
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -43,9 +52,7 @@ def render_chat(template: str, messages: Sequence[Mapping[str, str]], special: M
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     plain = _GENERATION.sub(lambda m: m[1] + ("endif" if m[2] else "if true") + m[3], template)
-    return environment.from_string(plain).render(
-        messages=[dict(message) for message in messages], add_generation_prompt=True, **special
-    )
+    return environment.from_string(plain)
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:

@@ -95,6 +95,11 @@ class LeanDecoder:
     def context_length(self) -> int:
         return int(self.config.max_position_embeddings)
 
+    @property
+    def embedding(self) -> torch.Tensor:
+        """``[vocab_size, hidden_size]``, in the type it was stored in."""
+        return self._embedding
+
     def new_cache(self) -> KeyValueCache:
         return KeyValueCache(self._shape, contiguous=self.batch_invariant)
 
@@ -116,7 +121,7 @@ class LeanDecoder:
             x = layer.down(F.silu(gate).mul_(up), x)
         hidden["last"] = x
         hidden["final"] = F.rms_norm(x, (self._hidden_size,), self._norm, self._eps)
-        rows = iter(read_rows(wanted, hidden, self._logits))
+        rows = iter(read_rows(wanted, hidden, self.logits))
         return [[next(rows) for _ in segment.tokens] for segment in segments]
 
     def _attention(
@@ -147,7 +152,8 @@ class LeanDecoder:
         mixed = mixed.unflatten(1, (count, self._group)).transpose(0, 1).reshape(count, -1)
         return layer.output(mixed, x)
 
-    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The output matrix: ``[rows, hidden_size]`` after the final norm to ``[rows, vocab_size]``."""
         if isinstance(self._head, Int8Linear):
             return self._head.product(hidden)
         return self._head(hidden)

@@ -82,8 +82,8 @@ def _read_top(count: int, rows: list[Row], logits: torch.Tensor) -> None:
     best_values = values[:, :count].float().cpu().numpy()
     ids = tokens[:, :count].cpu().numpy()
     # By the logits, since subtracting the normaliser may round two of them to one.
-    order = np.lexsort((ids, -best_values))
-    ids = np.take_along_axis(ids, order, 1)
-    log_probs = np.take_along_axis(best_values, order, 1) - normalisers.cpu().numpy()[:, None]
+    by_value = np.lexsort((ids, -best_values))
+    ids = np.take_along_axis(ids, by_value, 1)
+    log_probs = np.take_along_axis(best_values, by_value, 1) - normalisers.cpu().numpy()[:, None]
     for row, row_tokens, row_log_probs in zip(rows, ids, log_probs, strict=True):
         row.top_tokens, row.top_log_probs = row_tokens, row_log_probs

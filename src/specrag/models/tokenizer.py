@@ -69,6 +69,12 @@ class Tokenizer:
                 found.add(index)
         return frozenset(found)
 
+    @cached_property
+    def special_tokens(self) -> Mapping[str, int]:
+        """Every special token by its text, such as ``<|im_end|>``."""
+        added = self._backend.get_added_tokens_decoder()
+        return {token.content: index for index, token in added.items() if token.special}
+
     def encode(self, text: str, *, special: bool) -> list[int]:
         """The tokens of a text; ``special`` adds those that the model expects around it (such as BOS)."""
         tokens: list[int] = self._backend.encode(text, add_special_tokens=special).ids
@@ -129,7 +135,7 @@ class Tokenizer:
 
     @cached_property
     def _special(self) -> frozenset[int]:
-        return frozenset(i for i, token in self._backend.get_added_tokens_decoder().items() if token.special)
+        return frozenset(self.special_tokens.values())
 
     def _is_byte(self, token: int) -> bool:
         """Whether a token is one byte of a character that the vocabulary lacks, ``<0x..>``."""
@@ -160,6 +166,14 @@ class TextStream:
         # Byte tokens <0x..> are decoded a run at a time: one wrong byte makes all of its run U+FFFD.
         self._run: list[int] = []
         self._is_first = True
+
+    def fork(self) -> TextStream:
+        """A stream in the same state, for tokens that may be taken back."""
+        other = TextStream(self._tokenizer)
+        other._utf8.setstate(self._utf8.getstate())
+        other._run = list(self._run)
+        other._is_first = self._is_first
+        return other
 
     def push(self, token: int) -> str:
         """The text that is complete now that ``token`` has come; often empty in the middle of a character."""

@@ -3,7 +3,7 @@
 Its next-token distribution depends on the last ``order`` tokens only, through a table of logits that is drawn
 once from a seed. Its cache keeps the tokens themselves, row by row, and the logits are computed from what the
 cache holds and the rows' ancestors, so that a row kept in a wrong place changes the output, as it would with
-keys and values.
+keys and values. Its output matrix is the identity, so that its hidden states are its logits.
 """
 
 from __future__ import annotations
@@ -135,4 +135,6 @@ def _row(logits: np.ndarray, outputs: Outputs) -> Row:
         row.top_log_probs = log_probs[order].astype(np.float32)
     if outputs.log_probs_of:
         row.log_probs = log_probs[list(outputs.log_probs_of)].astype(np.float32)
+    if outputs.hidden:
+        row.hidden = dict.fromkeys(outputs.hidden, logits.copy())
     return row

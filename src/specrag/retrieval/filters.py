@@ -15,6 +15,7 @@ import difflib
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,8 +39,7 @@ def find_allowed(store: PassageStore, where: Mapping[str, Any], passages: int) -
     Raises:
         InputError: a field does not exist, an operator is unknown, or a value cannot be compared.
     """
-    if not isinstance(where, Mapping):
-        raise InputError("where", where, 'give a mapping such as {"year": {">=": 2000}}')
+    check_where(where)
     allowed = np.ones(passages, dtype=bool)
     known: list[str] | None = None
     for field, condition in where.items():
@@ -48,9 +48,32 @@ def find_allowed(store: PassageStore, where: Mapping[str, Any], passages: int) -
         if not mask.any():
             known = store.field_names() if known is None else known
             if field not in known:
-                raise _unknown_field(field, known)
+                raise unknown_field(field, known)
         allowed &= mask
     return allowed
+
+
+def check_where(where: object) -> None:
+    """Make sure that conditions are a mapping.
+
+    Raises:
+        InputError: they are not.
+    """
+    if not isinstance(where, Mapping):
+        raise InputError("where", where, 'give a mapping such as {"year": {">=": 2000}}')
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What a value must be.
+
+    Attributes:
+        operator: one of ``= < <= > >=``.
+        values: for ``=`` any of them, else one.
+    """
+
+    operator: str
+    values: tuple[str | int | float, ...]
 
 
 def compile_condition(field: str, condition: object) -> tuple[str, list[Any]]:
@@ -59,18 +82,15 @@ def compile_condition(field: str, condition: object) -> tuple[str, list[Any]]:
     Raises:
         InputError: an operator is unknown, or a value cannot be compared.
     """
-    if not isinstance(field, str) or not field:
-        raise InputError("where", field, "name a field")
     terms = ["field = ?"]
     parameters: list[Any] = [field]
-    for operator, value in _comparisons(field, condition):
-        if operator in {"=", "in"}:
-            values = _values(field, value) if operator == "in" else [_value(field, value)]
-            terms.append(f"value IN ({', '.join('?' * len(values))})")
-            parameters += values
+    for comparison in comparisons(field, condition):
+        parameters += comparison.values
+        if comparison.operator == "=":
+            terms.append(f"value IN ({', '.join('?' * len(comparison.values))})")
         else:
-            terms += [f"value {operator} ?", _SAME_KIND[isinstance(value, str)]]
-            parameters.append(_value(field, value))
+            kind = _SAME_KIND[isinstance(comparison.values[0], str)]
+            terms += [f"value {comparison.operator} ?", kind]
     return f"SELECT first, last FROM fields WHERE {' AND '.join(terms)}", parameters
 
 
@@ -78,7 +98,22 @@ def compile_condition(field: str, condition: object) -> tuple[str, list[Any]]:
 _SAME_KIND = {True: "typeof(value) = 'text'", False: "typeof(value) IN ('integer', 'real')"}
 
 
-def _comparisons(field: str, condition: object) -> list[tuple[str, object]]:
+def comparisons(field: str, condition: object) -> list[Comparison]:
+    """What one condition asks for; a value must satisfy all of it.
+
+    Raises:
+        InputError: an operator is unknown, or a value cannot be compared.
+    """
+    if not isinstance(field, str) or not field:
+        raise InputError("where", field, "name a field")
+    found = []
+    for operator, value in _pairs(field, condition):
+        values = _values(field, value) if operator == "in" else [_value(field, value)]
+        found.append(Comparison("=" if operator == "in" else operator, tuple(values)))
+    return found
+
+
+def _pairs(field: str, condition: object) -> list[tuple[str, object]]:
     if isinstance(condition, Mapping):
         for operator in condition:
             if operator not in OPERATORS:
@@ -110,7 +145,8 @@ def _value(field: str, value: object) -> str | int | float:
     return value  # type: ignore[return-value]
 
 
-def _unknown_field(field: str, known: Sequence[str]) -> InputError:
+def unknown_field(field: str, known: Sequence[str]) -> InputError:
+    """The error for a field that no passage has; says which is nearest."""
     near = difflib.get_close_matches(field, known, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return InputError("where", field, f"{hint}the fields are {', '.join(known)}")

@@ -52,8 +52,8 @@ class HnswIndex:
 
     faiss walks the graph and hands over all its ``max(ef_search, k)`` candidates; the kernel scores them. Each
     query takes its own walk, so that a batch changes nothing, and any ``k`` up to ``ef_search`` is a prefix
-    of the same ranking. A walk that finds fewer passages than asked for (a graph torn by duplicates, a narrow
-    filter) is replaced by exact search.
+    of the same ranking. A walk that finds fewer candidates (a graph torn by duplicates, a narrow filter) is
+    replaced by exact search.
 
     The vectors are stored once: the graph is written without them, and in memory faiss reads those of
     ``flat``, mapped or not.
@@ -134,7 +134,8 @@ class HnswIndex:
             return self.flat.search(queries, k, mask)
         found = self._walk(vectors, candidates, mask)
         rankings = [self._rank(vector, ids, k) for vector, ids in zip(vectors, found, strict=True)]
-        torn = [place for place, ranking in enumerate(rankings) if len(ranking) < min(k, available)]
+        # Whatever k is asked for, so that a smaller one gives a prefix of the same ranking.
+        torn = np.flatnonzero(np.count_nonzero(found >= 0, axis=1) < min(candidates, available)).tolist()
         exact = self.flat.search([queries[place] for place in torn], k, mask)
         for place, ranking in zip(torn, exact, strict=True):
             rankings[place] = ranking

@@ -218,7 +218,7 @@ class KnowledgeBase:
         found = [self._hits(ranking) for ranking in rankings]
         if reranker is None:
             return found
-        return [_rerank(reranker, query, hits)[:k] for query, hits in zip(queries, found, strict=True)]
+        return [rerank(reranker, query, hits)[:k] for query, hits in zip(queries, found, strict=True)]
 
     def check_k(self, k: int) -> None:
         """Make sure that so many passages can be asked for.
@@ -226,8 +226,7 @@ class KnowledgeBase:
         Raises:
             InputError: ``k`` is below 1 or above the number of passages.
         """
-        if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= len(self):
-            raise InputError("k", k, f"the knowledge base has {len(self)} passages; give 1 to {len(self)}")
+        check_k(k, len(self))
 
     def _hits(self, ranking: Ranking) -> list[Hit]:
         passages = self._store.passages(ranking.ids.tolist())
@@ -274,6 +273,16 @@ def check_index(name: str) -> None:
         raise InputError("index", name, f"{hint}take one of {', '.join(INDEXES)}")
 
 
+def check_k(k: int, passages: int) -> None:
+    """Make sure that so many of some passages can be asked for.
+
+    Raises:
+        InputError: ``k`` is below 1 or above their number.
+    """
+    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= passages:
+        raise InputError("k", k, f"the knowledge base has {passages} passages; give 1 to {passages}")
+
+
 def check_queries(texts: Sequence[str]) -> None:
     """Make sure that these are questions.
 
@@ -291,7 +300,8 @@ def check_queries(texts: Sequence[str]) -> None:
             raise InputError("query", text, "it is no text in UTF-8; convert it first") from None
 
 
-def _rerank(reranker: Reranker, query: str, hits: list[Hit]) -> list[Hit]:
+def rerank(reranker: Reranker, query: str, hits: list[Hit]) -> list[Hit]:
+    """The hits in the order of a reranker's scores, which replace theirs."""
     if not hits:
         return hits
     texts = [passage_text(hit.passage.title, hit.passage.text) for hit in hits]

@@ -23,13 +23,13 @@ from specrag.speculation.tree import EMPTY, DraftTree, Round
 DRAFT_MODEL = "draft-model"
 
 #: Ends of the classes of confidence that are accepted about equally often.
-_CONFIDENCES = (0.2, 0.4, 0.6, 0.8, 0.9, 0.97)
+CONFIDENCES = (0.2, 0.4, 0.6, 0.8, 0.9, 0.97)
 #: Drawn guesses are graded by their depth, from this grade on.
 _DRAWN_GRADE, _MOST_DEPTH = 8, 7
 #: Stream of random numbers beside the target's; a token id never has such a value.
 _DRAFT_STREAM = 2**60
 #: Up to here, tokens to catch up with go into the pass of the first guess, every row of which is answered.
-_FEW = 32
+FEW = 32
 _TOP = Outputs(top_k=1)
 
 
@@ -123,7 +123,7 @@ class DraftModel:
         missing = self._missing(session)
         if not self._can_read(session, missing):
             return EMPTY
-        if len(missing) > _FEW or not self._session.tokens:
+        if len(missing) > FEW or not self._session.tokens:
             yield from self._session.extend(missing)
             missing = []
         # The last guess is not fed, so that it needs no room.
@@ -194,7 +194,7 @@ class DraftModel:
 
     def _tree(self, guesses: Sequence[_Guess]) -> DraftTree:
         if self._sampling is None:
-            grades = [bisect(_CONFIDENCES, guess.confidence) for guess in guesses]
+            grades = [bisect(CONFIDENCES, guess.confidence) for guess in guesses]
         else:  # a schedule reads the grades, and must not choose by what was drawn
             grades = [_DRAWN_GRADE + min(depth, _MOST_DEPTH) for depth in range(len(guesses))]
         return DraftTree(

@@ -1,0 +1,78 @@
+"""Options of the commands that work with a table of PostgreSQL, and the way to it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from specrag.errors import SpecragError
+
+if TYPE_CHECKING:
+    from specrag.retrieval.pgvector import PgVectorStore
+
+_PANEL = "PostgreSQL"
+
+Url = Annotated[
+    str | None,
+    typer.Option(
+        "--pgvector",
+        metavar="URL",
+        help="A database with pgvector, postgresql://USER@HOST/NAME; by default $SPECRAG_PGVECTOR_URL.",
+        rich_help_panel=_PANEL,
+    ),
+]
+Table = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="The table there; by default passages.", rich_help_panel=_PANEL),
+]
+
+
+@contextmanager
+def needing_psycopg() -> Iterator[None]:
+    """Say what to install where the packages for PostgreSQL are missing.
+
+    Raises:
+        SpecragError: they are.
+    """
+    # The pool tells of each attempt that fails; the error at the end says it once.
+    logging.getLogger("psycopg").addHandler(logging.NullHandler())
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] not in {"psycopg", "psycopg_pool", "pgvector"}:
+            raise
+        raise SpecragError(f"pgvector: {error.name} is not installed; install specrag[stores]") from error
+
+
+def open_store(
+    url: str | None,
+    table: str | None,
+    index: str = "flat",
+    *,
+    where: Mapping[str, Any] | None = None,
+    ef_search: int | None = None,
+) -> PgVectorStore:
+    """A table, open for searching; the caller closes it.
+
+    A :class:`~specrag.methods.retriever.PassageRetriever`.
+
+    Args:
+        url, table: as given on the command line.
+        index: ``flat`` or ``hnsw``.
+        where: only passages that satisfy these conditions are found.
+        ef_search: candidates of a walk through the HNSW index; by default as it was built.
+
+    Raises:
+        SpecragError: psycopg is not installed, or what
+            :meth:`PgVectorStore.open <specrag.retrieval.pgvector.PgVectorStore.open>` raises.
+    """
+    with needing_psycopg():
+        from specrag.retrieval.pgvector import PgVectorStore
+        from specrag.retrieval.pgvector_schema import DEFAULT_TABLE
+
+    table = DEFAULT_TABLE if table is None else table
+    return PgVectorStore.open(url, table, index=index, where=where, ef_search=ef_search)

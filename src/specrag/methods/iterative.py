@@ -1,0 +1,222 @@
+"""What the methods share that retrieve anew every few tokens: their settings, their calls, their checks."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Generator
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Unpack
+
+from specrag.engine.passes import Coroutine, Emit
+from specrag.errors import InputError
+from specrag.methods.base import DecodingMethod
+from specrag.methods.options import Options, check_options
+from specrag.methods.ralm_prompt import PassagePrompts, RetrievalLimits, SessionGenerator
+from specrag.methods.ralm_result import IterativeAnswer, Record, Retraction
+from specrag.methods.ralm_search import check_prefetch
+from specrag.methods.ralm_text import Text, Writer
+from specrag.methods.ralm_timeline import Timeline
+from specrag.methods.registry import make_method
+from specrag.methods.retriever import PassageRetriever
+from specrag.speculation.decode import Settings, Step
+
+#: New tokens of an answer, as in the paper.
+DEFAULT_MAX_TOKENS = 128
+
+#: The clock of :class:`specrag.LanguageModel`.
+DEFAULT_CLOCK = time.perf_counter
+
+
+@dataclass(frozen=True, slots=True)
+class IterativeRequest:
+    """A checked call.
+
+    Attributes:
+        prompts: of the question.
+        settings: what the caller asks of the whole text.
+        timeout: seconds.
+    """
+
+    prompts: PassagePrompts
+    settings: Settings
+    timeout: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One request's moving parts."""
+
+    prompts: PassagePrompts
+    timeline: Timeline
+    writer: Writer
+    record: Record
+
+
+class IterativeMethod(ABC):
+    """Answers a question with a retrieval every few tokens.
+
+    Args:
+        llm: the language model.
+        retriever: where the passages are.
+        limits: how often to retrieve and how much to read.
+        prefetch: passages that a search asks for.
+        reuse: keep keys and values while the passage stays.
+        decoder: how the tokens between two retrievals are decoded, a name or a configured method.
+        system: a system message in front of the question.
+        clock: seconds, the executor's.
+
+    Raises:
+        InputError: a value cannot be used, or the knowledge base is empty.
+    """
+
+    name: str
+
+    def __init__(
+        self,
+        llm: SessionGenerator,
+        retriever: PassageRetriever,
+        *,
+        limits: RetrievalLimits,
+        prefetch: int,
+        reuse: bool,
+        decoder: str | DecodingMethod,
+        system: str | None,
+        clock: Callable[[], float],
+    ) -> None:
+        check_prefetch(prefetch, len(retriever))
+        self.llm = llm
+        self.retriever = retriever
+        self.limits = limits
+        self.prefetch = prefetch
+        self.reuse = reuse
+        self.decoder = make_method(decoder) if isinstance(decoder, str) else decoder
+        self.system = system
+        self._clock = clock
+
+    def answer(self, question: str, **options: Unpack[Options]) -> IterativeAnswer:
+        """Answer a question.
+
+        Args:
+            question: in words.
+            options: of the generation; see :class:`~specrag.methods.options.Options`. ``max_tokens`` is 128 by
+                default; ``method`` is refused, since ``decoder`` takes its place.
+
+        Raises:
+            InputError: a value cannot be used.
+            ContextLengthError: the question leaves no room for a passage.
+            DeadlineExceeded: the timeout passed.
+            SpecragError: the knowledge base does not answer.
+        """
+        request = self._request(question, options)
+        task = self.llm.executor.submit(self._answering(request), deadline=self._deadline(request))
+        return self.llm.executor.run(task)
+
+    def stream(
+        self, question: str, **options: Unpack[Options]
+    ) -> Generator[Step | Retraction, None, IterativeAnswer]:
+        """:meth:`answer` as it comes: a :class:`~specrag.speculation.decode.Step` a chunk.
+
+        The generator returns the whole answer, for those who ask with ``yield from``. Leaving the loop early ends
+        the request.
+        """
+        return self._stream(self._request(question, options))
+
+    async def aanswer(self, question: str, **options: Unpack[Options]) -> IterativeAnswer:
+        """:meth:`answer` without blocking the event loop."""
+        answer: object = None
+        async with aclosing(self.astream(question, **options)) as events:  # type: ignore[type-var]
+            async for answer in events:  # noqa: B007 - the last one is the answer
+                pass
+        assert isinstance(answer, IterativeAnswer)
+        return answer
+
+    async def astream(
+        self, question: str, **options: Unpack[Options]
+    ) -> AsyncIterator[Step | Retraction | IterativeAnswer]:
+        """:meth:`stream` without blocking the event loop; the whole answer is the last event."""
+        request = self._request(question, options)
+        coroutine = _telling(self._answering(request))
+        events = self.llm.executor.astream(coroutine, deadline=self._deadline(request))
+        async with aclosing(events):
+            async for event in events:
+                yield event
+
+    def answering(self, question: str, **options: Unpack[Options]) -> Coroutine[IterativeAnswer]:
+        """A coroutine for the model's executor that does what :meth:`answer` does and emits what :meth:`stream` yields.
+
+        Everything that can be wrong is checked at the call; a timeout is the business of who submits it.
+        """
+        return self._answering(self._request(question, options))
+
+    def check(self, question: str, **options: Unpack[Options]) -> None:
+        """Check everything that can be wrong with a call of :meth:`answer`; retrieves and decodes nothing.
+
+        Raises:
+            InputError: a value cannot be used.
+            ContextLengthError: the question leaves no room for a passage.
+        """
+        self._request(question, options)
+
+    # -- the steps ------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _answering(self, request: IterativeRequest) -> Coroutine[IterativeAnswer]:
+        """Retrieve and decode until the text ends."""
+
+    def _start(self, request: IterativeRequest) -> Work:
+        loaded = self.llm.loaded
+        timeline = Timeline(self._clock)
+        writer = Writer(
+            loaded.model,
+            self.decoder,
+            request.prompts,
+            request.settings,
+            interval=self.limits.interval,
+            reuse=self.reuse,
+            timeline=timeline,
+        )
+        record = Record(Text.empty(loaded.tokenizer, request.settings.stop), timeline)
+        return Work(request.prompts, timeline, writer, record)
+
+    def _request(self, question: str, options: Options) -> IterativeRequest:
+        if not isinstance(question, str) or not question.strip():
+            raise InputError("question", question, "give at least one word")
+        try:
+            question.encode()
+        except UnicodeEncodeError:
+            raise InputError("question", question, "it is no text in UTF-8; convert it first") from None
+        if "method" in options:
+            remedy = "leave it out; name the method that decodes between retrievals as decoder"
+            raise InputError("method", options["method"], remedy)
+        with_defaults: Options = {"max_tokens": DEFAULT_MAX_TOKENS, **options}
+        checked = check_options(with_defaults)
+        self.decoder.check(self.llm.loaded)
+        tokenizer = self.llm.loaded.tokenizer
+        ends = frozenset() if checked.ignore_eos else tokenizer.eos_tokens
+        settings = Settings(
+            replace(checked.stop, stop_tokens=ends),
+            checked.sampling,
+            checked.log_probs,
+            checked.processors,
+            tuple(tuple(tokenizer.encode(text, special=False)) for text in checked.references),
+        )
+        prompts = PassagePrompts(
+            self.llm, question, self.limits, checked.stop.max_tokens, system=self.system, raw=checked.raw
+        )
+        return IterativeRequest(prompts, settings, checked.timeout)
+
+    def _stream(self, request: IterativeRequest) -> Generator[Step | Retraction, None, IterativeAnswer]:
+        task = self.llm.executor.submit(self._answering(request), deadline=self._deadline(request))
+        yield from self.llm.executor.stream(task)
+        return task.result()
+
+    def _deadline(self, request: IterativeRequest) -> float | None:
+        return None if request.timeout is None else self._clock() + request.timeout
+
+
+def _telling(coroutine: Coroutine[IterativeAnswer]) -> Coroutine[None]:
+    """Run to the end and emit the answer itself."""
+    answer = yield from coroutine
+    yield Emit(answer)

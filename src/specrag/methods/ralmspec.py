@@ -1,0 +1,293 @@
+"""RaLMSpec: speculative retrieval for iterative RaLM, with the output of sequential retrieval (Zhang et al. 2024).
+
+A cache of passages that this request has seen guesses what the knowledge base would return, the text goes on behind
+the guesses, and one batched search verifies several of them at once; from the first wrong guess on the text is taken
+back. Three parts can be chosen one by one: prefetching (P), the scheduler OS3 (S), asynchronous verification (A).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from specrag.engine.passes import Coroutine, Emit, Search, Start, Wait
+from specrag.engine.task import Task
+from specrag.errors import Cancelled, InputError
+from specrag.methods.base import DecodingMethod
+from specrag.methods.iterative import DEFAULT_CLOCK, IterativeMethod, IterativeRequest, Work
+from specrag.methods.ralm_prompt import RetrievalLimits, SessionGenerator, id_of
+from specrag.methods.ralm_result import IterativeAnswer, Retraction
+from specrag.methods.ralm_search import Found, Guess, PassageFinder, Searched
+from specrag.methods.ralm_text import Chunk, Text
+from specrag.methods.retriever import PassageRetriever
+from specrag.retrieval.cache import CAPACITY
+from specrag.retrieval.index import Query
+from specrag.scheduling.stride import OS3, FixedStride, StrideRound, StrideSchedule
+
+#: A fixed stride, the paper's scheduler by name, or a function that makes a schedule for a request.
+Stride: TypeAlias = int | Literal["os3"] | Callable[[], StrideSchedule]
+
+#: What to do when the knowledge base fails in mid-request.
+OnFailure: TypeAlias = Literal["error", "cache"]
+
+#: The paper's cap of the estimated match rate.
+MAX_MATCH = 0.6
+
+
+class RaLMSpec(IterativeMethod):
+    """Guesses retrievals from a cache and verifies several in one search.
+
+    A round of stride s looks up s queries and decodes behind the first s - 1 guesses; then one search verifies all s.
+    What follows the guesses that were right is decoded behind the passage that the search has returned, so that a
+    stride of 1 is sequential retrieval. The tokens and the passages are those of
+    :class:`~specrag.methods.iterative_ralm.IterativeRaLM` with the same settings, whatever is chosen here.
+
+    Args:
+        llm: the language model, such as :func:`specrag.load` makes.
+        retriever: such as a :class:`~specrag.retrieval.single_index.SingleIndex`.
+        stride: queries of a round: a number, ``os3``, or a function that makes a schedule for a request.
+        prefetch: passages that a search brings into the cache for each query; 1 is the passage itself.
+        asynchronous: decode behind the last guess while the search runs, up to the next token if a guess is wrong.
+        max_match: OS3's cap of the match rate that it reckons with; ``None`` is no cap but a confidence bound.
+        capacity: most passages in a request's cache, whose texts are kept too.
+        on_failure: when a search fails behind the first: ``error`` ends the request with it, ``cache`` goes on with
+            guesses that nobody verifies, and the result says so.
+        early: show text at once and take it back by a :class:`~specrag.methods.ralm_result.Retraction`; else text is
+            shown when it is verified.
+        interval, query_tokens, passage_tokens, prompt_tokens, reuse, decoder, system, clock: as of
+            :class:`~specrag.methods.iterative_ralm.IterativeRaLM`. A session is kept while its passage may still
+            turn out to be the right one.
+
+    Raises:
+        InputError: a value cannot be used, or the knowledge base is empty.
+    """
+
+    name = "ralmspec"
+
+    def __init__(
+        self,
+        llm: SessionGenerator,
+        retriever: PassageRetriever,
+        *,
+        stride: Stride = 3,
+        prefetch: int = 1,
+        asynchronous: bool = False,
+        max_match: float | None = MAX_MATCH,
+        capacity: int = CAPACITY,
+        on_failure: OnFailure = "error",
+        early: bool = False,
+        interval: int = 4,
+        query_tokens: int = 32,
+        passage_tokens: int = 256,
+        prompt_tokens: int = 512,
+        reuse: bool = True,
+        decoder: str | DecodingMethod = "plain",
+        system: str | None = None,
+        clock: Callable[[], float] = DEFAULT_CLOCK,
+    ) -> None:
+        super().__init__(
+            llm,
+            retriever,
+            limits=RetrievalLimits(interval, query_tokens, passage_tokens, prompt_tokens),
+            prefetch=prefetch,
+            reuse=reuse,
+            decoder=decoder,
+            system=system,
+            clock=clock,
+        )
+        if on_failure not in ("error", "cache"):
+            raise InputError("on_failure", on_failure, "take error or cache")
+        self.stride = stride
+        self.asynchronous = asynchronous
+        self.max_match = max_match
+        self.capacity = capacity
+        self.on_failure = on_failure
+        self.early = early
+        # What is wrong with the schedule or the cache is said now, not in mid-request.
+        self._schedule()
+        PassageFinder(retriever, clock, prefetch, capacity)
+
+    def _schedule(self) -> StrideSchedule:
+        if isinstance(self.stride, str):
+            if self.stride != "os3":
+                raise InputError("stride", self.stride, "give a whole number of at least 1, or os3")
+            return OS3(asynchronous=self.asynchronous, max_match=self.max_match)
+        return self.stride() if callable(self.stride) else FixedStride(self.stride)
+
+    # -- the protocol ---------------------------------------------------------------------------------------
+
+    def _answering(self, request: IterativeRequest) -> Coroutine[IterativeAnswer]:
+        work = self._start(request)
+        finder = PassageFinder(self.retriever, self._clock, self.prefetch, self.capacity)
+        schedule = self._schedule()
+        try:
+            yield from self._first(work, finder)
+            while work.record.text.finish_reason is None:
+                if work.record.failure is None:
+                    yield from self._round(work, finder, schedule)
+                else:
+                    yield from self._unverified(work, finder)
+        finally:
+            work.writer.close()
+        return work.record.answer()
+
+    def _first(self, work: Work, finder: PassageFinder) -> Coroutine[None]:
+        """The first retrieval fills the cache: there is nothing to guess from before it."""
+        query = work.prompts.query(())
+        searched: Searched = yield Search(lambda: finder.find(query))
+        work.timeline.add(searched.times, 0)
+        if searched.failure is not None:
+            raise searched.failure
+        yield from self._write(work, query, searched.found[0])
+
+    def _round(self, work: Work, finder: PassageFinder, schedule: StrideSchedule) -> Coroutine[None]:
+        """Guess, verify, keep what was right, and decode behind the first passage that is known to be."""
+        drafts = _Drafts(work.record.text)
+        yield from self._speculate(work, finder, drafts, schedule.next())
+        searched = yield from self._verify(work, finder, drafts)
+        if searched.failure is not None:
+            if self.on_failure == "error":
+                raise searched.failure
+            work.record.failure = str(searched.failure)
+        found = drafts.guessed if searched.failure is not None else searched.found
+        kept = min(drafts.matched(found), len(drafts.chunks))
+        yield from self._take_back(work, drafts.chunks[kept:])
+        for guess, chunk, truth in zip(drafts.guesses, drafts.chunks[:kept], found, strict=False):
+            work.record.accept(chunk, guess.text, truth)
+            if not self.early:
+                yield Emit(work.record.step(chunk))
+        if kept < len(drafts.guesses):
+            right = yield from self._write(work, drafts.guesses[kept].text, found[kept])
+            drafts.note_if_first(work.timeline.seconds(right.spans))
+        else:
+            work.writer.keep([found[-1].passage])
+        if searched.failure is None:
+            round = StrideRound(
+                len(drafts.guesses), drafts.matched(found), drafts.step_seconds, searched.seconds
+            )
+            schedule.observe(round)
+            work.record.observe(round)
+
+    def _speculate(self, work: Work, finder: PassageFinder, drafts: _Drafts, stride: int) -> Coroutine[None]:
+        """Look up ``stride`` queries and decode behind all guesses but the last.
+
+        Ends sooner where the text does, or where the cache has no guess.
+        """
+        while True:
+            guess = yield from _look_up(work, finder, drafts.text)
+            drafts.guesses.append(guess)
+            if len(drafts.guesses) >= stride or guess.passage is None:
+                return
+            yield from self._draft(work, drafts, guess)
+            if drafts.text.finish_reason is not None:
+                return
+
+    def _draft(self, work: Work, drafts: _Drafts, guess: Guess) -> Coroutine[None]:
+        chunk = yield from work.writer.write(drafts.text, guess.passage)
+        drafts.add(chunk, work.timeline.seconds(chunk.spans))
+        if self.early:
+            yield Emit(work.record.step(chunk))
+
+    def _verify(self, work: Work, finder: PassageFinder, drafts: _Drafts) -> Coroutine[Searched]:
+        """One search for all queries of the round; the last chunk is written meanwhile, if that was asked for."""
+        queries = [guess.query for guess in drafts.guesses]
+        place = len(drafts.text.tokens)
+        last = drafts.guesses[-1]
+        if not self.asynchronous or drafts.text.finish_reason is not None or last.passage is None:
+            searched: Searched = yield Search(lambda: finder.search(queries))
+            work.timeline.add(searched.times, place)
+            return searched
+        searching: Task[Searched] = yield Start(_searching(finder, queries))
+        writing: Task[None] = yield Start(self._draft(work, drafts, last))
+        yield Wait([searching, writing], first=True)
+        yield Wait([searching])
+        searched = searching.result()
+        work.timeline.add(searched.times, place)
+        if searched.failure is not None and self.on_failure == "error":
+            raise searched.failure
+        if searched.failure is None and drafts.matched(searched.found) < len(queries):
+            writing.cancel()
+        yield Wait([writing])
+        try:
+            writing.result()
+        except Cancelled:
+            work.record.abort()
+        return searched
+
+    def _take_back(self, work: Work, wrong: Sequence[Chunk]) -> Coroutine[None]:
+        for chunk in wrong:
+            work.record.discard(chunk)
+        if self.early and wrong:
+            text = "".join(chunk.shown for chunk in wrong)
+            yield Emit(Retraction(text, sum(len(chunk.tokens) for chunk in wrong)))
+
+    def _unverified(self, work: Work, finder: PassageFinder) -> Coroutine[None]:
+        """One chunk behind a guess that nobody will verify."""
+        guess = yield from _look_up(work, finder, work.record.text)
+        yield from self._write(work, guess.text, Found(guess.passage))
+
+    def _write(self, work: Work, query: str, found: Found) -> Coroutine[Chunk]:
+        """Decode behind a passage that nothing will take back."""
+        chunk = yield from work.writer.write(work.record.text, found.passage)
+        work.writer.keep([found.passage])
+        work.record.accept(chunk, query, found)
+        yield Emit(work.record.step(chunk))
+        return chunk
+
+
+@dataclass(slots=True)
+class _Drafts:
+    """A round's guesses and what was written behind them.
+
+    Attributes:
+        text: the output with all of the chunks.
+        guesses: one a query.
+        chunks: behind the first of the guesses.
+        seconds: of writing each chunk.
+    """
+
+    text: Text
+    guesses: list[Guess] = field(default_factory=list)
+    chunks: list[Chunk] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+    def add(self, chunk: Chunk, seconds: float) -> None:
+        """A chunk has been written to its end."""
+        self.text = chunk.text
+        self.chunks.append(chunk)
+        self.seconds.append(seconds)
+
+    def note_if_first(self, seconds: float) -> None:
+        """The time of a chunk that was no guess stands in where none was."""
+        if not self.seconds:
+            self.seconds.append(seconds)
+
+    @property
+    def guessed(self) -> tuple[Found, ...]:
+        """The guesses, taken for the truth."""
+        return tuple(Found(guess.passage) for guess in self.guesses)
+
+    def matched(self, found: Sequence[Found]) -> int:
+        """How many guesses are right before the first wrong one."""
+        pairs = zip(self.guesses, found, strict=True)
+        wrong = (n for n, (guess, truth) in enumerate(pairs) if id_of(guess.passage) != id_of(truth.passage))
+        return next(wrong, len(self.guesses))
+
+    @property
+    def step_seconds(self) -> float:
+        """Of one speculation step: encoding, look-up and writing, each a mean of the round."""
+        looking = sum(guess.seconds for guess in self.guesses) / len(self.guesses)
+        return looking + (sum(self.seconds) / len(self.seconds) if self.seconds else 0.0)
+
+
+def _look_up(work: Work, finder: PassageFinder, text: Text) -> Coroutine[Guess]:
+    query = work.prompts.query(text.tokens)
+    guess: Guess = yield Search(lambda: finder.guess(query))
+    work.timeline.add(guess.times, len(text.tokens))
+    return guess
+
+
+def _searching(finder: PassageFinder, queries: Sequence[Query]) -> Coroutine[Searched]:
+    searched: Searched = yield Search(lambda: finder.search(queries))
+    return searched

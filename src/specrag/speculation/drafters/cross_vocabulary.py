@@ -1,0 +1,184 @@
+"""A smaller model of another vocabulary guesses text, which is compared as the target's tokens.
+
+String-level exact match of Timor et al. (2025), arXiv 2502.05202: draft tokens are decoded, the text is encoded in
+the target's vocabulary, and those tokens are verified as a deterministic draft. Nothing is asked of the vocabularies
+but that both can spell the text.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect, bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+
+from specrag.engine.outputs import NOTHING, Outputs, Row
+from specrag.engine.passes import Coroutine, SessionModel
+from specrag.engine.session import Session
+from specrag.errors import InputError
+from specrag.speculation.drafters.draft_model import CONFIDENCES, DRAFT_MODEL, FEW
+from specrag.speculation.retokenizing import Continuation, FollowedText
+from specrag.speculation.tree import EMPTY, DraftTree, Round
+from specrag.speculation.vocabularies import VocabularyPair
+
+#: The last token of a draft is graded apart, from this grade on: with more text it might be another one.
+_OPEN_GRADE = len(CONFIDENCES) + 1
+_TOP = Outputs(top_k=1)
+
+
+@dataclass(slots=True)
+class _Draft:
+    """What the draft model wrote in a round.
+
+    Attributes:
+        data: the bytes of its tokens.
+        starts: where in them each token begins.
+        confidences: the probability of each token.
+        ended: its last token ends the text.
+    """
+
+    data: bytes = b""
+    starts: list[int] = field(default_factory=list)
+    confidences: list[float] = field(default_factory=list)
+    ended: bool = False
+
+    def add(self, piece: bytes, confidence: float) -> None:
+        self.starts.append(len(self.data))
+        self.confidences.append(confidence)
+        self.data += piece
+
+
+class CrossVocabulary:
+    """Guesses a chain with a model that reads and writes the target's text in tokens of its own.
+
+    A guess is the draft model's likeliest token. The draft model stops as soon as its text makes as many of the
+    target's tokens as were asked for, at a special token, and where its context ends: behind that nothing is
+    proposed. After :meth:`truncate` it is as if it had never seen the tokens taken back.
+
+    Args:
+        model: the draft model.
+        pair: the two vocabularies (:func:`~specrag.speculation.vocabularies.check_alignment`).
+        max_tokens: most guesses of the draft model in a round, in its own tokens.
+        min_confidence: end a draft behind a token that the draft model gives a smaller probability; 0: never.
+
+    Raises:
+        InputError: a value is out of range.
+    """
+
+    outputs: Outputs = NOTHING
+    runs_passes = True
+
+    def __init__(
+        self,
+        model: SessionModel,
+        pair: VocabularyPair,
+        max_tokens: int = 16,
+        min_confidence: float = 0.0,
+    ) -> None:
+        if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
+            raise InputError("max_tokens", max_tokens, "give an integer, at least 1")
+        if not 0 <= min_confidence <= 1:
+            raise InputError("min_confidence", min_confidence, "give a probability, 0 for no early end")
+        self._model = model
+        self._pair = pair
+        self._max_tokens = max_tokens
+        self._min_confidence = min_confidence
+        self._session = Session(model)
+        self._text = FollowedText(pair)
+        self._followed = 0  # leading tokens of the own session that are settled tokens of the text
+
+    def start(self, session: Session, rows: Sequence[Row]) -> Coroutine[None]:
+        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
+        del rows
+        missing = self._missing(session)
+        if missing and self._can_read(missing):
+            yield from self._session.extend(missing)
+
+    def propose(self, session: Session, budget: int) -> Coroutine[DraftTree]:
+        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
+        missing = self._missing(session)
+        if not self._can_read(missing):
+            return EMPTY
+        if len(missing) > FEW or not self._session.tokens:
+            yield from self._session.extend(missing)
+            missing = []
+        behind = Continuation(self._pair.target, session.tokens)
+        draft = _Draft()
+        found: list[int] = []
+        while len(found) < budget and len(draft.starts) < self._max_tokens and behind.fits(draft.data):
+            if len(self._session) + len(missing) > self._model.context_length:
+                break
+            rows = yield from self._session.score(DraftTree.chain(missing, DRAFT_MODEL), _TOP)
+            assert rows[-1].top_tokens is not None
+            assert rows[-1].top_log_probs is not None
+            guess, confidence = int(rows[-1].top_tokens[0]), math.exp(rows[-1].top_log_probs[0])
+            piece = self._pair.draft.token_bytes(guess)
+            if not piece:  # special, or a column that pads the logits
+                end = self._pair.ends.get(guess)
+                if end is not None and behind.spells(found, draft.data):
+                    draft.add(b"", confidence)
+                    draft.ended = True
+                    found.append(end)
+                break
+            # Fed with the next guess, or with the target's next tokens.
+            self._session.commit(range(len(missing)), guess)
+            missing = []
+            draft.add(piece, confidence)
+            found = behind.tokens(draft.data)
+            if confidence < self._min_confidence:
+                break
+        tokens = list(takewhile(session.model.vocab_size.__gt__, found[:budget]))
+        return DraftTree.chain(tokens, DRAFT_MODEL, self._grades(found, behind, draft)[: len(tokens)])
+
+    def observe(self, round: Round) -> None:
+        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
+        del round  # the tokens are read from the session when they are needed
+
+    def truncate(self, length: int) -> None:
+        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
+        self._text.truncate(length)
+        self._followed = min(self._followed, self._text.settled)
+
+    def fork(self) -> CrossVocabulary:
+        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
+        other = CrossVocabulary(self._model, self._pair, self._max_tokens, self._min_confidence)
+        other._session = self._session.fork()
+        other._text = self._text.fork()
+        other._followed = self._followed
+        return other
+
+    def close(self) -> None:
+        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
+        self._session.close()
+        self._text = FollowedText(self._pair)
+        self._followed = 0
+
+    def _missing(self, session: Session) -> list[int]:
+        """Take back what the text does not hold, or no longer in these tokens; those that are not read yet."""
+        self._text.follow(session.tokens)
+        own, right = self._session.tokens, self._text.tokens
+        same = self._followed
+        while same < min(len(own), len(right)) and own[same] == right[same]:
+            same += 1
+        if same < len(own):
+            self._session.truncate(same)
+        self._followed = min(same, self._text.settled)
+        return right[same:]
+
+    def _can_read(self, missing: Sequence[int]) -> bool:
+        fits = 0 < len(self._text.tokens) <= self._model.context_length
+        return fits and max(missing, default=0) < self._model.vocab_size
+
+    def _grades(self, found: Sequence[int], behind: Continuation, draft: _Draft) -> list[int]:
+        """The class of each token by the probability of the draft model's tokens that begin in it."""
+        grades: list[int] = []
+        seen, place = 0, len(behind.pending)
+        for count, token in enumerate(found, start=1):
+            place += len(self._pair.target.token_bytes(token))
+            upto = bisect_left(draft.starts, place) if count < len(found) else len(draft.starts)
+            grades.append(bisect(CONFIDENCES, math.prod(draft.confidences[seen:upto])))
+            seen = upto
+        if grades and not draft.ended:
+            grades[-1] += _OPEN_GRADE
+        return grades

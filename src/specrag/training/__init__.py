@@ -1,0 +1,1 @@
+"""Training of what guesses: heads for the embedded models."""

@@ -1,0 +1,168 @@
+"""The target's own answers, which a head learns to foresee; one JSON line each, so that a stopped run goes on.
+
+What a target writes is easier to foresee than what people write, and it is what will have to be foreseen.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from specrag.errors import SpecragError
+from specrag.language_model import LanguageModel
+from specrag.methods.generation import Prompt
+from specrag.training.eagle_prompts import Conversation
+from specrag.training.eagle_settings import DataSettings
+from specrag.training.files import write_errors
+
+#: Conversations led side by side.
+BATCH = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A prompt and what the target answers.
+
+    Attributes:
+        id: the conversation's, and behind a slash the number of the turn.
+        prompt, answer: token ids; a stop token is part of the answer.
+        greedy: whether every token of the answer is the target's likeliest.
+    """
+
+    id: str
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+    greedy: bool
+
+
+class AnswerStore:
+    """The answers in a file, which is read when the store is made.
+
+    Args:
+        path: JSON lines; made when the first answer is added. A torn last line, which a kill leaves, is cut off.
+
+    Raises:
+        SpecragError: a line before the last is damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.answers: dict[str, Answer] = {}
+        if not path.is_file():
+            return
+        with path.open("r+b") as file:
+            data = file.read()
+            good = 0
+            for number, line in enumerate(data.splitlines(keepends=True), 1):
+                answer = _parse(line)
+                if answer is not None:
+                    self.answers[answer.id] = answer
+                    good += len(line)
+                elif good + len(line) < len(data):
+                    raise SpecragError(f"line {number} of {str(path)!r} is damaged: take another --out")
+            file.truncate(good)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all answers, prompts not counted."""
+        return sum(len(answer.answer) for answer in self.answers.values())
+
+    def add(self, answers: Sequence[Answer]) -> None:
+        """Append answers; they are on the disk when this returns.
+
+        Raises:
+            SpecragError: the disk refuses.
+        """
+        lines = "".join(f"{json.dumps(asdict(answer))}\n" for answer in answers)
+        with write_errors(self.path, "answers"), self.path.open("ab") as file:
+            file.write(lines.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        self.answers.update((answer.id, answer) for answer in answers)
+
+
+def _parse(line: bytes) -> Answer | None:
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        values = json.loads(line)
+        return Answer(
+            str(values["id"]), tuple(values["prompt"]), tuple(values["answer"]), bool(values["greedy"])
+        )
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def make_answers(
+    llm: LanguageModel,
+    conversations: Sequence[Conversation],
+    store: AnswerStore,
+    settings: DataSettings,
+    proceed: Callable[[int], bool],
+) -> bool:
+    """Let the target answer until there are ``settings.tokens`` tokens, or all is answered.
+
+    Prompts that leave no room for an answer in ``settings.length`` are passed over.
+
+    Args:
+        conversations: in the order in which they are asked.
+        store: gets the answers; what it holds is not made again.
+        proceed: told the number of tokens so far; whether to go on.
+
+    Returns:
+        Whether all is done that there was to do.
+    """
+    for start in range(0, len(conversations), BATCH):
+        if store.tokens >= settings.tokens:
+            return True
+        if not proceed(store.tokens):
+            return False
+        batch = conversations[start : start + BATCH]
+        _answer(llm, {f"{each.id}/1": each.opening for each in batch}, batch, store, settings)
+        again = [each for each in batch if each.follow_up and f"{each.id}/1" in store.answers]
+        messages = {f"{each.id}/2": _messages(llm, each, store.answers[f"{each.id}/1"]) for each in again}
+        _answer(llm, messages, again, store, settings)
+    return True
+
+
+def _messages(llm: LanguageModel, asked: Conversation, first: Answer) -> list[Mapping[str, str]]:
+    return [
+        {"role": "user", "content": asked.opening},
+        {"role": "assistant", "content": llm.tokenizer.decode(first.answer)},
+        {"role": "user", "content": asked.follow_up},
+    ]
+
+
+def _answer(
+    llm: LanguageModel,
+    prompts: Mapping[str, Prompt],
+    asked: Sequence[Conversation],
+    store: AnswerStore,
+    settings: DataSettings,
+) -> None:
+    """Answer the prompts that are not answered yet; those that are greedy, then those that are not."""
+    for greedy in (True, False):
+        waiting = {
+            id: llm.encode(prompt)
+            for (id, prompt), each in zip(prompts.items(), asked, strict=True)
+            if each.greedy == greedy and id not in store.answers
+        }
+        if not waiting:
+            continue
+        room = settings.length - settings.answer_tokens
+        fitting = {id: tokens for id, tokens in waiting.items() if len(tokens) <= room}
+        generations = llm.generate_batch(
+            list(fitting.values()),
+            max_tokens=settings.answer_tokens,
+            temperature=0.0 if greedy else settings.temperature,
+            seed=settings.seed + int(asked[0].id),  # draws are keyed by position, so a batch shares them
+        )
+        made = [
+            Answer(id, tuple(tokens), tuple(token.token for token in generation.tokens), greedy)
+            for (id, tokens), generation in zip(fitting.items(), generations, strict=True)
+        ]
+        if made:
+            store.add(made)

@@ -1,0 +1,169 @@
+"""RaLMSpec with a real model over a real knowledge base: token for token and passage for passage the sequential run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import specrag
+from specrag import LanguageModel
+from specrag.engine.outputs import LOGITS
+from specrag.engine.passes import Coroutine, gather
+from specrag.engine.session import Session
+from specrag.engine.stopping import StopConditions
+from specrag.methods.iterative_ralm import IterativeRaLM
+from specrag.methods.options import Options
+from specrag.methods.plain import Plain
+from specrag.methods.ralm_prompt import PassagePrompts, RetrievalLimits
+from specrag.methods.ralm_result import IterativeAnswer
+from specrag.methods.ralm_text import Text, Writer
+from specrag.methods.ralm_timeline import Timeline
+from specrag.methods.ralmspec import RaLMSpec, Stride
+from specrag.models.linear import PackedLinear
+from specrag.retrieval.knowledge_base import KnowledgeBase
+from specrag.retrieval.passage import Passage
+from specrag.retrieval.single_index import SingleIndex
+from specrag.speculation.decode import Settings
+from specrag.speculation.tree import EMPTY
+from tests.methods.ralm_toys import outcome
+from tests.sample import build_sample
+
+TOKENS = 20
+#: With queries of 8 tokens its passages change in the middle of an answer.
+QUESTION = "Compare Marie Curie and copper: who discovered radium, and which sea does the Danube reach?"
+SHORT: dict[str, Any] = {"query_tokens": 8, "passage_tokens": 48}
+STRIDES: tuple[Stride, ...] = (3, "os3")
+
+pytestmark = pytest.mark.skipif(
+    not PackedLinear.available(), reason="this processor has no packed bf16 product, on which equality rests"
+)
+
+
+@pytest.fixture(scope="module")
+def kb(model_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KnowledgeBase]:
+    with KnowledgeBase.open(build_sample(tmp_path_factory.mktemp("ralm") / "kb")) as kb:
+        yield kb
+
+
+@pytest.fixture(scope="module")
+def invariant(smollm2: Path) -> Iterator[LanguageModel]:
+    """The small model with 8-bit weights, where a row's bits never depend on the pass."""
+    llm = specrag.load("smollm2-135m", dtype="int8", device="cpu", batch_invariant=True)
+    yield llm
+    llm.close()
+
+
+@pytest.mark.parametrize(("index", "temperature"), [("flat", 0.0), ("flat", 0.9), ("bm25", 0.9)])
+def test_every_combination_gives_the_sequential_output(
+    invariant: LanguageModel, kb: KnowledgeBase, index: str, temperature: float
+) -> None:
+    """P, S and A, each on and off, the other baseline, and a speculative decoder inside; all in the same passes."""
+    retriever = SingleIndex(kb, index)
+    options: Options = {"max_tokens": TOKENS, "temperature": temperature, "seed": 4}
+    sequential = IterativeRaLM(invariant, retriever, **SHORT)
+    expected = sequential.answer(QUESTION, **options)
+    wrong = 0
+    speculative = [
+        RaLMSpec(
+            invariant,
+            retriever,
+            **SHORT,
+            prefetch=prefetch,
+            stride=stride,
+            asynchronous=asynchronous,
+            decoder=decoder,
+        )
+        for prefetch, stride, asynchronous, decoder in (
+            *product((1, 20), STRIDES, (False, True), ("plain",)),
+            (1, 3, False, "respec"),
+        )
+    ]
+    methods = [IterativeRaLM(invariant, retriever, **SHORT, reuse=False), *speculative]
+
+    def side_by_side() -> Coroutine[list[IterativeAnswer]]:
+        return (yield from gather([method.answering(QUESTION, **options) for method in methods]))
+
+    for answer in invariant.executor.run(invariant.executor.submit(side_by_side())):
+        assert outcome(answer) == outcome(expected)
+        wrong += sum(round.matched < round.stride for round in answer.rounds)
+    assert len(expected.sources) > 1
+    assert wrong > 0
+
+
+def logits(llm: LanguageModel, session: Session) -> np.ndarray:
+    def score() -> Coroutine[np.ndarray]:
+        rows = yield from session.score(EMPTY, LOGITS)
+        assert rows[0].logits is not None
+        return rows[0].logits
+
+    found: np.ndarray = llm.executor.run(llm.executor.submit(score()))
+    return found
+
+
+def test_a_session_that_was_taken_back_equals_a_fresh_one(
+    invariant: LanguageModel, kb: KnowledgeBase
+) -> None:
+    """Chunks behind passage A, then B, both taken back, then behind A again: to the bit as if nothing had been."""
+    passages: list[Passage] = kb.passages([0, 3])
+    prompts = PassagePrompts(invariant, QUESTION, RetrievalLimits(), TOKENS)
+    stop = StopConditions(TOKENS)
+    writer = Writer(
+        invariant.model,
+        Plain(),
+        prompts,
+        Settings(stop),
+        interval=4,
+        reuse=True,
+        timeline=Timeline(lambda: 0.0),
+    )
+    start = Text.empty(invariant.tokenizer, stop)
+
+    def play() -> Coroutine[Text]:
+        first = (yield from writer.write(start, passages[0])).text
+        second = (yield from writer.write(first, passages[0])).text
+        yield from writer.write(second, passages[1])
+        yield from writer.write(second, passages[0])
+        again = (yield from writer.write(first, passages[1])).text
+        assert again.tokens[:4] == first.tokens
+        return (yield from writer.write(first, passages[0])).text
+
+    text = invariant.executor.run(invariant.executor.submit(play()))
+    session = writer._sessions[passages[0].id]
+    assert session.tokens == [*prompts.tokens(passages[0]), *text.tokens]
+    fresh = Session(invariant.model)
+    extending = invariant.executor.submit(fresh.extend(session.tokens))
+    invariant.executor.run(extending)
+    assert logits(invariant, session).tolist() == logits(invariant, fresh).tolist()
+    writer.close()
+    fresh.close()
+
+
+def test_a_prompt_holds_a_cut_passage_and_the_question(invariant: LanguageModel, kb: KnowledgeBase) -> None:
+    long = Passage(99, "long.txt", "Metals", "", "Copper conducts heat. " * 200, {})
+    limits = RetrievalLimits(passage_tokens=40, prompt_tokens=128)
+    prompts = PassagePrompts(invariant, "What is tin?", limits, TOKENS)
+    text = invariant.tokenizer.decode(prompts.tokens(long))
+    assert "Metals\nCopper conducts heat." in text
+    assert text.rstrip().endswith("What is tin?\nassistant")
+    passage = text.split("Metals")[1].split("\n\nWhat is tin?")[0]
+    assert len(invariant.tokenizer.encode(f"Metals{passage}", special=False)) <= 40
+    tight = PassagePrompts(invariant, "What is tin?", RetrievalLimits(prompt_tokens=80), TOKENS)
+    assert 70 <= len(tight.tokens(long)) <= 80
+    raw = PassagePrompts(invariant, "Tin is", limits, TOKENS, raw=True)
+    assert invariant.tokenizer.decode(raw.tokens(long)).startswith("Metals\nCopper")
+    assert invariant.tokenizer.decode(raw.tokens(long)).endswith("\n\nTin is")
+    assert raw.query(invariant.tokenizer.encode(" a metal", special=False)) == "Tin is a metal"
+    assert prompts.query(invariant.tokenizer.encode("A metal", special=False)) == "What is tin?\nA metal"
+
+
+def test_the_query_is_the_end_of_the_text(invariant: LanguageModel) -> None:
+    prompts = PassagePrompts(invariant, "What is tin?", RetrievalLimits(query_tokens=3), TOKENS)
+    encode = invariant.tokenizer.encode
+    assert prompts.query(encode("It is a very soft metal", special=False)) == "very soft metal"
+    blank = encode("\n\n\n\n\n\n", special=False) * 3
+    assert prompts.query(blank).startswith("What is tin?")  # a query is never blank
