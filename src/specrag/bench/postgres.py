@@ -20,6 +20,12 @@ from typing import Any, Self
 
 from specrag.errors import SpecragError
 
+# Waits for the end of the process that started the server, however it ends, and stops what that has left running.
+_GUARD = """
+cat
+kill -QUIT "$(head -n 1 "$0/data/postmaster.pid")" && sleep 1
+rm -rf "$0"
+"""
 _NOBODY = "nobody"  # PostgreSQL refuses to run as root
 _SECONDS = 60  # that starting and stopping may take
 
@@ -37,6 +43,7 @@ class PostgresServer:
         self._folder = Path(tempfile.mkdtemp(prefix="specrag-pg-"))
         self._data = self._folder / "data"
         self._programs = Path()
+        self._guard: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
@@ -49,6 +56,13 @@ class PostgresServer:
         return int((self._data / "postmaster.pid").read_text(encoding="utf-8").split()[0])
 
     def __enter__(self) -> Self:
+        self._guard = subprocess.Popen(
+            ["/bin/sh", "-c", _GUARD, self._folder],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is not meant for it
+        )
         try:
             self._install()
             self._run(
@@ -89,6 +103,9 @@ class PostgresServer:
             except SpecragError:
                 self.signal(self.pid, signal.SIGKILL)
         shutil.rmtree(self._folder, ignore_errors=True)
+        if self._guard is not None and self._guard.stdin is not None:
+            self._guard.stdin.close()
+            self._guard.wait(_SECONDS)
 
     def _install(self) -> None:
         """Make folders, and have the programs where the server's user may run them."""

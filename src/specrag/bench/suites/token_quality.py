@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from specrag.methods.generation import Generation
 
 _POPQA, _SPEC_BENCH = "popqa_dev_500x5.jsonl", "specbench_480.jsonl"
-_QUESTIONS, _SUMMARIES = 60, 16
+_QUESTIONS, _SUMMARIES = 40, 12
 _NEW_TOKENS = 128
 
 #: Strict first: the others are compared with it.

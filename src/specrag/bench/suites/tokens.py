@@ -16,7 +16,7 @@ from specrag.bench.measurement import OVERALL, Extra, Measurement
 from specrag.bench.plots import speedup_plot
 from specrag.bench.records import Record
 from specrag.bench.suite import BenchContext
-from specrag.bench.suites import token_scale
+from specrag.bench.suites import token_quality, token_scale
 from specrag.bench.summary import Summary
 
 if TYPE_CHECKING:
@@ -24,28 +24,28 @@ if TYPE_CHECKING:
 
 _DATA = "specbench_480.jsonl"
 _TASKS = ("multi-turn", *SPEC_BENCH_TASKS)
-_QUICK_TOKENS = 48
 #: Questions of each task; those with even ids, since the odd ones are for tuning.
-_ABLATION_PER_TASK = 4
-#: Assists transformers' own assisted generation where it is not the target itself.
-_ASSISTANT = "smollm2-135m"
+_ABLATION_PER_TASK = 3
 
 
 @dataclass(frozen=True)
-class _Target:
-    """A model of the full run, and how much of it the time allows."""
+class _Size:
+    """How much the time allows.
 
-    name: str
+    Args:
+        per_task: questions of each task.
+        new: most new tokens.
+        parts: also measure the parts of ReSpec, relaxed text and the cost of a proposal.
+    """
+
     per_task: int
     new: int
-    ablation: bool
+    parts: bool
 
 
-#: Another ``--model`` takes the place of both and is measured like the first.
-_TARGETS = (
-    _Target("smollm2-135m", per_task=8, new=128, ablation=True),
-    _Target("qwen2.5-coder-1.5b", per_task=3, new=64, ablation=False),
-)
+_QUICK = _Size(per_task=1, new=48, parts=False)
+_SMALL_MODEL = _Size(per_task=8, new=128, parts=True)
+_LARGER_MODEL = _Size(per_task=4, new=64, parts=False)
 
 
 class TokensSuite:
@@ -53,8 +53,8 @@ class TokensSuite:
 
     name = "tokens"
     summary = (
-        "Token speculation on Spec-Bench (first turns, the model's chat template, greedy, at most 128 new tokens with "
-        "SmolLM2 and 64 with Qwen, bf16, questions with even ids). The ratio is tokens per second including the "
+        "Token speculation on Spec-Bench (first turns, the model's chat template, greedy, bf16, questions with even ids; "
+        "at most 128 new tokens with SmolLM2, 64 with a larger model). The ratio is tokens per second including the "
         "prefill, all methods interleaved prompt by prompt. `bound` is what the measured tokens a pass, verification "
         "and drafting times allow decoding at best, `decode speedup` what decoding alone reached. `plain` and "
         "`transformers` are the two baselines. Methods with `relaxed` change the text; all others of ours accept only "
@@ -64,34 +64,14 @@ class TokensSuite:
     )
 
     def run(self, context: BenchContext) -> Iterator[Measurement]:
-        for target in _targets(context):
-            yield from self._target(replace(context, model=target.name), target)
-        if not context.quick:
-            yield from token_scale.measure(context)
-
-    def pictures(self, measurements: Sequence[Measurement], folder: Path) -> Sequence[Path]:
-        """The speed-ups over plain decoding by task, a picture for each model, and the cost of a proposal."""
-        made = list(token_scale.pictures(measurements, folder))
-        for model in dict.fromkeys(entry.model for entry in measurements if entry.model):
-            shown = [
-                entry
-                for entry in measurements
-                if entry.model == model and entry.baseline == "plain" and "/" not in entry.task
-            ]
-            title = f"Tokens per second against plain decoding, {model}, bf16"
-            picture = speedup_plot(folder / f"tokens-{model}.png", shown, title=title)
-            made += [picture] if picture is not None else []
-        return made
-
-    def _target(self, context: BenchContext, target: _Target) -> Iterator[Measurement]:
-        from specrag.bench.suites import token_quality
         from specrag.bench.suites import token_subjects as subjects
 
-        larger = target.name != subjects.DRAFT_MODEL and not context.quick
-        mine = {**subjects.OURS, **(subjects.DRAFTED if larger else {})}
-        ours = subjects.OurTokens(target.name, context.device, {**mine, **subjects.ABLATION})
-        assistant = _ASSISTANT if larger else None
-        theirs = subjects.TheirTokens(target.name, context.device, ours.llm.tokenizer.eos_tokens, assistant)
+        larger = context.model != subjects.DRAFT_MODEL
+        size = _QUICK if context.quick else _LARGER_MODEL if larger else _SMALL_MODEL
+        mine = {**subjects.OURS, **(subjects.DRAFTED if larger and not context.quick else {})}
+        ours = subjects.OurTokens(context.model, context.device, {**mine, **subjects.ABLATION})
+        assistant = subjects.DRAFT_MODEL if larger and not context.quick else None
+        theirs = subjects.TheirTokens(context.model, context.device, ours.llm.tokenizer.eos_tokens, assistant)
         labels = (
             (subjects.PLAIN, subjects.RESPEC, subjects.TRANSFORMERS, subjects.LOOKUP)
             if context.quick
@@ -100,15 +80,36 @@ class TokensSuite:
 
         def trial(label: str, prompt: Prompt) -> Trial:
             subject = ours if label in ours.labels else theirs
-            return subject.trial(label, prompt, target.new)
+            return subject.trial(label, prompt, size.new)
 
-        prompts = self._prompts(context, ours.llm.encode, target.per_task)
+        prompts = self._prompts(context, ours.llm.encode, size.per_task)
         yield from self._measure(context, "methods", prompts, labels, trial)
-        if target.ablation:
+        if size.parts:
             few = self._prompts(context, ours.llm.encode, _ABLATION_PER_TASK)
             yield from self._measure(context, "ablation", few, tuple(subjects.ABLATION), trial, "ablation/")
             yield from token_quality.measure(context, ours.llm)
-        ours.llm.close()
+            yield from token_scale.measure(context)
+
+    def pictures(self, measurements: Sequence[Measurement], folder: Path) -> Sequence[Path]:
+        """The speed-ups over plain decoding by task, those of ReSpec's parts, and the cost of a proposal."""
+        made = []
+        for part, title in (
+            ("", "Tokens per second against plain decoding"),
+            ("ablation/", "ReSpec's parts"),
+        ):
+            shown = [
+                replace(entry, task=entry.task.removeprefix(part))
+                for entry in measurements
+                if entry.baseline == "plain"
+                and entry.task.startswith(part)
+                and entry.task.count("/") == part.count("/")
+            ]
+            if part:
+                shown = [entry for entry in shown if entry.task == OVERALL]
+            name = f"tokens-{part.strip('/') or 'speedup'}.png"
+            picture = speedup_plot(folder / name, shown, title=f"{title}, bf16")
+            made += [picture] if picture is not None else []
+        return [*made, *token_scale.pictures(measurements, folder)]
 
     def _prompts(
         self, context: BenchContext, encode: Callable[[str], list[int]], per_task: int
@@ -116,7 +117,7 @@ class TokensSuite:
         from specrag.bench.suites.token_subjects import Prompt
 
         return [
-            Prompt(question.task, f"{context.model} {question.identifier}", tuple(encode(question.turns[0])))
+            Prompt(question.task, question.identifier, tuple(encode(question.turns[0])))
             for question in questions(context, per_task)
         ]
 
@@ -141,7 +142,7 @@ class TokensSuite:
             )
             for prompt in prompts
         ]
-        records = context.measure(f"{label} {context.model}", rows, context.plan(1, warm_each_row=False))
+        records = context.measure(label, rows, context.plan(1, warm_each_row=False))
         figures = DecodeFigures(records)
         for entry in context.summarise(
             records,
@@ -150,13 +151,6 @@ class TokensSuite:
             extra=lambda summary: figures.of(summary),
         ):
             yield replace(entry, task=prefix + entry.task) if entry.task == OVERALL else entry
-
-
-def _targets(context: BenchContext) -> Sequence[_Target]:
-    first = _TARGETS[0]
-    if context.quick:
-        return [_Target(context.model, per_task=1, new=_QUICK_TOKENS, ablation=False)]
-    return _TARGETS if context.model == first.name else [replace(first, name=context.model)]
 
 
 def questions(context: BenchContext, per_task: int) -> list[Question]:
