@@ -1,4 +1,4 @@
-"""``specrag index`` and ``specrag search`` with a table of PostgreSQL; most in this process, which has loaded its imports."""
+"""``specrag index`` and ``specrag search`` with a table of PostgreSQL, mostly in this process: that saves imports."""
 
 from __future__ import annotations
 

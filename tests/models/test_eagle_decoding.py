@@ -161,9 +161,9 @@ def test_a_head_that_cannot_be_used_ends_a_request_before_any_work(
 def test_a_head_is_loaded_once_for_all_requests(llm: LanguageModel, head_name: str) -> None:
     named = NamedDrafter(f"eagle:{head_name}")
     named.check(llm.loaded)
-    first = named.make()
+    first = named.make(llm.model)
     named.check(llm.loaded)
-    second = named.make()
+    second = named.make(llm.model)
     assert isinstance(first, Eagle)
     assert isinstance(second, Eagle)
     assert first._head is second._head

@@ -6,6 +6,8 @@ import contextlib
 import logging
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -93,12 +95,23 @@ def store_ids(rankings: list[Ranking]) -> set[int]:
 
 
 def test_a_server_that_crashes_and_recovers_costs_only_time(server: PostgresServer) -> None:
-    with opened(server, timeout=60, connect_timeout=20) as store, ThreadPoolExecutor(3) as pool:
-        # Several connections in the pool, all of which the crash breaks.
-        assert all(same(found, EXPECTED) for found in pool.map(lambda _: store.search(QUERIES, 4), range(9)))
+    with opened(server, timeout=60, connect_timeout=20) as store:
         with search_under_way(server, store) as running:
             server.signal(wait_for(server.url, BLOCKED), signal.SIGKILL)
             assert same(running.result(), EXPECTED)
+        assert same(store.search(QUERIES, 4), EXPECTED)
+
+
+def test_one_retry_is_enough_for_many_broken_connections(server: PostgresServer) -> None:
+    with opened(server, timeout=60, connect_timeout=20, retries=1, connections=4) as store:
+        with ThreadPoolExecutor(4) as pool, connected(server.url) as holder:
+            with holder.transaction():
+                holder.execute("LOCK TABLE passages IN ACCESS EXCLUSIVE MODE")
+                running = [pool.submit(store.search, QUERIES, 4) for _ in range(4)]
+                wait_for(server.url, f"SELECT count(*) FROM ({BLOCKED}) AS blocked HAVING count(*) = 4")
+            assert all(same(search.result(), EXPECTED) for search in running)
+        idle = "SELECT pid FROM pg_stat_activity WHERE application_name = 'specrag' AND state = 'idle'"
+        server.signal(wait_for(server.url, idle), signal.SIGKILL)  # and the server ends the others
         assert same(store.search(QUERIES, 4), EXPECTED)
 
 
@@ -289,5 +302,27 @@ def test_the_server_of_the_tests_leaves_nothing() -> None:
         folder, pid = Path(server.url.split("host=")[1]), server.pid
         assert folder.exists()
     assert not folder.exists()
-    status = Path(f"/proc/{pid}/status")  # of a dead process that nobody has asked for, if there is one
-    assert not status.exists() or "State:\tZ" in status.read_text(encoding="utf-8")
+    assert not _runs(pid)
+
+
+def test_the_server_of_a_killed_process_leaves_nothing() -> None:
+    code = """if True:
+        import os, signal
+        from specrag.bench.postgres import PostgresServer
+        with PostgresServer() as server:
+            print(server.url.split("host=")[1], server.pid, flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    folder, pid = done.stdout.split()
+    assert done.returncode == -signal.SIGKILL
+    end = time.monotonic() + 30
+    while Path(folder).exists() or _runs(int(pid)):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process is there and not only its exit status."""
+    status = Path(f"/proc/{pid}/status")
+    return status.exists() and "State:\tZ" not in status.read_text(encoding="utf-8")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from specrag.bench.postgres import PostgresServer
@@ -112,6 +112,13 @@ CONDITIONS = st.one_of(
 
 
 @settings(max_examples=150, deadline=None)
+@example(where={"open": True})
+@example(where={"open": {">=": 0, "<": 1}})
+@example(where={"open": [1, "true"]})
+@example(where={"tags": ["metal", "coin"]})
+@example(where={"tags": {">": "C", "<": "n"}})
+@example(where={"year": 10**18})
+@example(where={"note": "a'b\"c%s{}\\ \u2028"})
 @given(where=st.dictionaries(st.sampled_from(FIELDS), CONDITIONS, min_size=1, max_size=3))
 def test_the_same_passages_are_allowed(
     where: dict[str, Any], local: PassageStore, remote: PgVectorStore

@@ -22,6 +22,7 @@ from specrag.retrieval.flat import FlatIndex
 from specrag.retrieval.hnsw import HnswSettings
 from specrag.retrieval.index import Ranking
 from specrag.retrieval.pgvector import PgVectorStore
+from specrag.retrieval.pgvector_connection import ConnectionSettings
 from specrag.retrieval.pgvector_load import load
 from specrag.retrieval.pgvector_search import TableSearch
 from specrag.retrieval.scoring import Bools, Floats
@@ -116,6 +117,27 @@ def test_the_database_alone_would_rank_otherwise(
     with PgVectorStore.open(postgres.url, "near") as store:
         assert same(store.search(questions(query[None]), 10), expected)
     assert len(more) == 1
+
+
+def test_an_error_of_our_own_leaves_the_connection_as_it_was(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vectors = near_ties(np.random.default_rng(1), 2000, 32)
+    queries = questions(np.ones((1, 32), dtype=np.float32))
+    load(postgres.url, collection(vectors), "near", replace=True)
+    limits = ConnectionSettings(connections=1, retries=0)
+
+    def fail(*words: object) -> None:
+        raise ValueError("ours")
+
+    with PgVectorStore.open(postgres.url, "near", connection=limits) as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(pgvector_search, "_merged", fail)  # in the midst of the rows
+            for _ in range(3):
+                with pytest.raises(ValueError, match="ours") as error:
+                    store.search(queries, 10)
+        assert same(store.search(queries, 10), FlatIndex.build(vectors).search(queries, 10))
+    assert error.value.__traceback__ is not None
 
 
 @pytest.fixture(scope="module")

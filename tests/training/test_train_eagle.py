@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -26,7 +27,7 @@ from specrag.training.eagle_losses import losses
 from specrag.training.eagle_module import head_config
 from specrag.training.eagle_run import EagleRun, Outcome, Status
 from specrag.training.eagle_settings import DataSettings, TrainingSettings
-from tests.training.tiny_run import TRAINING, loop_in, material_of, tiny_run, to_the_end
+from tests.training.tiny_run import TRAINING, loop_in, material_of, tiny_run, to_the_end, until
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
@@ -131,23 +132,39 @@ def test_every_step_has_its_own_noise_and_every_epoch_its_own_order(
     """A head that does not learn shows what it is given: its losses."""
     material = material_of(tiny_llm, done.out)
 
-    def training_losses(**changes: float) -> list[float]:
-        settings = replace(TRAINING, learning_rate=1e-12, patience=99, evaluations=99, **changes)
-        loop = loop_in(tmp_path / str(changes), material, tiny_llm, settings)
+    def training_losses(noise: float, texts: Sequence[int]) -> list[float]:
+        settings = replace(TRAINING, learning_rate=1e-12, patience=99, evaluations=99, noise=noise)
+        folder = tmp_path / f"{noise} {len(texts)}"
+        loop = loop_in(folder, replace(material, training=texts), tiny_llm, settings)
         loop.run(to_the_end)
         return [measured.regression for measured in loop.progress.history]
 
-    # One batch, three times: without noise the same, up to the order of sums.
-    still = training_losses(noise=0.0, batch_tokens=10**6)
-    noisy = training_losses(noise=0.5, batch_tokens=10**6)
-    assert max(still) - min(still) < 1e-5
+    still, noisy = training_losses(0.0, [0]), training_losses(0.5, [0])
+    assert max(still) - min(still) < 1e-6
     assert min(abs(first - second) for first, second in pairwise(noisy)) > 1e-4
-    # Several batches: each epoch has others.
-    batches = training_losses(noise=0.0, batch_tokens=500)
+    batches = training_losses(0.0, material.training)
     per_epoch = len(batches) // 3
     assert per_epoch > 2
     epochs = [sorted(batches[start : start + per_epoch]) for start in range(0, 3 * per_epoch, per_epoch)]
     assert all(abs(a - b).max() > 1e-4 for a, b in pairwise(map(np.array, epochs)))
+
+
+def test_the_best_weights_are_kept(tiny_llm: LanguageModel, done: Outcome, tmp_path: Path) -> None:
+    """With steps that are too large, the loss goes up and down."""
+    material = material_of(tiny_llm, done.out)
+    settings = replace(TRAINING, epochs=4, learning_rate=0.1, patience=99, evaluations=99)
+    loop = loop_in(tmp_path / "all", material, tiny_llm, settings)
+    loop.run(to_the_end)
+    history = loop.progress.history
+    totals = [each.held_back_regression + 0.1 * each.held_back_classification for each in history]
+    assert totals != sorted(totals, reverse=True)
+    best = totals.index(min(totals))
+    assert best < len(history) - 1
+    assert loop.kept == history[best]
+    part = loop_in(tmp_path / "part", material, tiny_llm, settings)
+    part.run(until(history[best].step))
+    assert part.best.keys() == loop.best.keys()
+    assert all(torch.equal(tensor, loop.best[name]) for name, tensor in part.best.items())
 
 
 def test_it_ends_where_the_curve_is_flat(tiny_llm: LanguageModel, done: Outcome, tmp_path: Path) -> None:

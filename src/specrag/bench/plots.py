@@ -14,10 +14,10 @@ from typing import Any
 from specrag.bench.measurement import OVERALL, Measurement
 from specrag.errors import InputError, SpecragError
 
-_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000")
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _DASHES = ("-", "--", "-.", ":", "-", "--", "-.")
-_HATCHES = ("", "//", "..", "xx", "\\\\", "++", "oo")
+HATCHES = ("", "//", "..", "xx", "\\\\", "++", "oo")
 _DPI = 150
 _BAR_INCHES = 0.26
 
@@ -68,25 +68,25 @@ def check_plotting() -> None:
 
 def line_plot(path: Path, series: Sequence[Series], *, title: str, x: Axis, y: Axis) -> Path:
     """Draw lines with shaded intervals into ``path`` (PNG or SVG by its ending)."""
-    figure, axes = _new_figure(7.2, 4.4)
+    figure, axes = new_figure(7.2, 4.4)
     number = 0
     for line in series:
         if line.reference:
             axes.plot(line.x, line.y, color="#777777", linewidth=1.2, linestyle=(0, (2, 2)), label=line.label)
             continue
-        style = number % len(_COLOURS)
+        style = number % len(COLOURS)
         number += 1
         axes.plot(
             line.x,
             line.y,
-            color=_COLOURS[style],
+            color=COLOURS[style],
             marker=_MARKERS[style],
             linestyle=_DASHES[style],
             markersize=5,
             label=line.label,
         )
         if line.low is not None and line.high is not None:
-            axes.fill_between(line.x, line.low, line.high, color=_COLOURS[style], alpha=0.18, linewidth=0)
+            axes.fill_between(line.x, line.low, line.high, color=COLOURS[style], alpha=0.18, linewidth=0)
     for axis, name in ((x, "x"), (y, "y")):
         getattr(axes, f"set_{name}label")(axis.label)
         if axis.log:
@@ -99,7 +99,7 @@ def line_plot(path: Path, series: Sequence[Series], *, title: str, x: Axis, y: A
         axes.set_ylim(bottom=0)
     axes.set_title(title, loc="left", fontsize=11)
     _legend(axes)
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def speedup_plot(path: Path, measurements: Sequence[Measurement], *, title: str) -> Path | None:
@@ -118,7 +118,7 @@ def speedup_plot(path: Path, measurements: Sequence[Measurement], *, title: str)
     names = list(dict.fromkeys(labels))
     bars = len(shown)
     height = 1.5 + _BAR_INCHES * (bars + len(tasks)) + 0.2 * ((len(names) + 1) // 2)
-    figure, axes = _new_figure(7.2, height)
+    figure, axes = new_figure(7.2, height)
     position = 0.0
     ticks = []
     limit = max(_reach(entry) for entry in shown)
@@ -141,7 +141,7 @@ def speedup_plot(path: Path, measurements: Sequence[Measurement], *, title: str)
     axes.grid(axis="y", visible=False)
     axes.set_title(title, loc="left", fontsize=11)
     _bar_legend(axes, names)
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def _bar_labels(shown: Sequence[Measurement]) -> list[str]:
@@ -166,8 +166,8 @@ def _reach(entry: Measurement) -> float:
 
 def _bar(axes: Any, position: float, entry: Measurement, style: int, limit: float) -> None:
     assert entry.speedup is not None, "filtered by the caller"
-    colour = _COLOURS[style % len(_COLOURS)]
-    hatch = _HATCHES[style % len(_HATCHES)]
+    colour = COLOURS[style % len(COLOURS)]
+    hatch = HATCHES[style % len(HATCHES)]
     axes.barh(position, entry.speedup, height=0.82, color=colour, hatch=hatch, edgecolor="white", linewidth=0)
     if entry.speedup_low is not None and entry.speedup_high is not None:
         around = [[entry.speedup - entry.speedup_low], [entry.speedup_high - entry.speedup]]
@@ -184,8 +184,8 @@ def _bar_legend(axes: Any, names: Sequence[str]) -> None:
 
     handles = [
         Patch(
-            facecolor=_COLOURS[index % len(_COLOURS)],
-            hatch=_HATCHES[index % len(_HATCHES)],
+            facecolor=COLOURS[index % len(COLOURS)],
+            hatch=HATCHES[index % len(HATCHES)],
             edgecolor="white",
             linewidth=0,
             label=name,
@@ -215,7 +215,7 @@ def _plain_log_ticks(axes: Any) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def _new_figure(width: float, height: float) -> tuple[Any, Any]:
+def new_figure(width: float, height: float) -> tuple[Any, Any]:
     """A figure that belongs to nobody: pyplot would keep it alive and choose a screen."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -230,7 +230,7 @@ def _new_figure(width: float, height: float) -> tuple[Any, Any]:
     return figure, axes
 
 
-def _save(figure: Any, path: Path) -> Path:
+def save_figure(figure: Any, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     # matplotlib writes its version and the date otherwise, and every picture would differ from run to run.
     metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}

@@ -62,7 +62,7 @@ class Drafted:
         schedule: TokenSchedule = (
             CostAware(self._costs) if self._budget is None else FixedBudget(self._budget)
         )
-        drafter: Drafter = self._drafter.make(weighed=self._budget is None)
+        drafter: Drafter = self._drafter.make(session.model, weighed=self._budget is None)
         if self._copy_first:
             drafter = Switching(SuffixDrafter(), drafter, lambda: schedule.budget(runs_passes=True))
         try:

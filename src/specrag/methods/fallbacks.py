@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import difflib
 import threading
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from specrag.engine.outputs import NOTHING, Outputs
 from specrag.errors import InputError
@@ -51,11 +53,11 @@ class NamedDrafter:
             raise InputError("drafter", name, f"take one of {known}{hint}")
         self.name = name
         self._tokenizer: Tokenizer | None = None
-        self._compared: Tokenizer | None = None  # the target's
-        self._pair: VocabularyPair | None = None  # where the two vocabularies differ
         self._model: LoadedModel | None = None
-        self._head: EagleHead | None = None
-        self._head_of: SessionModel | None = None  # the target that it reads
+        # One method may serve several targets at once. A borrowed target may come without having been checked: it is
+        # that of the newest check.
+        self._fits: WeakKeyDictionary[SessionModel, _Fit] = WeakKeyDictionary()
+        self._newest = _Fit()
         self._lock = threading.Lock()
 
     def check(self, target: LoadedModel) -> None:
@@ -65,24 +67,12 @@ class NamedDrafter:
             InputError: it does not.
             ModelFilesError: its files are missing or damaged.
         """
-        if self.name.startswith(EAGLE_PREFIX):
-            self._check_head(target)
-        if not self.name.startswith(MODEL_PREFIX):
-            return
-        from specrag.models.catalog import resolve
-        from specrag.models.loading import load_model  # torch, which other drafters do without
-        from specrag.models.tokenizer import Tokenizer
-
-        name = self.name.removeprefix(MODEL_PREFIX)
         with self._lock:
-            if self._tokenizer is None:
-                self._tokenizer = Tokenizer(resolve(name))
-            if self._compared is not target.tokenizer:  # comparing takes up to a second
-                self._pair = _pair_of(target.tokenizer, self._tokenizer)
-                self._compared = target.tokenizer
-            if self._model is None:
-                dtype = _draft_dtype(resolve(name), target.dtype)
-                self._model = load_model(name, dtype=dtype, device=target.device)
+            fit = self._fits.get(target.model)
+            if fit is None:
+                fit = self._fit(target)
+                self._fits[target.model] = fit
+            self._newest = fit
 
     @property
     def outputs(self) -> Outputs:
@@ -96,16 +86,18 @@ class NamedDrafter:
         """How many of the prompt's rows its drafters read the hidden state of."""
         return PROMPT_ROWS if self.name.startswith(EAGLE_PREFIX) else 0
 
-    def make(self, *, weighed: bool = True) -> Drafter:
+    def make(self, target: SessionModel, *, weighed: bool = True) -> Drafter:
         """A drafter for one request; whoever asks closes it.
 
         Args:
+            target: the model that it drafts for.
             weighed: it may guess less than it is asked for where more is not worth its passes.
         """
-        if self._head is not None:
-            return Eagle(self._head) if weighed else Eagle(self._head, min_gain=0)
-        if self._model is not None and self._pair is not None:
-            return CrossVocabulary(self._model.model, self._pair)
+        fit = self._fits.get(target, self._newest)
+        if fit.head is not None:
+            return Eagle(fit.head) if weighed else Eagle(fit.head, min_gain=0)
+        if self._model is not None and fit.pair is not None:
+            return CrossVocabulary(self._model.model, fit.pair)
         if self._model is not None:
             return DraftModel(self._model.model)
         if self.name == "recycling":
@@ -114,13 +106,38 @@ class NamedDrafter:
             return PromptLookup()
         return NoDrafter()
 
-    def _check_head(self, target: LoadedModel) -> None:
-        from specrag.models.eagle_head import load_head  # torch, as above
+    def _fit(self, target: LoadedModel) -> _Fit:
+        if self.name.startswith(EAGLE_PREFIX):
+            from specrag.models.eagle_head import load_head  # torch, which other drafters do without
 
-        with self._lock:
-            if self._head_of is not target.model:
-                self._head = load_head(self.name.removeprefix(EAGLE_PREFIX), target)
-                self._head_of = target.model
+            return _Fit(head=load_head(self.name.removeprefix(EAGLE_PREFIX), target))
+        if not self.name.startswith(MODEL_PREFIX):
+            return _Fit()
+        from specrag.models.catalog import resolve
+        from specrag.models.loading import load_model
+        from specrag.models.tokenizer import Tokenizer
+
+        files = resolve(self.name.removeprefix(MODEL_PREFIX))
+        if self._tokenizer is None:
+            self._tokenizer = Tokenizer(files)
+        pair = _pair_of(target.tokenizer, self._tokenizer)
+        if self._model is None:
+            dtype = _draft_dtype(files, target.dtype)
+            self._model = load_model(self.name.removeprefix(MODEL_PREFIX), dtype=dtype, device=target.device)
+        return _Fit(pair=pair)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """What a target needs to be drafted for.
+
+    Attributes:
+        pair: aligns the vocabularies of the target and the draft model, where they differ.
+        head: of the target.
+    """
+
+    pair: VocabularyPair | None = None
+    head: EagleHead | None = None
 
 
 def _pair_of(target: Tokenizer, draft: Tokenizer) -> VocabularyPair | None:

@@ -23,7 +23,7 @@ from specrag.methods.ralm_text import Chunk, Text
 from specrag.methods.retriever import PassageRetriever
 from specrag.retrieval.cache import CAPACITY
 from specrag.retrieval.index import Query
-from specrag.scheduling.stride import OS3, FixedStride, StrideRound, StrideSchedule
+from specrag.scheduling.stride import OS3, FixedStride, SharedStrides, StrideRound, StrideSchedule
 
 #: A fixed stride, the paper's scheduler by name, or a function that makes a schedule for a request.
 Stride: TypeAlias = int | Literal["os3"] | Callable[[], StrideSchedule]
@@ -104,6 +104,7 @@ class RaLMSpec(IterativeMethod):
         self.capacity = capacity
         self.on_failure = on_failure
         self.early = early
+        self._shared = SharedStrides()
         # What is wrong with the schedule or the cache is said now, not in mid-request.
         self._schedule()
         PassageFinder(retriever, clock, prefetch, capacity)
@@ -112,7 +113,7 @@ class RaLMSpec(IterativeMethod):
         if isinstance(self.stride, str):
             if self.stride != "os3":
                 raise InputError("stride", self.stride, "give a whole number of at least 1, or os3")
-            return OS3(asynchronous=self.asynchronous, max_match=self.max_match)
+            return OS3(asynchronous=self.asynchronous, max_match=self.max_match, shared=self._shared)
         return self.stride() if callable(self.stride) else FixedStride(self.stride)
 
     # -- the protocol ---------------------------------------------------------------------------------------

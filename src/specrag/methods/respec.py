@@ -117,17 +117,19 @@ class ReSpec:
             else FixedBudget(self.retrieval.draft_size)
         )
         rule: Rule = self._relaxed_rule if self.relaxed and settings.sampling.greedy else Matching()
-        drafter = self._drafter(settings.references, schedule)
+        drafter = self._drafter(session, settings.references, schedule)
         try:
             speculation = Speculation(drafter, rule, schedule)
             return (yield from decode(session, settings, text, speculation, clock, prompt_rows))
         finally:
             drafter.close()
 
-    def _drafter(self, references: Sequence[Sequence[int]], schedule: TokenSchedule) -> RetrievalDrafter:
+    def _drafter(
+        self, session: Session, references: Sequence[Sequence[int]], schedule: TokenSchedule
+    ) -> RetrievalDrafter:
         return RetrievalDrafter(
             self.retrieval,
-            self._fallback.make(weighed=self.cost_aware),
+            self._fallback.make(session.model, weighed=self.cost_aware),
             lambda: schedule.budget(runs_passes=True),
             references,
             self.corpus,

@@ -135,16 +135,20 @@ class Session:
             cursor = self._connection.execute(query, parameters, binary=True)
         return cursor.fetchall()
 
-    def batches(
-        self, query: sql.Composed, parameters: Mapping[str, Any], settings: Mapping[str, str]
-    ) -> Iterator[list[TupleRow]]:
-        """The rows of a query, some at a time, so that memory stays bounded."""
+    def each_batch(
+        self,
+        query: sql.Composed,
+        parameters: Mapping[str, Any],
+        settings: Mapping[str, str],
+        take: Callable[[list[TupleRow]], None],
+    ) -> None:
+        """Hand over the rows of a query, some at a time, so that memory stays bounded."""
         with self._connection.transaction():
             self._configure(settings)
             with self._connection.cursor("specrag", binary=True) as cursor:
                 cursor.execute(query, parameters)
                 while rows := cursor.fetchmany(_BATCH):
-                    yield rows
+                    take(rows)
 
     def _configure(self, settings: Mapping[str, str]) -> None:
         left = max(1, math.ceil(1000 * (self._deadline - time.monotonic())))
@@ -244,8 +248,10 @@ class Database:
 
     def _attempt(self, request: Callable[[Session], T], deadline: float) -> T:
         left = deadline - time.monotonic()
+        if left <= 0:
+            raise self._too_late()
         try:
-            connection = self._pool.getconn(min(self.settings.connect_timeout, max(0.0, left)))
+            connection = self._pool.getconn(min(self.settings.connect_timeout, left))
         except PoolTimeout:
             raise self._no_connection() from None
         except PoolClosed:

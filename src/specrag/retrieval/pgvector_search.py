@@ -180,12 +180,16 @@ class TableSearch:
 
         def rank(session: Session) -> Ranking:
             best = ranking
-            for rows in session.batches(statement, parameters, EXACT_SETTINGS):
+
+            def take(rows: list[TupleRow]) -> None:
+                nonlocal best
                 self._check_table(oid for _, oid, _ in rows)
                 ids = np.array([id for id, _, _ in rows], dtype=np.int64)
                 new = np.flatnonzero(~np.isin(ids, best.ids))
                 vectors = _stacked([embedding.to_numpy() for _, _, embedding in rows])
                 best = _merged(best, _rank(vector, vectors, ids, new, len(ranking)))
+
+            session.each_batch(statement, parameters, EXACT_SETTINGS, take)
             return best
 
         return self._database.run(rank)

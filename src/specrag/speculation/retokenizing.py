@@ -12,7 +12,8 @@ from specrag.speculation.vocabularies import InnerEncoder, VocabularyPair
 
 #: Characters that are encoded together, if a word begins behind them.
 _PART = 64
-#: Characters after which a text is cut where no word begins, as in Chinese.
+#: Characters after which a text is cut where no word begins, as in Chinese: the same text, but the tokens at the cut
+#: may be others than of the whole.
 _LONGEST_PART = 256
 #: Where tokens end in every common vocabulary: a space and a letter behind something that is no space. Tokenizers
 #: split a text there before they merge, or (sentencepiece) hold no token that reaches across.

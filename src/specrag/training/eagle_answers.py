@@ -19,7 +19,7 @@ from specrag.training.eagle_settings import DataSettings
 from specrag.training.files import write_errors
 
 #: Conversations led side by side.
-BATCH = 64
+BATCH = 128
 
 
 @dataclass(frozen=True, slots=True)

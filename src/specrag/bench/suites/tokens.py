@@ -53,12 +53,13 @@ class TokensSuite:
 
     name = "tokens"
     summary = (
-        "Token speculation on Spec-Bench (first turns, the model's chat template, greedy, bf16, questions with even ids; "
-        "at most 128 new tokens with SmolLM2, 64 with a larger model). The ratio is tokens per second including the "
-        "prefill, all methods interleaved prompt by prompt. `bound` is what the measured tokens a pass, verification "
-        "and drafting times allow decoding at best, `decode speedup` what decoding alone reached. `plain` and "
-        "`transformers` are the two baselines. Methods with `relaxed` change the text; all others of ours accept only "
-        "what plain decoding would choose, so that `identical` below 1 is bf16 rounding (see the exactness page). "
+        "Token speculation on Spec-Bench: first turns, the model's chat template, greedy, bf16, questions with even "
+        "ids, at most 128 new tokens with SmolLM2 and 64 with a larger model. The ratio is tokens per second including "
+        "the prefill, all methods interleaved prompt by prompt; `plain` and `transformers` are the two baselines. "
+        "`bound` is what the measured tokens a pass and the times of verification and drafting allow decoding at "
+        "best, `decode speedup` what decoding alone reached. Methods with `relaxed` change the text; all others of "
+        "ours accept only what plain decoding would choose, so that `identical` below 1 is bf16 rounding (see the "
+        "exactness page). `ablation` leaves parts of ReSpec out; `published` is the paper's own configuration. "
         "`quality` compares answers to PopQA questions, from the passages that come with them, and summaries with "
         "those of strict decoding. `scale` is the cost of a proposal."
     )

@@ -1,0 +1,255 @@
+"""``specrag bench passages``: RaLMSpec against iterative retrieval one search after the other.
+
+Rows are questions, methods take turns on each. The sections are ordered so that every table has a figure early; a run
+with ``--repeats 1`` gives all of them, and a later one without it adds the other repeats.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from statistics import median
+
+from specrag.bench.interleave import Row, Trial
+from specrag.bench.measurement import OVERALL, Measurement
+from specrag.bench.records import Record
+from specrag.bench.suite import BenchContext
+from specrag.bench.suites import passages_batches, passages_exactness, passages_pictures
+from specrag.bench.suites.passages_data import Asked, Source
+from specrag.bench.suites.passages_figures import summarise
+from specrag.bench.suites.passages_pictures import COMPONENTS, DELAYED, SCALE, TIMELINE, TIMELINE_FILE
+from specrag.bench.suites.passages_retrievers import EXACT, HNSW, Retrievers, Slowed, enlarged, sized
+from specrag.bench.suites.passages_sizes import FULL, LARGER_MODEL, QUICK, Size
+from specrag.bench.suites.passages_subjects import (
+    BASELINES,
+    PSA,
+    RALMSPEC,
+    REUSE,
+    UNCAPPED,
+    Models,
+    Subjects,
+)
+from specrag.methods.retriever import PassageRetriever
+
+_CALIBRATION = "calibration"
+_MAIN = (*BASELINES, RALMSPEC, PSA)
+_CHOSEN = (*BASELINES, RALMSPEC, PSA, UNCAPPED)
+#: Simulated stores answer from the index whose own search is the fastest, so that the delay is what they cost.
+_STORE = HNSW
+_TIMELINE_METHOD = "ralmspec+A"
+_SMALL_MODEL = "smollm2-135m"
+
+
+class PassagesSuite:
+    """Passage speculation.
+
+    Args:
+        size: how much is measured; None for the usual quick or full run.
+    """
+
+    name = "passages"
+    summary = (
+        "Iterative retrieval: before every 4 new tokens the best passage for the last 32 tokens of the text is looked "
+        "for, and stands in front of the question (at most 512 tokens of prompt, greedy, bf16, end tokens ignored so "
+        "that every answer is equally long). `sequential` encodes the prompt anew at every retrieval, as the paper "
+        "runs it; `sequential-kv-reuse` keeps keys and values while the passage stays, as all of RaLMSpec does here. "
+        "P is a prefetch of 20, S the scheduler OS3 (else a stride of 3), A asynchronous verification. `identical` is "
+        "the share of answers whose tokens and passages are the baseline's; below 1 it is bf16 rounding, and the "
+        "exactness section, in int8 and batch invariant, must show 1. R is `retrieval`: encoding queries and "
+        "searching, as far as the model does not work meanwhile; G is `generation`; `step` is a, `search by queries` "
+        "b(s), `match rate` the chance that a guess is right. `bound` is the best of all strides up to 16 by brute "
+        "force at the measured a, b(s) and match rate, relative to the baseline's measured seconds between two "
+        "retrievals. Corpora larger than the real one hold synthetic distractors, unit vectors of random direction; "
+        "`distractors` would say how many an answer used. Stores with a delay are simulated: an HNSW search that "
+        "sleeps as long as the R/G asked for needs."
+    )
+
+    def __init__(self, size: Size | None = None) -> None:
+        self.size = size
+
+    def run(self, context: BenchContext) -> Iterator[Measurement]:
+        usual = QUICK if context.quick else FULL if context.model == _SMALL_MODEL else LARGER_MODEL
+        bench = _Bench(context, self.size or usual)
+        try:
+            early = [
+                *bench.batches(),
+                *bench.components(),
+                *bench.delays(),
+                *bench.corpora(),
+                *bench.timelines(),
+            ]
+            exact = list(bench.exactness())
+            yield from bench.main()
+            yield from early
+            yield from exact
+        finally:
+            bench.close()
+
+    def pictures(self, measurements: Sequence[Measurement], folder: Path) -> Sequence[Path]:
+        """R and G by method, speed-ups by delay and corpus, latency by batch, and the course of a request."""
+        return passages_pictures.draw(measurements, folder)
+
+
+def suite() -> PassagesSuite:
+    """The suite, for the registry."""
+    return PassagesSuite()
+
+
+class _Bench:
+    """One run."""
+
+    def __init__(self, context: BenchContext, size: Size) -> None:
+        self.context = context
+        self.size = size
+        self.source = Source(context)
+        self.retrievers = Retrievers(context, self.source)
+        self.models = Models(context.model, context.device)
+        self._subjects: dict[str, Subjects] = {}
+
+    def close(self) -> None:
+        self._subjects.clear()
+        self.retrievers.close()
+        self.source.close()
+        self.models.close()
+
+    # -- sections -------------------------------------------------------------------------------------------
+
+    def main(self) -> Iterator[Measurement]:
+        """Whole requests over every retriever, by set of questions; the last overall is over all retrievers."""
+        every: list[Record] = []
+        for name in self.size.retrievers:
+            rows = [
+                self._row(f"{name}/{asked.task}", asked, _MAIN, name)
+                for asked in self.source.questions(self.size.main)
+            ]
+            records = self._measure(name, rows, self.size.repeats)
+            every += records
+            for entry in summarise(self.context, records, overall=True):
+                yield replace(entry, task=f"{name}/{OVERALL}") if entry.task == OVERALL else entry
+        for entry in self.context.summarise(every, baselines=BASELINES, dtype="bf16"):
+            if entry.task == OVERALL:  # of stores so different only the ratio says something together
+                yield replace(entry, extra={})
+
+    def components(self) -> Iterator[Measurement]:
+        """Each part of RaLMSpec alone and with the others, prefetches and strides (Tables 1, 2, 4 and 5)."""
+        for name in self.size.retrievers:
+            rows = [
+                self._row(f"{COMPONENTS}/{name}", asked, self.size.part_methods, name)
+                for asked in self.source.questions(self.size.parts)
+            ]
+            yield from summarise(self.context, self._measure(f"{COMPONENTS}, {name}", rows, 1))
+
+    def batches(self) -> Iterator[Measurement]:
+        """What a query costs in a larger search."""
+        questions = [asked.text for asked in self.source.questions(passages_batches.SIZES[-1])]
+        yield from passages_batches.measure(
+            self.context, self.retrievers, self.size.retrievers, questions[: passages_batches.SIZES[-1]]
+        )
+
+    def delays(self) -> Iterator[Measurement]:
+        """Stores slowed so that R is a given part of G."""
+        questions = self.source.questions(self.size.few)
+        for ratio in self.size.delays:
+            seconds = self._delay(ratio)
+            if seconds is None:  # the calibration has failed, and the page says so
+                return
+            task = f"{DELAYED}/R to G {ratio:g}"
+            rows = [self._row(task, asked, _CHOSEN, _STORE, seconds) for asked in questions]
+            records = self._measure(task, rows, 1)
+            for entry in summarise(self.context, records, simulated=True):
+                yield replace(entry, extra={**entry.extra, "delay_ms": 1e3 * seconds})
+
+    def corpora(self) -> Iterator[Measurement]:
+        """Exact dense search over fewer and more passages."""
+        for count in self.size.corpora:
+            synthetic = count > len(self.source.knowledge_base)
+            name = enlarged(count) if synthetic else sized(count)
+            rows = [
+                self._row(f"{SCALE}/{name.removeprefix(EXACT).lstrip(', ')}", asked, _CHOSEN, name)
+                for asked in self.source.questions(self.size.few)
+            ]
+            yield from summarise(self.context, self._measure(name, rows, 1))
+
+    def timelines(self) -> Iterator[Measurement]:
+        """When what ran in one asynchronous request; drawn from a file beside the page."""
+        asked = self.source.questions(1)[0]
+        stores: dict[str, float | None] = dict.fromkeys(self.size.timelines)
+        drawn: dict[str, object] = {}
+        seconds = self._delay(1.0)
+        if seconds is not None:
+            stores[_STORE] = seconds
+        for name, delay in stores.items():
+            title = name if delay is None else f"store delayed by {1e3 * delay:.0f} ms (simulated)"
+            task = f"{TIMELINE}/{name}" if delay is None else f"{TIMELINE}/delayed store"
+            row = self._row(task, asked, (_TIMELINE_METHOD,), name, delay, keep_timeline=True)
+            records = self._measure(task, [row], 1)
+            yield from summarise(self.context, records, simulated=delay is not None)
+            drawn |= {
+                f"{_TIMELINE_METHOD}, {title}": json.loads(record.outcome.output)
+                for record in records[-1:]
+                if record.outcome is not None and record.outcome.output is not None
+            }
+        path = self.context.out / TIMELINE_FILE
+        path.write_text(json.dumps(drawn, ensure_ascii=False, indent=0) + "\n", encoding="utf-8")
+
+    def exactness(self) -> Iterator[Measurement]:
+        """Equality with sequential retrieval."""
+        yield from passages_exactness.measure(
+            self.context,
+            self.retrievers,
+            self.size.exact_retrievers,
+            self.source.questions(self.size.exactness),
+            self.size.exact_new,
+        )
+
+    # -- rows -----------------------------------------------------------------------------------------------
+
+    def _row(
+        self,
+        task: str,
+        asked: Asked,
+        methods: Sequence[str],
+        retriever: str,
+        delay: float | None = None,
+        *,
+        keep_timeline: bool = False,
+    ) -> Row:
+        def prepare() -> Mapping[str, Trial]:
+            subjects = self._subject(task, retriever, delay)
+            return subjects.trials(methods, asked.text, keep_timeline=keep_timeline)
+
+        return Row(name=f"{asked.task} {asked.name}", task=task, methods=tuple(methods), prepare=prepare)
+
+    def _subject(self, task: str, retriever: str, delay: float | None) -> Subjects:
+        """Methods that learn within one section, or within one retriever of the main table."""
+        key = task if task.startswith((COMPONENTS, DELAYED, SCALE, TIMELINE, _CALIBRATION)) else retriever
+        if key not in self._subjects:
+            found: PassageRetriever = self.retrievers.get(retriever)
+            if delay is not None:
+                found = Slowed(found, delay)
+            self._subjects[key] = Subjects(self.models.get(), found, self.size.new)
+        return self._subjects[key]
+
+    def _measure(self, label: str, rows: Sequence[Row], repeats: int) -> list[Record]:
+        return self.context.measure(label, rows, self.context.plan(repeats, warm_each_row=False))
+
+    # -- how slow a store has to be -------------------------------------------------------------------------
+
+    def _delay(self, ratio: float) -> float | None:
+        """Seconds that make R this part of G, by what sequential retrieval with the index alone takes."""
+        if not self._calibrated:
+            return None
+        return median(
+            max(ratio * figures["generation_ms"] - figures["retrieval_ms"], 0.0) / figures["chunks"] / 1e3
+            for figures in self._calibrated
+        )
+
+    @cached_property
+    def _calibrated(self) -> list[Mapping[str, float]]:
+        task = f"{_CALIBRATION}/{_STORE}"
+        rows = [self._row(task, asked, (REUSE,), _STORE) for asked in self.source.questions(self.size.few)]
+        records = self._measure(_CALIBRATION, rows, 1)
+        return [record.outcome.figures for record in records if record.outcome is not None]

@@ -1,0 +1,86 @@
+"""How much ``specrag bench passages`` measures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from specrag.bench.suites.passages_retrievers import EXACT, HNSW, REMOTE, SPARSE, enlarged
+from specrag.bench.suites.passages_subjects import BASELINES, COMBINATIONS, PSA, REUSE, UNCAPPED, VARIANTS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """How much is measured.
+
+    Attributes:
+        new: tokens of an answer.
+        retrievers: of the main table, the parts and the batches.
+        main: questions of each set in the main table.
+        repeats: of the main table.
+        parts: questions of each set for each part of RaLMSpec, and the methods.
+        few: questions of each set for delays and corpora.
+        delays: R/G of slowed stores.
+        corpora: passages of the cut or enlarged knowledge base.
+        timelines: retrievers of which one request is drawn, besides a slowed store.
+        exactness: questions of each set, 0 for none, the retrievers, and the tokens of an answer.
+    """
+
+    new: int
+    retrievers: tuple[str, ...]
+    main: int
+    repeats: int
+    parts: int
+    part_methods: tuple[str, ...]
+    few: int
+    delays: tuple[float, ...]
+    corpora: tuple[int, ...]
+    timelines: tuple[str, ...]
+    exactness: int
+    exact_retrievers: tuple[str, ...]
+    exact_new: int
+
+
+FULL = Size(
+    new=128,
+    retrievers=(EXACT, HNSW, SPARSE, REMOTE, enlarged(1_000_000)),
+    main=3,
+    repeats=5,
+    parts=2,
+    part_methods=(*BASELINES, *VARIANTS),
+    few=1,
+    delays=(0.1, 0.5, 1.0, 2.0, 5.0),
+    corpora=(10_000, 68_980, 300_000, 1_000_000),
+    timelines=(REMOTE,),
+    exactness=25,
+    exact_retrievers=(EXACT, HNSW, SPARSE, REMOTE),
+    exact_new=32,
+)
+#: What else a larger model is measured with follows from the smaller one: the retrievers do not know the model.
+LARGER_MODEL = replace(
+    FULL,
+    new=64,
+    main=1,
+    repeats=3,
+    parts=1,
+    part_methods=(*BASELINES, *COMBINATIONS, UNCAPPED),
+    delays=(1.0,),
+    corpora=(),
+    timelines=(),
+    exactness=2,
+    exact_retrievers=(EXACT,),
+)
+QUICK = Size(
+    new=16,
+    retrievers=(EXACT, SPARSE),
+    main=1,
+    repeats=1,
+    parts=1,
+    part_methods=(REUSE, "ralmspec+P", "ralmspec+S", "ralmspec+A", PSA),
+    few=1,
+    delays=(1.0,),
+    corpora=(1000,),
+    timelines=(),
+    exactness=1,
+    exact_retrievers=(EXACT,),
+    exact_new=8,
+)
