@@ -69,7 +69,7 @@ def eagle(
     ] = 8192,
     epochs: Annotated[int, _integer(_TRAINING, "N", "Times that the data is read, at most.")] = 10,
     batch_tokens: Annotated[int, _integer(_TRAINING, "N", "Tokens of a step.")] = 4096,
-    learning_rate: Annotated[float, _number(_TRAINING, "The highest learning rate.")] = 5e-4,
+    learning_rate: Annotated[float, _number(_TRAINING, "The highest learning rate.")] = 1e-3,
     noise: Annotated[float, _number(_TRAINING, "Largest noise on features.")] = 0.1,
     classification_weight: Annotated[
         float, _number(_TRAINING, "Of the cross-entropy beside the features' loss.")

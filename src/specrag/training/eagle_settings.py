@@ -69,7 +69,7 @@ class TrainingSettings:
     draft_vocabulary: int = 8192
     epochs: int = 10
     batch_tokens: int = 4096
-    learning_rate: float = 5e-4
+    learning_rate: float = 1e-3
     noise: float = 0.1
     classification_weight: float = 0.1
     unroll: int = 1

@@ -65,7 +65,10 @@ class Source:
     # -- questions ------------------------------------------------------------------------------------------
 
     def questions(self, per_set: int) -> list[Asked]:
-        """At most so many questions of each set, evenly spread; the first of each set come first."""
+        """At most so many questions of each set, evenly spread; the first of each set come first.
+
+        A quick run takes the first set alone.
+        """
         sets = [
             [Asked(task, str(place), text) for place, text in spread(list(enumerate(texts)), per_set)]
             for task, texts in self._sets.items()
@@ -88,7 +91,7 @@ class Source:
                 f"give a folder that holds corpus_questions_NAME_dev.jsonl for a NAME of {', '.join(SETS)}"
             )
             raise InputError("--data", str(self._data), remedy)
-        return found
+        return dict(list(found.items())[:1]) if self._quick else found
 
     # -- passages -------------------------------------------------------------------------------------------
 
