@@ -25,7 +25,9 @@ def bench(suite: str, out: Path, *words: str) -> list[Measurement]:
 @pytest.mark.slow
 def test_a_quick_run_of_tokens_measures_ours_and_theirs(smollm2: Path, tmp_path: Path) -> None:
     found = bench("tokens", tmp_path)
-    overall = {entry.method: entry for entry in found if entry.task == "overall" and entry.baseline == "plain"}
+    overall = {
+        entry.method: entry for entry in found if entry.task == "overall" and entry.baseline == "plain"
+    }
     assert set(overall) == {"respec", "transformers", "transformers-lookup"}
     respec = overall["respec"]
     assert respec.mat is not None
