@@ -78,12 +78,13 @@ def test_copying_takes_few_passes(llm: LanguageModel) -> None:
     assert made.timing.verifying + made.timing.drafting < made.timing.decode
 
 
-def test_references_that_the_prompt_does_not_hold_are_copied_from(llm: LanguageModel) -> None:
+@needs_packed
+def test_references_that_the_prompt_does_not_hold_are_copied_from(invariant: LanguageModel) -> None:
     """The model's own words stand in a reference: nearly all of them can be copied from there."""
     question = "Write two sentences about snow."
-    text = llm.generate(question, max_tokens=TOKENS).text
-    alone = llm.generate(question, max_tokens=TOKENS, method=ReSpec(drafter="none"))
-    helped = llm.generate(
+    text = invariant.generate(question, max_tokens=TOKENS).text
+    alone = invariant.generate(question, max_tokens=TOKENS, method=ReSpec(drafter="none"))
+    helped = invariant.generate(
         question, max_tokens=TOKENS, method=ReSpec(drafter="none"), references=["Something else.", text]
     )
     assert helped.usage.accepted_by.get("reference", 0) > 8
