@@ -90,7 +90,7 @@ def method_of(name: str, drafter: str | None, relaxed: bool, tolerance: float) -
         is_head = name == "eagle-2"
         prefix = EAGLE_PREFIX if is_head else MODEL_PREFIX
         if drafter is None or not drafter.startswith(prefix):
-            remedy = f"--method {name} needs one, as in --drafter {prefix}smollm2-135m"
+            remedy = f"--method {name} needs one: --drafter {prefix}NAME"
             raise InputError("--drafter", drafter, remedy)
         make = baselines.eagle if is_head else baselines.draft_model
         return make(drafter.removeprefix(prefix))
