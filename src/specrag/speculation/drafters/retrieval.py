@@ -41,7 +41,7 @@ class RetrievalSettings:
         draft_size: nodes of the tree.
         combine: where the fallback's guesses cost no pass, always look up, by the longest suffix, and let the
             fallback add its guesses: the schedule weighs them all, so that nothing need be chosen by a trigger (not
-            in the paper; measured in docs/results/tokens.md).
+            in the paper; docs/log.md has what it gave).
     """
 
     trigger: EntropyTrigger | None = field(default_factory=EntropyTrigger)
@@ -102,6 +102,7 @@ class RetrievalDrafter:
         self._corpus = corpus
         self._combining = settings.combine and not fallback.runs_passes
         self._trigger = None if self._combining else settings.trigger
+        self._opinion = fallback.opinion if isinstance(fallback, Opinionated) else _no_opinion
         self._text = OwnText(references)
         self._feedback = _scores(settings)
         self._entropies: list[float] = []  # of the distributions that the newest tokens were drawn from
@@ -121,10 +122,9 @@ class RetrievalDrafter:
     def start(self, session: Session, rows: Sequence[Row]) -> Coroutine[None]:
         """See :class:`~specrag.speculation.drafters.base.Drafter`."""
         self._text.follow(session)
-        self._entropies = []
-        for row in rows:
-            if row.entropy is not None:
-                self._entropies.append(row.entropy)
+        # An entropy is computed when it is read: without a trigger nobody needs it.
+        read = rows if self._trigger is not None else ()
+        self._entropies = [row.entropy for row in read if row.entropy is not None]
         yield from self._fallback.start(session, rows)
 
     def propose(self, session: Session, budget: int) -> Coroutine[DraftTree]:
@@ -252,14 +252,12 @@ class RetrievalDrafter:
         return [_Candidate(tokens, (), 0.0, match.length, CORPUS) for tokens in seen if tokens]
 
     def _tree(self, newest: int, budget: int) -> DraftTree:
-        fallback = self._fallback
-        opinion = fallback.opinion if isinstance(fallback, Opinionated) else _no_opinion
         chains = []
         for rank, candidate in enumerate(self._candidates):
             tokens = candidate.tokens[:budget]
             # A copy's later places are reached only after more tokens agreed, so that they are surer.
             grades = [
-                copy_grade(candidate.matched + depth, rank, opinion(before, token))
+                copy_grade(candidate.matched + depth, rank, self._opinion(before, token))
                 for depth, (before, token) in enumerate(pairwise((newest, *tokens)))
             ]
             chains.append(DraftTree.chain(tokens, candidate.source, grades))
