@@ -81,6 +81,20 @@ def test_sections_have_tables_of_their_own() -> None:
     assert page.count("| task |") == 2
 
 
+def test_an_overview_stands_before_a_long_table() -> None:
+    entries = [
+        replace(ENTRY, task=f"parts/{task}", method=method, speedup=speedup)
+        for method, first in (("respec", 1.5), ("prompt-lookup", 1.25))
+        for task, speedup in (("qa", first), ("rag", first + 1), ("overall", first + 0.5))
+    ]
+    page = render(PAGE, entries)
+    assert cells(page) == {"method": "respec", "overall": "2.00", "qa": "1.50", "rag": "2.50"}
+    assert cells(page, row=1)["overall"] == "1.75"
+    assert page.index("Speed-up over `plain`") < page.index("| task |")
+    of_two_models = [*entries, replace(entries[0], model="another")]
+    assert "Speed-up over" not in render(PAGE, of_two_models), "a cell holds one figure"
+
+
 def test_a_slower_method_is_named_slower() -> None:
     slower = replace(ENTRY, speedup=0.9, speedup_low=0.8, speedup_high=0.95)
     assert cells(render(PAGE, [slower]))["never slower"] == "**no**"
@@ -107,6 +121,9 @@ def test_pictures_are_drawn_the_same_each_time(tmp_path: Path) -> None:
     assert second is not None
     assert is_drawn(first)
     assert first.read_bytes() == second.read_bytes()
+    alone = plots.speedup_plot(tmp_path / "d.png", [replace(entry, task="qa") for entry in entries], title="qa")
+    assert alone is not None
+    assert is_drawn(alone)
     without = replace(ENTRY, speedup=None, speedup_low=None, speedup_high=None)
     assert plots.speedup_plot(tmp_path / "c.png", [without], title="none") is None
     assert not (tmp_path / "c.png").exists()

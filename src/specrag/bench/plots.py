@@ -106,7 +106,8 @@ def speedup_plot(path: Path, measurements: Sequence[Measurement], *, title: str)
     """Draw a bar for each method of each task that has a speed-up, with its interval and its bound.
 
     The bound is ``extra["bound"]``, a short upright line. Measurements of more than one baseline, model or
-    dtype are told apart in the bars' names. Returns None, and draws nothing, if no measurement has a ratio.
+    dtype are told apart in the bars' names. With one task the names stand beside the bars, else in a legend.
+    Returns None, and draws nothing, if no measurement has a ratio.
     """
     shown = [entry for entry in measurements if entry.speedup is not None]
     if not shown:
@@ -117,7 +118,8 @@ def speedup_plot(path: Path, measurements: Sequence[Measurement], *, title: str)
     labels = _bar_labels(shown)
     names = list(dict.fromkeys(labels))
     bars = len(shown)
-    height = 1.5 + _BAR_INCHES * (bars + len(tasks)) + 0.2 * ((len(names) + 1) // 2)
+    alone = len(tasks) == 1
+    height = 1.5 + _BAR_INCHES * (bars + len(tasks)) + (0 if alone else 0.2 * ((len(names) + 1) // 2))
     figure, axes = new_figure(7.2, height)
     position = 0.0
     ticks = []
@@ -126,12 +128,15 @@ def speedup_plot(path: Path, measurements: Sequence[Measurement], *, title: str)
         first = position
         for entry, label in zip(shown, labels, strict=True):
             if entry.task == task:
-                _bar(axes, position, entry, names.index(label), limit)
+                _bar(axes, position, entry, 0 if alone else names.index(label), limit)
                 position += 1
         ticks.append((first + position - 1) / 2)
         position += 1
     axes.axvline(1.0, color="black", linewidth=1)
-    axes.set_yticks(ticks, tasks)
+    if alone:
+        axes.set_yticks(range(bars), labels)
+    else:
+        axes.set_yticks(ticks, tasks)
     axes.set_ylim(position - 1.4, -0.6)
     axes.set_xlim(0, limit * 1.2)
     label = "speed-up over the baseline (times; 1 = equally fast), with 95 % intervals"
@@ -140,7 +145,8 @@ def speedup_plot(path: Path, measurements: Sequence[Measurement], *, title: str)
     axes.set_xlabel(label, fontsize=9)
     axes.grid(axis="y", visible=False)
     axes.set_title(title, loc="left", fontsize=11)
-    _bar_legend(axes, names)
+    if not alone:
+        _bar_legend(axes, names)
     return save_figure(figure, path)
 
 

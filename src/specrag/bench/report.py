@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from specrag.bench.load import BUSY_SHARE, LoadNote
 from specrag.bench.measurement import OVERALL, Measurement
+from specrag.bench.overview import overviews
 from specrag.bench.statistics import Interval, never_slower
 
 _SPEEDUP_KEYS = ("bound", "share")
@@ -37,13 +38,14 @@ class Page:
 def render(page: Page, measurements: Sequence[Measurement]) -> str:
     """The page as Markdown.
 
-    A task named ``section/rest`` goes into the table ``section``; a table shows a column only if one of its
-    rows has the figure.
+    A task named ``section/rest`` goes into the table ``section``, behind an overview of its speed-ups; a table shows
+    a column only if one of its rows has the figure.
     """
     parts = [f"# {page.title}", page.summary, _facts(page, measurements)]
     parts += [f"![{name}]({name})" for name in page.pictures]
     for section, rows in _sections(measurements).items():
-        parts.append((f"## {section}\n\n" if section else "") + _table(rows, section))
+        parts += [f"## {section}"] if section else []
+        parts += [*overviews(rows), _table(rows, section)]
     if any(entry.speedup is not None for entry in measurements):
         parts.append(
             "Speed-up: the baseline's time / the method's, each the median over repeats, with the 95 % "
