@@ -121,7 +121,9 @@ def test_pictures_are_drawn_the_same_each_time(tmp_path: Path) -> None:
     assert second is not None
     assert is_drawn(first)
     assert first.read_bytes() == second.read_bytes()
-    alone = plots.speedup_plot(tmp_path / "d.png", [replace(entry, task="qa") for entry in entries], title="qa")
+    alone = plots.speedup_plot(
+        tmp_path / "d.png", [replace(entry, task="qa") for entry in entries], title="qa"
+    )
     assert alone is not None
     assert is_drawn(alone)
     without = replace(ENTRY, speedup=None, speedup_low=None, speedup_high=None)

@@ -18,8 +18,12 @@ def overviews(measurements: Sequence[Measurement]) -> list[str]:
     """
     tables = []
     for baseline in dict.fromkeys(entry.baseline for entry in measurements if entry.baseline is not None):
-        against = [entry for entry in measurements if entry.baseline == baseline and entry.speedup is not None]
-        tasks = sorted(dict.fromkeys(_last(entry.task) for entry in against), key=lambda name: name != OVERALL)
+        against = [
+            entry for entry in measurements if entry.baseline == baseline and entry.speedup is not None
+        ]
+        tasks = sorted(
+            dict.fromkeys(_last(entry.task) for entry in against), key=lambda name: name != OVERALL
+        )
         # A cell holds one figure: models and kinds of numbers side by side need the long table.
         if len(tasks) < 3 or len({(entry.model, entry.dtype, entry.device) for entry in against}) > 1:
             continue

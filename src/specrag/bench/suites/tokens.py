@@ -6,15 +6,15 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING
 
-from specrag.bench.bounds import share_reached, token_bound
+from specrag.bench.bounds import share_reached
 from specrag.bench.data import SPEC_BENCH_TASKS, Question, find_file, load_spec_bench, load_text
 from specrag.bench.interleave import Row, Trial
 from specrag.bench.measurement import OVERALL, Extra, Measurement
 from specrag.bench.plots import speedup_plot
-from specrag.bench.records import Record
+from specrag.bench.records import Outcome, Record
+from specrag.bench.statistics import geometric_mean
 from specrag.bench.suite import BenchContext
 from specrag.bench.suites import token_quality, token_scale
 from specrag.bench.summary import Summary
@@ -56,10 +56,11 @@ class TokensSuite:
         "Token speculation on Spec-Bench: first turns, the model's chat template, greedy, bf16, questions with even "
         "ids, at most 128 new tokens with SmolLM2 and 64 with a larger model. The ratio is tokens per second including "
         "the prefill, all methods interleaved prompt by prompt; `plain` and `transformers` are the two baselines. "
-        "`bound` is what the measured tokens a pass and the times of verification and drafting allow decoding at "
-        "best, `decode speedup` what decoding alone reached. Methods with `relaxed` change the text; all others of "
-        "ours accept only what plain decoding would choose, so that `identical` below 1 is bf16 rounding (see the "
-        "exactness page). `ablation` leaves parts of ReSpec out; `published` is the paper's own configuration. "
+        "`bound` is the speed-up if rounds cost only their guess and their check, at the measured tokens a pass and "
+        "step times, behind the same prefill; `decode speedup` is that of decoding alone. Methods with `relaxed` "
+        "change the text; all others of ours accept only what plain decoding would choose, so that `identical` below "
+        "1 is bf16 rounding (see the exactness page). `ablation` leaves parts of ReSpec out; `published` is the "
+        "paper's own configuration. "
         "`quality` compares answers to PopQA questions, from the passages that come with them, and summaries with "
         "those of strict decoding. `scale` is the cost of a proposal."
     )
@@ -182,40 +183,43 @@ def _own_questions(per_task: int) -> list[Question]:
 
 
 class DecodeFigures:
-    """What decoding alone reached, and what the measured times allow it."""
+    """What decoding alone reached, and what the measured times allow."""
 
     def __init__(self, records: Sequence[Record]) -> None:
-        self._figures: dict[tuple[str, str, str], Mapping[str, float]] = {
-            (record.key.task, record.key.row, record.key.method): record.outcome.figures
+        self._outcomes: dict[tuple[str, str, str], Outcome] = {
+            (record.key.task, record.key.row, record.key.method): record.outcome
             for record in records
             if record.outcome is not None and record.outcome.figures
         }
 
     def of(self, summary: Summary) -> dict[str, Extra]:
-        """The bound, the speed-up of decoding, and the share of the bound, for one of our methods."""
-        if summary.baseline != "plain" or summary.mat is None:
+        """The speed-up of decoding, the bound, and the share of it that was reached, for one of our methods.
+
+        The bound is the speed-up of a run whose rounds cost their guess and their check and nothing else, behind the
+        prefill that it took; a geometric mean over the rows, as the speed-up is.
+        """
+        if summary.baseline != "plain" or summary.mat is None or summary.speedup is None:
             return {}
-        ratios, verify, draft, single = [], [], [], []
-        for (task, row, method), figures in self._figures.items():
-            if method != summary.method or summary.task not in (task, "overall"):
+        decoding, allowed = [], []
+        for (task, row, method), outcome in self._outcomes.items():
+            if method != summary.method or summary.task not in (task, OVERALL):
                 continue
-            plain = self._figures.get((task, row, "plain"))
-            if plain is None:
+            plain = self._outcomes.get((task, row, "plain"))
+            if plain is None or outcome.passes is None or not outcome.tokens:
                 continue
-            ratios.append(plain["decode_ms_per_token"] / figures["decode_ms_per_token"])
-            verify.append(figures["verify_ms"])
-            draft.append(figures["draft_ms"])
-            single.append(plain["verify_ms"])
-        if not ratios:
+            mine, theirs = outcome.figures, plain.figures
+            decoding.append(theirs["decode_ms_per_token"] / mine["decode_ms_per_token"])
+            least = mine["prefill_ms"] + outcome.passes * (mine["verify_ms"] + mine["draft_ms"])
+            taken = theirs["prefill_ms"] / plain.tokens + theirs["decode_ms_per_token"]
+            allowed.append(taken / (least / outcome.tokens))
+        if not decoding:
             return {}
-        bound = token_bound(
-            tokens_per_round=summary.mat,
-            plain_seconds=median(single) / 1e3,
-            verify_seconds=median(verify) / 1e3,
-            draft_seconds=median(draft) / 1e3,
-        )
-        reached = median(ratios)
-        return {"decode_speedup": reached, "bound": bound, "share_of_bound": share_reached(reached, bound)}
+        bound = geometric_mean(allowed)
+        return {
+            "decode_speedup": geometric_mean(decoding),
+            "bound": bound,
+            "share_of_bound": share_reached(summary.speedup.value, bound),
+        }
 
 
 def suite() -> TokensSuite:
