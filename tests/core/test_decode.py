@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from specrag.engine.executor import Executor, run
 from specrag.engine.outputs import Outputs, Row
-from specrag.engine.passes import Coroutine, Segment, gather
+from specrag.engine.passes import Coroutine, Others, Segment, gather
 from specrag.engine.processors import AllowedTokens, LogitsProcessor
 from specrag.engine.sampling import SamplingParams, entropy
 from specrag.engine.session import Session
@@ -424,7 +424,8 @@ def test_seconds_are_the_clocks() -> None:
     # Rounds of two tokens and of one, in turn; the last proposal is cut to what may still come.
     assert [len(step.tokens) for step in decoded.steps] == [2, 1, 2, 1, 2]
     assert [step.seconds for step in decoded.steps] == [18.5, 5.5, 8.5, 5.5, 8.5]
-    assert [timed for _, timed in schedule.told] == [
+    assert all(timed.others == Others() and timed.computing >= 0 for _, timed in schedule.told)
+    assert [replace(timed, report=None) for _, timed in schedule.told] == [
         Timed(2, 3, 5, 8.5),
         Timed(4, 0, 5, 5.5),
         Timed(5, 3, 5, 8.5),

@@ -13,12 +13,23 @@ import pytest
 
 from specrag.engine.executor import Executor
 from specrag.engine.outputs import ARGMAX, Row
-from specrag.engine.passes import Coroutine, Emit, Pass, Search, Segment, Start, Wait, gather
+from specrag.engine.passes import (
+    Coroutine,
+    Emit,
+    Others,
+    Pass,
+    PassReport,
+    Search,
+    Segment,
+    Start,
+    Wait,
+    gather,
+)
 from specrag.engine.session import Session
 from specrag.engine.task import Task
 from specrag.errors import Cancelled, DeadlineExceeded, SpecragError
 from specrag.models.toy import ToyModel
-from specrag.speculation.tree import EMPTY
+from specrag.speculation.tree import EMPTY, DraftTree
 
 #: For events that must come; long enough for a busy machine, and a failure when it passes.
 SOON = 20.0
@@ -77,6 +88,26 @@ def test_what_runs_at_once_shares_passes(executor: Executor) -> None:
     tasks = [executor.submit(greedy(model, prompt, 5)) for prompt in prompts]
     assert [executor.run(task) for task in tasks] == [truth(model, prompt, 5) for prompt in prompts]
     assert model.packed == [[2, 1, 3], *[[1, 1, 1]] * 5]
+
+
+def test_a_pass_tells_what_was_in_it_and_what_it_took() -> None:
+    now = itertools.count(0, 5)
+    executor = Executor(clock=lambda: float(next(now)))
+    model = Recorder()
+
+    def scored(prompt: Sequence[int], guesses: int) -> Coroutine[PassReport | None]:
+        session = Session(model)
+        yield from session.extend(prompt)
+        yield from session.score(DraftTree.chain([1] * guesses, "a guess"), ARGMAX)
+        return session.report
+
+    first, second = executor.run(executor.submit(gather([scored([1, 2, 3], 4), scored([3, 2, 1, 0], 1)])))
+    executor.close()
+    assert first is not None
+    assert second is not None
+    assert first.others == Others(segments=1, rows=2, context=3, row_context=6)
+    assert second.others == Others(segments=1, rows=5, context=2, row_context=10)
+    assert first.seconds == second.seconds == 5
 
 
 def test_each_model_has_a_pass_of_its_own(executor: Executor) -> None:

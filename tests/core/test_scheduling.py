@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specrag.engine.passes import Others, PassReport
 from specrag.errors import InputError
 from specrag.scheduling.acceptance_table import AcceptanceTable
 from specrag.scheduling.cost_aware import CostAware, SharedCosts, children_of
@@ -220,6 +221,56 @@ def test_a_dear_drafter_is_asked_less_and_hardly_where_it_never_pays() -> None:
     assert 0 < np.mean(short[20:]) < np.mean(long[20:])
     asked = drive(useless, accept=0.1, rounds=200, price=0.02)
     assert np.mean([count > 0 for count in asked[60:]]) < 0.1
+
+
+def crowd(requests: int, *, rows: int = 3, context: int = 400) -> Others:
+    return Others(requests, requests * rows, requests * context, requests * rows * context)
+
+
+def packed(rows: int, context: int, others: Others) -> float:
+    """What a CPU's pass of several sessions takes, seconds."""
+    alone = 0.020 + 0.0009 * rows + 0.000003 * context + 0.0000002 * rows * context
+    return alone + 0.0009 * others.rows + 0.000003 * others.context + 0.0000002 * others.row_context
+
+
+def test_the_cost_model_finds_what_other_requests_add() -> None:
+    rng = random.Random(5)
+    model = CostModel()
+    for _ in range(200):
+        others = crowd(rng.choice((0, 1, 3, 7, 15)), rows=rng.choice((1, 4, 9)))
+        rows, context = rng.choice((1, 2, 9, 17)), rng.choice((100, 1000))
+        model.observe(rows, context, packed(rows, context, others) * rng.gauss(1, 0.05), others)
+    for count in (0, 4, 12):
+        others = crowd(count)
+        assert model.seconds(5, 500, others) == pytest.approx(packed(5, 500, others), rel=0.1)
+
+
+def test_the_more_requests_share_a_pass_the_likelier_a_guess_must_be() -> None:
+    """What is chosen gives the whole pass the highest rate, the others' tokens included."""
+    shared = SharedCosts(passes=taught())
+    chosen = []
+    for count in (0, 2, 8, 32):
+        schedule = CostAware(shared)
+        tree = DraftTree.chain([1] * 12, "draft")
+        timed = Timed(300, 0.0, 0.05, 0.05, PassReport(packed(1, 300, crowd(count)), crowd(count)))
+        schedule.observe(a_round(EMPTY, [1], EMPTY), timed)
+        kept = len(schedule.choose(tree, 300))
+        chance = shared.acceptance.rate("draft", 0)
+
+        def rate(nodes: int, count: int = count, chance: float = chance) -> float:
+            tokens = count + sum(chance**depth for depth in range(nodes + 1))
+            return tokens / float(shared.passes.seconds(1 + nodes, 300, crowd(count)))
+
+        assert rate(kept) == pytest.approx(max(rate(nodes) for nodes in range(13)), rel=0.01)
+        chosen.append(kept)
+    assert chosen == sorted(chosen, reverse=True)
+    assert chosen[0] > chosen[-1]
+
+
+def test_waiting_for_others_is_no_price_of_a_pass() -> None:
+    report = PassReport(0.02, Others())
+    assert Timed(10, 0.0, 0.5, 0.6, report).computing == 0.02
+    assert Timed(10, 0.0, 0.5, 0.6).computing == 0.5
 
 
 def test_nothing_proposed_is_nothing_chosen() -> None:

@@ -18,7 +18,16 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from specrag.engine.passes import Coroutine, Emit, Pass, Search, SessionModel, Start, Wait
+from specrag.engine.passes import (
+    Coroutine,
+    Emit,
+    Pass,
+    Search,
+    SessionModel,
+    Start,
+    Wait,
+    report_pass,
+)
 from specrag.engine.task import Task
 from specrag.errors import SpecragError
 
@@ -158,6 +167,9 @@ class Executor:
         for task in tasks:
             while not task.done:
                 self._advance_once()
+        with self._changed:
+            # Another thread may still be in the round that has ended the last of them.
+            self._changed.wait_for(lambda: not self._driven)
         self._threads.shutdown()
 
     # -- driving --------------------------------------------------------------------------------------------
@@ -270,7 +282,10 @@ class Executor:
             self._changed.notify_all()
 
     def _run_passes(self, tasks: list[Task[Any]]) -> None:
-        """One packed pass for each model, of the tasks that have waited longest."""
+        """One packed pass for each model: the task that has waited longest, and as many of the shortest as fit.
+
+        So a long prompt holds up nobody, and nobody waits for ever.
+        """
         groups: dict[int, list[Task[Any]]] = {}
         for task in tasks:
             assert isinstance(task.waiting, Pass)
@@ -279,7 +294,7 @@ class Executor:
             chosen: list[Task[Any]] = []
             requests: list[Pass] = []
             rows = 0
-            for task in group:
+            for task in [group[0], *sorted(group[1:], key=_rows)]:
                 request = task.waiting
                 assert isinstance(request, Pass)
                 rows += len(request.segment.tokens)
@@ -293,8 +308,10 @@ class Executor:
             self._tasks.sort(key=lambda task: id(task) in served)
 
     def _run_pass(self, model: SessionModel, tasks: list[Task[Any]], requests: list[Pass]) -> None:
+        segments = [request.segment for request in requests]
+        began = self._clock()
         try:
-            answers = model.forward([request.segment for request in requests])
+            answers = model.forward(segments)
             if len(answers) != len(tasks):
                 raise SpecragError(
                     f"model: {len(answers)} answers for {len(tasks)} segments; mend its forward"
@@ -303,8 +320,15 @@ class Executor:
             for task in tasks:
                 task.failure, task.waiting = error, None
             return
+        report_pass(segments, self._clock() - began)
         for task, answer in zip(tasks, answers, strict=True):
             task.answer, task.waiting = answer, None
+
+
+def _rows(task: Task[Any]) -> int:
+    """Rows of the pass that a task waits for."""
+    assert isinstance(task.waiting, Pass)
+    return len(task.waiting.segment.tokens)
 
 
 def run(coroutine: Coroutine[T]) -> T:

@@ -49,6 +49,36 @@ class Cache(Protocol):
         """Release the memory. The cache is empty afterwards and can be used again."""
 
 
+@dataclass(frozen=True, slots=True)
+class Others:
+    """The other segments of a packed pass.
+
+    Attributes:
+        segments: their number.
+        rows: of all of them.
+        context: tokens in front of their rows, added up.
+        row_context: for each segment its rows times the tokens in front of them, added up.
+    """
+
+    segments: int = 0
+    rows: int = 0
+    context: int = 0
+    row_context: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PassReport:
+    """What a segment's pass took.
+
+    Attributes:
+        seconds: the whole packed pass, without waiting for it.
+        others: what was computed beside the segment.
+    """
+
+    seconds: float
+    others: Others
+
+
 @dataclass(slots=True)
 class Segment:
     """The rows of one sequence in a pass.
@@ -63,6 +93,7 @@ class Segment:
         written: rows of a tree that earlier passes wrote behind the cache's ``length`` tokens and that stay there:
             these rows are written behind them. ``parents`` then begins with the parents of the rows written. The
             cache must not be changed in between.
+        report: set by the executor when the pass has run.
     """
 
     cache: Any
@@ -71,6 +102,7 @@ class Segment:
     outputs: Sequence[Outputs]
     features: Sequence[Any] | None = None
     written: int = 0
+    report: PassReport | None = None
 
     def depths(self) -> list[int]:
         """Distance of each row from the cache's last token, minus one: row ``i`` is at position
@@ -81,6 +113,18 @@ class Segment:
         for parent in self.parents:
             depths.append(0 if parent < 0 else depths[parent] + 1)
         return depths
+
+
+def report_pass(segments: Sequence[Segment], seconds: float) -> None:
+    """Tell each segment what its pass took, and what was computed beside it."""
+    rows = [len(segment.tokens) for segment in segments]
+    contexts = [segment.cache.length for segment in segments]
+    products = [count * context for count, context in zip(rows, contexts, strict=True)]
+    for segment, count, context, product in zip(segments, rows, contexts, products, strict=True):
+        others = Others(
+            len(segments) - 1, sum(rows) - count, sum(contexts) - context, sum(products) - product
+        )
+        segment.report = PassReport(seconds, others)
 
 
 class SessionModel(Protocol):

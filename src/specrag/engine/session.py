@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from specrag.engine.outputs import NOTHING, Outputs, Row
-from specrag.engine.passes import Coroutine, Pass, Segment, SessionModel
+from specrag.engine.passes import Coroutine, Pass, PassReport, Segment, SessionModel
 from specrag.errors import ContextLengthError, InputError, SpecragError
 
 #: Rows of one prefill pass: bounds the memory of a pass and the time that other requests wait for it.
@@ -50,12 +50,16 @@ class Session:
         model: the model that decodes.
         cache: a cache that already holds the first tokens of ``tokens``; by default a new one.
         tokens: committed tokens, more than ``cache`` holds by at least one unless both are empty.
+
+    Attributes:
+        report: of the pass that scored last; ``None`` where whoever ran it does not tell.
     """
 
     def __init__(self, model: SessionModel, cache: Any = None, tokens: Sequence[int] = ()) -> None:
         self.model = model
         self.cache: Any = model.new_cache() if cache is None else cache
         self.tokens = list(tokens)
+        self.report: PassReport | None = None
         self._scored: Tree | None = None
 
     def __len__(self) -> int:
@@ -135,6 +139,7 @@ class Session:
         )
         check_room(self.model, self.cache.length + 1 + max(segment.depths()))
         rows: list[Row] = yield Pass(self.model, segment)
+        self.report = segment.report
         self.cache.accept(range(count))
         self._scored = tree
         return rows[count - 1 :]

@@ -4,6 +4,10 @@ A node of a draft tree is worth its place if the chance that it is kept, divided
 the tokens per second of the round without it. Nodes sorted by the chance of their whole path, the best first,
 are therefore cut where the expected rate is largest; that is nowhere, everywhere, or in between, so that
 source, width, depth and whether to guess at all are one decision.
+
+Requests that share a pass wait for each other's rows. So the rate is that of the whole pass: the tokens of the other
+requests, taken to gain as many a round as this one has lately, over the seconds of all rows. The more requests there
+are, the likelier a guess must be.
 """
 
 from __future__ import annotations
@@ -12,8 +16,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from specrag.engine.passes import Others
 from specrag.scheduling.acceptance_table import AcceptanceTable
-from specrag.scheduling.cost_model import CostModel
+from specrag.scheduling.cost_model import ALONE, CostModel
 from specrag.speculation.schedule import Timed
 from specrag.speculation.tree import EMPTY, ROOT, DraftTree, Round
 
@@ -34,6 +39,8 @@ class SharedCosts:
 
     passes: CostModel = field(default_factory=CostModel)
     acceptance: AcceptanceTable = field(default_factory=AcceptanceTable)
+    others: Others = ALONE
+    """What was beside a request's rows in the last pass."""
 
 
 @dataclass
@@ -69,6 +76,7 @@ class CostAware:
     """
 
     def __init__(self, shared: SharedCosts, most_nodes: int = FREE_NODES) -> None:
+        self._shared = shared
         self._costs = shared.passes
         self._acceptance = AcceptanceTable(shared.acceptance)
         self._most_nodes = most_nodes
@@ -79,6 +87,8 @@ class CostAware:
         self._depth_rate = 0.6  # acceptance of a priced guess, given the one before it
         self._draft_seconds = 0.0  # of a priced guess
         self._context = 0
+        self._others = shared.others
+        self._gained = 1.0  # tokens of a round, lately
 
     def budget(self, *, runs_passes: bool) -> int:
         """See :class:`~specrag.speculation.schedule.TokenSchedule`."""
@@ -89,11 +99,16 @@ class CostAware:
         if not runs_passes:
             return self._most_nodes
         lengths = np.arange(MOST_PRICED + 1)
-        tokens = np.cumsum(self._depth_rate**lengths)
+        tokens = self._elsewhere + np.cumsum(self._depth_rate**lengths)
         seconds = lengths * self._draft_seconds + self._overhead
-        seconds = seconds + self._costs.seconds(lengths + 1, self._context)
+        seconds = seconds + self._costs.seconds(lengths + 1, self._context, self._others)
         # Where not guessing is best, a short guess now and then tells when that has changed.
         return max(int(np.argmax(tokens / seconds)), 2)
+
+    @property
+    def _elsewhere(self) -> float:
+        """Tokens that the other requests of a pass gain by it."""
+        return self._others.segments * self._gained
 
     def choose(self, tree: DraftTree, context: int) -> DraftTree:
         """See :class:`~specrag.speculation.schedule.TokenSchedule`."""
@@ -109,23 +124,26 @@ class CostAware:
             chances[node] = rates[key] * (1.0 if parent == ROOT else chances[parent])
         # Stable, so that a parent, which is at least as likely and comes first, is never cut off its child.
         order = np.argsort(-chances, kind="stable")
-        tokens = np.concatenate(([1.0], 1.0 + np.cumsum(chances[order])))
-        seconds = self._costs.seconds(np.arange(1, len(tokens) + 1), context) + self._overhead
+        tokens = self._elsewhere + np.concatenate(([1.0], 1.0 + np.cumsum(chances[order])))
+        seconds = self._costs.seconds(np.arange(1, len(tokens) + 1), context, self._others) + self._overhead
         count = int(np.argmax(tokens / seconds))
         return tree.kept(sorted(order[:count].tolist())) if count else EMPTY
 
     def observe(self, round: Round, timed: Timed) -> None:
         """See :class:`~specrag.speculation.schedule.TokenSchedule`."""
         rows = 1 + len(round.tree.tokens)
-        self._costs.observe(rows, timed.context, timed.verifying)
+        others = self._others = self._shared.others = timed.others
+        self._costs.observe(rows, timed.context, timed.computing, others)
+        self._gained += _SMOOTHING * (1 + len(round.verdict.path) - self._gained)
         overhead = max(timed.total - timed.verifying - timed.proposing, 0.0)
-        self._overhead += _SMOOTHING * (min(overhead, timed.verifying) - self._overhead)
+        self._overhead += _SMOOTHING * (min(overhead, timed.computing) - self._overhead)
         self._acceptance.observe(round.proposed, children_of(round.proposed), round.tokens)
         if not self._asked:
             return
-        single = float(self._costs.seconds(1, timed.context))
-        extra = float(self._costs.seconds(rows, timed.context)) - single
-        won = len(round.verdict.path) * (single + self._overhead)
+        single = float(self._costs.seconds(1, timed.context, others))
+        extra = float(self._costs.seconds(rows, timed.context, others)) - single
+        # What a token costs without a guess: a share of a pass that yields others' tokens too.
+        won = len(round.verdict.path) * (single + self._overhead) / (1 + self._elsewhere)
         self._ledgers[self._priced].record((won - extra - timed.proposing) / single)
         drafted = len(round.proposed.tokens)
         if self._priced and drafted:

@@ -5,6 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from specrag.engine.passes import Others
+
+#: A pass with nothing else in it.
+ALONE = Others()
 #: Relative to a pass of one row behind an empty context, before anything was measured: the constant, a row, a
 #: thousand tokens of context, and a row behind a thousand tokens. Typical of a CPU with a model of 0.1 to 2
 #: billion weights; a wrong guess costs a few rounds.
@@ -23,6 +27,9 @@ _LEAST_ROW = 0.002
 class CostModel:
     """Seconds of a pass: ``w0 + w1 rows + w2 context + w3 rows context``, by recursive least squares.
 
+    In a pass of several sessions rows and contexts are sums over all of them, ``rows context`` the sum of each
+    session's product.
+
     Linear in the rows, since a pass that reads the weights once grows by the arithmetic of its rows (measured:
     docs/results/engine.md). Shared by all requests of a model; it changes no output.
     """
@@ -37,17 +44,18 @@ class CostModel:
         """Whether any pass was seen; before that the seconds are relative."""
         return self._unit > 0
 
-    def observe(self, rows: int, context: int, seconds: float) -> None:
+    def observe(self, rows: int, context: int, seconds: float, others: Others = ALONE) -> None:
         """Learn what a pass took.
 
         Args:
-            rows: rows of the pass.
+            rows: rows of one session.
             context: tokens in front of them.
-            seconds: its wall-clock time; not positive values are ignored.
+            seconds: the wall-clock time of the pass; not positive values are ignored.
+            others: what was in the pass besides.
         """
         if not seconds > 0:
             return
-        features = _features(rows, context)
+        features = _features(rows, context, others)
         predicted = float(features @ self._weights)
         if not self.measured:
             self._unit = seconds / predicted
@@ -62,20 +70,25 @@ class CostModel:
         if np.trace(self._covariance) < np.sum(_PRIOR_DEVIATION**2):
             self._covariance /= _MEMORY
 
-    def seconds(self, rows: int | NDArray[np.int64], context: int) -> NDArray[np.float64]:
+    def seconds(
+        self, rows: int | NDArray[np.int64], context: int, others: Others = ALONE
+    ) -> NDArray[np.float64]:
         """Expected seconds of passes.
 
         Args:
-            rows: rows of a pass, one number or several.
+            rows: rows of one session, one number or several.
             context: tokens in front of them.
+            others: what is in each pass besides.
         """
         constant, row, thousand, both = (float(weight) for weight in self._weights)
         behind = context / 1000
-        base = max(constant + thousand * behind, 0.1)
+        base = constant + thousand * behind
+        base += row * others.rows + (thousand * others.context + both * others.row_context) / 1000
+        base = max(base, 0.1)
         slope = max(row + both * behind, _LEAST_ROW * base)
         return np.asarray((base + slope * np.asarray(rows)) * (self._unit or 1.0), dtype=np.float64)
 
 
-def _features(rows: int, context: int) -> NDArray[np.float64]:
-    behind = context / 1000
-    return np.array([1.0, rows, behind, rows * behind])
+def _features(rows: int, context: int, others: Others) -> NDArray[np.float64]:
+    products = rows * context + others.row_context
+    return np.array([1.0, rows + others.rows, (context + others.context) / 1000, products / 1000])

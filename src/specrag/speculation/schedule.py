@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from specrag.engine.passes import Others, PassReport
 from specrag.speculation.tree import DraftTree, Round
 
 
@@ -17,12 +18,24 @@ class Timed:
         proposing: seconds until the part of the proposal worth verifying was known.
         verifying: seconds of the target's pass, waiting for others included.
         total: seconds of the whole round.
+        report: of the target's pass; ``None`` where whoever ran it does not tell.
     """
 
     context: int
     proposing: float
     verifying: float
     total: float
+    report: PassReport | None = None
+
+    @property
+    def computing(self) -> float:
+        """Seconds of the target's pass, without waiting for others where that is known."""
+        return self.verifying if self.report is None else self.report.seconds
+
+    @property
+    def others(self) -> Others:
+        """What was computed beside this request's rows, as far as that is known."""
+        return Others() if self.report is None else self.report.others
 
 
 class TokenSchedule(Protocol):
