@@ -28,6 +28,8 @@ from specrag.speculation.drafters.cross_vocabulary import CrossVocabulary
 from specrag.speculation.drafters.draft_model import DraftModel
 from specrag.speculation.drafters.eagle import Eagle
 from specrag.speculation.drafters.prompt_lookup import PromptLookup
+from specrag.speculation.drafters.rag import Guessing, RagDrafter
+from specrag.speculation.drafters.rag_translated import TranslatedRagDrafter
 from specrag.speculation.drafters.recycling import Recycling
 from specrag.speculation.drafters.retrieval import RetrievalDrafter, RetrievalSettings
 from specrag.speculation.drafters.suffix import SuffixDrafter
@@ -51,6 +53,15 @@ WORDS = VocabularyPair(
 )
 
 
+#: What a RAG drafter reads in place of the prompt: where the output begins decides what it proposes.
+READING = [3, 1, 4, 1, 5]
+DRAWN = SamplingParams(1.0, top_k=4, seed=7)
+
+
+def rag(sampling: SamplingParams, opinions: bool = True, copy_from: int = 0) -> RagDrafter:
+    return RagDrafter(DRAFT, READING, Guessing(sampling, opinions, copy_from=copy_from))
+
+
 @dataclass(frozen=True)
 class Subject:
     """A drafter under test: how to make one; whether it proposes after a truncation what a new one would."""
@@ -70,6 +81,12 @@ DRAFTERS = {
     "draft-model-drawn": Subject(lambda: DraftModel(DRAFT, 5, sampling=SamplingParams(1.0, top_k=4, seed=7))),
     "eagle": Subject(lambda: Eagle(ToyHead(TARGET))),
     "cross-vocabulary": Subject(lambda: CrossVocabulary(DRAFT, WORDS)),
+    "rag": Subject(lambda: rag(SamplingParams(), opinions=False), forgets=False),
+    "rag-coupled": Subject(lambda: rag(DRAWN, opinions=False), forgets=False),
+    "rag-opinions": Subject(lambda: rag(SamplingParams()), forgets=False),
+    "rag-drawn": Subject(lambda: rag(DRAWN), forgets=False),
+    "rag-copying": Subject(lambda: rag(DRAWN, copy_from=2), forgets=False),
+    "rag-translated": Subject(lambda: TranslatedRagDrafter(DRAFT, WORDS, READING), forgets=False),
     "suffix": Subject(lambda: SuffixDrafter(1)),
     "switching": Subject(lambda: Switching(SuffixDrafter(3), DraftModel(DRAFT), lambda: 4)),
     "retrieval": Subject(
@@ -108,10 +125,14 @@ class Request:
         assert all(0 <= token < VOCABULARY for token in tree.tokens)
         assert all(tree.sources)
         assert len(tree.draft_probs) in (0, len(tree))
+        assert len(tree.opinions) in (0, 1 + len(tree))
         for probs, token in zip(tree.draft_probs, tree.tokens, strict=False):
             assert probs.shape == (VOCABULARY,)
             assert probs.sum() == pytest.approx(1.0)
             assert probs[token] > 0
+        for opinion in tree.opinions:
+            assert opinion.shape == (VOCABULARY,)
+            assert opinion.sum() == pytest.approx(1.0)
         return tree
 
     def round(self, budget: int, seed: int) -> None:

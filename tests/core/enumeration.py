@@ -151,8 +151,8 @@ class DiceView:
         best = np.argsort(-logits, kind="stable")[:top_k]
         return float(logits.max() - logits[token]) if token in best else None
 
-    def probs(self, node: int) -> Distribution:
-        return warp(self.model.logits(self._tokens(node)), self.params)
+    def probs(self, node: int, params: SamplingParams | None = None) -> Distribution:
+        return warp(self.model.logits(self._tokens(node)), self.params if params is None else params)
 
     def uniform(self, node: int) -> float:
         return UniformNumber(self.dice)  # type: ignore[return-value]  # as far as a rule may tell

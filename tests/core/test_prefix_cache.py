@@ -173,3 +173,18 @@ def test_scoring_a_tree_behind_a_hit(model: LeanDecoder) -> None:
     rows = run(session.score(Tree([7, 8, 9], [-1, 0, -1]), LOGITS))
     close(rows[2], fresh(model, [*tokens, 7, 8]))
     close(rows[3], fresh(model, [*tokens, 9]))
+
+
+def test_what_is_held_stays_whatever_the_limit(model: LeanDecoder) -> None:
+    cache = PrefixCache(0)
+    session = Session(model)
+    run(session.extend(text(1, 60)))
+    cache.hold(session, "alice")
+    assert cache.nbytes == 0  # not of the cache's own
+    assert len(cache.start(model, text(1, 60), "bob")) == 0
+    hit = cache.start(model, [*text(1, 60), 5], "alice")
+    assert hit.tokens == text(1, 60)
+    run(hit.extend([5, *text(2, 10)]))
+    np.testing.assert_allclose(next_logits(hit), fresh(model, [*text(1, 60), 5, *text(2, 10)]), atol=1e-4)
+    cache.release(session)
+    assert len(cache.start(model, text(1, 60), "alice")) == 0

@@ -120,9 +120,9 @@ class NamedDrafter:
         files = resolve(self.name.removeprefix(MODEL_PREFIX))
         if self._tokenizer is None:
             self._tokenizer = Tokenizer(files)
-        pair = _pair_of(target.tokenizer, self._tokenizer)
+        pair = pair_of(target.tokenizer, self._tokenizer)
         if self._model is None:
-            dtype = _draft_dtype(files, target.dtype)
+            dtype = draft_dtype(files, target.dtype)
             self._model = load_model(self.name.removeprefix(MODEL_PREFIX), dtype=dtype, device=target.device)
         return _Fit(pair=pair)
 
@@ -140,7 +140,7 @@ class _Fit:
     head: EagleHead | None = None
 
 
-def _pair_of(target: Tokenizer, draft: Tokenizer) -> VocabularyPair | None:
+def pair_of(target: Tokenizer, draft: Tokenizer) -> VocabularyPair | None:
     """What aligns two vocabularies, or nothing if they are the same.
 
     Raises:
@@ -154,7 +154,7 @@ def _pair_of(target: Tokenizer, draft: Tokenizer) -> VocabularyPair | None:
     return None
 
 
-def _draft_dtype(files: ModelFiles, wanted: str) -> str:
+def draft_dtype(files: ModelFiles, wanted: str) -> str:
     """The target's, or bf16 where only the lean decoder computes that: a guess may be rounded otherwise."""
     from specrag.models.weights import read_config_json
 

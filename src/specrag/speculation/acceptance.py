@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from specrag.engine.sampling import Distribution
+from specrag.engine.sampling import Distribution, SamplingParams
 from specrag.errors import InputError
 from specrag.speculation.tree import ROOT, DraftTree, Verdict
 
@@ -23,8 +23,13 @@ class View(Protocol):
     def gap(self, node: int, token: int, top_k: int) -> float | None:
         """Nats that a token lies below the likeliest one; ``None`` if it is not among the ``top_k`` likeliest."""
 
-    def probs(self, node: int) -> Distribution:
-        """The target's distribution after a node, after temperature, top-k, top-p and min-p."""
+    def probs(self, node: int, params: SamplingParams | None = None) -> Distribution:
+        """The target's distribution after a node, after temperature, top-k, top-p and min-p.
+
+        Args:
+            node: a node or :data:`ROOT`.
+            params: another temperature, top-k, top-p and min-p than the request's.
+        """
 
     def uniform(self, node: int) -> float:
         """A number between 0 and 1, independent of the draw after the node."""
@@ -40,10 +45,13 @@ class RowNeeds:
     Args:
         top_k: most probable tokens with their log-probabilities.
         logits: the whole vector, for distributions.
+        opinions: the drafter's own distributions (``DraftTree.opinions``): it is asked in every round then, also
+            where nothing is to be guessed.
     """
 
     top_k: int = 0
     logits: bool = False
+    opinions: bool = False
 
 
 class Rule(Protocol):
@@ -70,15 +78,25 @@ class Matching:
 
     def judge(self, tree: DraftTree, target: View) -> Verdict:
         """See :class:`Rule`."""
-        path: list[int] = []
-        node = ROOT
-        while True:
-            token = target.draw(node)
-            child = tree.child(node, token)
-            if child is None:
-                return Verdict(tuple(path), token)
-            path.append(child)
-            node = child
+        return match(tree, target.draw)
+
+
+def match(tree: DraftTree, draw: Callable[[int], int]) -> Verdict:
+    """Follow the target's draws as far as the tree does.
+
+    Args:
+        tree: the guesses.
+        draw: from a node or :data:`ROOT` to the token that is drawn behind it.
+    """
+    path: list[int] = []
+    node = ROOT
+    while True:
+        token = draw(node)
+        child = tree.child(node, token)
+        if child is None:
+            return Verdict(tuple(path), token)
+        path.append(child)
+        node = child
 
 
 def reject(
@@ -86,6 +104,7 @@ def reject(
     target: View,
     target_probs: Callable[[int], NDArray[np.float64]],
     residual: Callable[[int], NDArray[np.float64]] | None = None,
+    bonus_probs: Callable[[int], NDArray[np.float64]] | None = None,
 ) -> Verdict:
     """Accept drawn guesses in proportion to the target's probabilities (Leviathan et al. 2023, Algorithm 1).
 
@@ -101,6 +120,8 @@ def reject(
             ``[vocab_size]``.
         residual: from a node or :data:`ROOT` to the distribution, up to a factor, of the token that takes a
             rejected guess's place behind it; by default max(p - q, 0).
+        bonus_probs: from the last node to the distribution of the token behind a chain without rejections; by
+            default p.
 
     Raises:
         InputError: the tree branches, has no ``draft_probs``, or holds a token that its q excludes.
@@ -120,7 +141,8 @@ def reject(
         # Nothing is left only where p and q are equal but for rounding.
         return Verdict(tuple(range(node)), target.draw_from(before, left if left.any() else wanted))
     last = len(tree) - 1
-    return Verdict(tuple(range(len(tree))), target.draw_from(last, target_probs(last)))
+    bonus = target.draw_from(last, (bonus_probs or target_probs)(last))
+    return Verdict(tuple(range(len(tree))), bonus)
 
 
 def check_chain(tree: DraftTree) -> None:

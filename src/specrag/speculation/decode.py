@@ -70,6 +70,7 @@ class Step:
         drafting: seconds of it until the draft was made.
         verifying: seconds of it in the target's pass, waiting for others included.
         finish_reason: why the text has ended, in the last step only.
+        reading: seconds of it in which the drafter read the prompt, in the first step only.
     """
 
     tokens: tuple[DecodedToken, ...]
@@ -80,6 +81,7 @@ class Step:
     drafting: float = 0.0
     verifying: float = 0.0
     finish_reason: FinishReason | None = None
+    reading: float = 0.0
 
     @property
     def drafted(self) -> int:
@@ -153,13 +155,14 @@ def decode(
     left = settings.stop.max_tokens
     last = clock()
     yield from drafter.start(session, prompt_rows)
+    reading = clock() - last
     while True:
         began = clock()
         room = session.model.context_length - len(session)
         # The bonus token needs no guess: a budget beyond what may still come would be wasted.
         budget = max(min(schedule.budget(runs_passes=drafter.runs_passes), left - 1, room), 0)
         proposed = EMPTY
-        if budget:
+        if budget or rule.needs.opinions:
             proposed = yield from drafter.propose(session, budget)
         tree = schedule.choose(proposed, len(session))
         asked = clock()
@@ -194,7 +197,8 @@ def decode(
             shown, reason = shown + end.text, end.finish_reason or reason
         now = clock()
         drafting, verifying = asked - began, answered - asked
-        schedule.observe(round, Timed(len(session) - len(committed), drafting, verifying, now - began))
+        context = len(session) - len(committed)
+        schedule.observe(round, Timed(context, drafting, verifying, now - began, session.report))
         yield Emit(
             Step(
                 tuple(drawn),
@@ -205,9 +209,10 @@ def decode(
                 drafting,
                 verifying,
                 reason,
+                reading,
             )
         )
-        last = now
+        last, reading = now, 0.0
         if reason is not None:
             return reason
 

@@ -80,9 +80,10 @@ class TargetView:
         found = np.flatnonzero(row.top_tokens[:top_k] == token)
         return None if found.size == 0 else float(row.top_log_probs[0] - row.top_log_probs[found[0]])
 
-    def probs(self, node: int) -> Distribution:
-        """The target's distribution after a node, after temperature, top-k, top-p and min-p."""
-        return warp(self._logits(node), self._sampling)
+    def probs(self, node: int, params: SamplingParams | None = None) -> Distribution:
+        """The target's distribution after a node, behind the request's own temperature, top-k, top-p and min-p, or
+        those of ``params``."""
+        return warp(self._logits(node), self._sampling if params is None else params)
 
     def uniform(self, node: int) -> float:
         """A number between 0 and 1 for accepting or rejecting what follows a node; independent of its draw."""

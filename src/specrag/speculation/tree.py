@@ -28,6 +28,8 @@ class DraftTree:
             given that their parent is. By default all 0.
         draft_probs: for drafts that were drawn at random, the distribution that each node was drawn from
             (float64 ``[vocab_size]``); empty for deterministic drafts.
+        opinions: the drafter's own distribution (``[vocab_size]``) behind the session's newest token and then
+            behind each node, for rules that read it; empty for all others.
 
     Raises:
         InputError: one of these rules is broken.
@@ -38,6 +40,7 @@ class DraftTree:
     sources: tuple[str, ...] = ()
     grades: tuple[int, ...] = ()
     draft_probs: tuple[np.ndarray, ...] = field(default=(), compare=False)
+    opinions: tuple[np.ndarray, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         if not self.grades:
@@ -47,6 +50,8 @@ class DraftTree:
             raise InputError("tree", sizes, "give a token, a parent, a source and a grade for each node")
         if len(self.draft_probs) not in (0, len(self.tokens)):
             raise InputError("draft_probs", len(self.draft_probs), "give one for each node, or none")
+        if len(self.opinions) not in (0, 1 + len(self.tokens)):
+            raise InputError("opinions", len(self.opinions), "give one more than there are nodes, or none")
         for node, parent in enumerate(self.parents):
             if not ROOT <= parent < node:
                 raise InputError("parents", parent, f"node {node} must follow an earlier node or -1")
@@ -81,6 +86,7 @@ class DraftTree:
             tuple(self.sources[node] for node in nodes),
             tuple(self.grades[node] for node in nodes),
             tuple(self.draft_probs[node] for node in nodes) if self.draft_probs else (),
+            tuple(self.opinions[node + 1] for node in (ROOT, *nodes)) if self.opinions else (),
         )
 
 

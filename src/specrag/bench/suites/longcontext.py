@@ -1,0 +1,291 @@
+"""``specrag bench longcontext``: RAPID behind long prompts, against the long context alone and its other rivals.
+
+Every table gets its first rows within the first part of a run; what is in the records is not run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from specrag.bench.interleave import Row, Trial
+from specrag.bench.measurement import OVERALL, Measurement
+from specrag.bench.records import Record
+from specrag.bench.suite import BenchContext
+from specrag.bench.suites import longcontext_data as data
+from specrag.bench.suites import longcontext_simulated
+from specrag.bench.suites.longcontext_data import LongRow
+from specrag.bench.suites.longcontext_figures import QUALITY, SPEED, SWEEP, UNRELATED, Figures, pictures
+from specrag.bench.suites.longcontext_sizes import LARGER_MODEL, QUICK, SMALL_MODEL, Size
+from specrag.bench.suites.longcontext_subjects import (
+    ETAS,
+    LC,
+    LOSSLESS,
+    NAIVE,
+    RAG,
+    RESPEC,
+    SMALL,
+    STREAMING,
+    Prepared,
+    Subjects,
+    with_eta,
+)
+
+#: The models of the full run; another ``--model`` takes their place.
+MODELS = (SMALL, "qwen2.5-coder-1.5b")
+_EXACT, _GUARDS = "exactness", "guard and residual"
+_PUBLISHED = "rapid+eta=10+published"
+_SPEED_METHODS = (
+    LC,
+    LOSSLESS,
+    NAIVE,
+    "rapid+eta=10",
+    "rapid+eta=20",
+    _PUBLISHED,
+    RESPEC,
+    STREAMING,
+    RAG,
+)
+_ACROSS = (f"rapid+{SMALL}", f"naive-sd+{SMALL}")
+_GUARD_METHODS = (
+    LC, "rapid+eta=20+exact", "rapid+eta=20+exact+off", "rapid+eta=20+paper", "rapid+eta=20+paper+off",
+    "rapid+eta=20+mask",
+)  # fmt: skip
+#: The paper bounds the part by 4,096 tokens and 1/24 of 128K; here it has this share of the context.
+_PART = 8
+_SWEEP_PARTS = (32, 16, 8, 4, 2)
+
+
+class LongContextSuite:
+    """Speculation behind long prompts.
+
+    Args:
+        size: how much is measured; None for the usual quick or full run.
+    """
+
+    name = "longcontext"
+    summary = (
+        "RAPID: a drafter that reads the relevant part of a long context guesses for a target that reads all of it. "
+        "Every row's prompt is read once, then all methods decode behind it in turns, bf16, greedy. The ratio is that "
+        "of decoding alone against the long context decoded plainly (`long-context`), and against naive speculative "
+        "decoding; `end to end speedup` counts retrieval and all prefills, the shared one for everybody who reads it. "
+        "`rapid` is lossless (eta = 0) and weighs its guesses; `published` are the paper's 10 guesses a round. `bound` "
+        "is what the tokens a round and the measured times of drafting and verification allow. `rag` reads the part "
+        "alone and answers another question. In `quality`, `gold nats` is the mean log-probability of a token of the "
+        "right answer at temperature 1, and its differences stand with their paired 95 % intervals; `gained` and "
+        "`lost` are shares of rows that the method alone, or long context alone, gets right, `only this` those that "
+        "neither long context nor rag does. `exactness` is fp32. `simulated` replays the tokens a round of `published` "
+        "at the measured passes of a small model of random weights, whose keys and values soon outweigh them. `guard "
+        "and residual` is sampled at temperature 1."
+    )
+
+    def __init__(self, size: Size | None = None) -> None:
+        self.size = size
+
+    def run(self, context: BenchContext) -> Iterator[Measurement]:
+        models = (context.model,) if context.quick or context.model != SMALL else MODELS
+        for model in models:
+            usual = QUICK if context.quick else SMALL_MODEL if model == SMALL else LARGER_MODEL
+            bench = _Bench(context, model, self.size or usual)
+            try:
+                yield from bench.run()
+            finally:
+                bench.close()
+
+    def pictures(self, measurements: Sequence[Measurement], folder: Path) -> Sequence[Path]:
+        """Speed-up over the lengths of context and part."""
+        return list(pictures(measurements, folder))
+
+
+def suite() -> LongContextSuite:
+    """The suite, for the registry."""
+    return LongContextSuite()
+
+
+class _Bench:
+    """One model's part of a run."""
+
+    def __init__(self, context: BenchContext, model: str, size: Size) -> None:
+        self.context = context
+        self.model = model
+        self.size = size
+        scoring = "bm25" if context.quick else "dense"
+        self.subjects = Subjects(model, context.device, scoring=scoring, window=size.window)  # type: ignore[arg-type]
+        self._exact: Subjects | None = None
+        self.rows = cache(self._rows)  # cutting and encoding take seconds
+
+    def close(self) -> None:
+        self.subjects.close()
+        if self._exact is not None:
+            self._exact.close()
+
+    def run(self) -> Iterator[Measurement]:
+        yield from self.speed()
+        yield from self.exactness()
+        if self.size.guards is not None:
+            yield from self._section(_GUARDS, *self.size.guards, _GUARD_METHODS, temperature=1.0)
+        if self.size.unrelated is not None:
+            yield from self.unrelated(*self.size.unrelated)
+        yield from self.quality()
+        if self.size.sweep is not None:
+            yield from self.sweep(*self.size.sweep)
+
+    # -- sections -------------------------------------------------------------------------------------------
+
+    def speed(self) -> Iterator[Measurement]:
+        """Every method at every length (Table 1)."""
+        methods: tuple[str, ...] = _SPEED_METHODS if self.model == SMALL else (*_SPEED_METHODS, *_ACROSS)
+        if self.context.quick:
+            methods = (LC, LOSSLESS, NAIVE, "rapid+eta=10", STREAMING, RAG)
+        records: list[Record] = []
+        for length, count in self.size.lengths:
+            records += self._measure(f"{SPEED}/{length:,} tokens", length, count, methods)
+        yield from self._summarise(records, SPEED, baselines=(LC, NAIVE))
+        if self.size.simulated:
+            yield from longcontext_simulated.measure(
+                self.context, self.size.simulated, records, method=_PUBLISHED, baseline=LC
+            )
+
+    def sweep(self, length: int, count: int) -> Iterator[Measurement]:
+        """The part's length (Figure 3)."""
+        records: list[Record] = []
+        for share in _SWEEP_PARTS:
+            task = f"{SWEEP}/{length // share:,} tokens of {length:,}"
+            methods = (LC, LOSSLESS, NAIVE, "rapid+eta=10")
+            records += self._measure(task, length, count, methods, part_tokens=length // share)
+        yield from self._summarise(records, SWEEP, overall=False, baselines=(LC, NAIVE))
+
+    def unrelated(self, length: int, count: int) -> Iterator[Measurement]:
+        """The first row's part for all rows (Table 3)."""
+        methods = (LC, *(with_eta(eta) for eta in (0, *ETAS)))
+        first, *rows = self.rows(length, count + 1)
+        other = cache(lambda: self.subjects.part(first, length // _PART))
+        task = f"{UNRELATED}/{length:,} tokens"
+        records = self._measure(task, length, count, methods, part=other, rows=rows, ends=True, new=32)
+        yield from self._summarise(records, UNRELATED, overall=False)
+
+    def quality(self) -> Iterator[Measurement]:
+        """Right answers and the gold answer's log-probability (Table 1, Figure 2)."""
+        methods = (LC, LOSSLESS, NAIVE, *(with_eta(eta) for eta in self.size.etas), RAG)
+        encode, folder = self.subjects.encode, self.context.data
+        sets: dict[str, list[LongRow]] = {}
+        for length, count in self.size.quality:
+            sets[f"needle, {length:,} tokens"] = list(data.needles(folder, encode, length - 200, count))
+            sets[f"key-value, {length:,} tokens"] = list(data.key_values(encode, length - 200, count))
+        most, tokens = self.size.long_bench
+        if most:
+            found = data.long_bench(folder, data.ANSWERED, encode, 1000, tokens)
+            sets["LongBench v1"] = found[:: max(len(found) // most, 1)][:most]
+            sets["LongBench v2"] = data.long_bench_v2(folder, encode, tokens)[:most]
+        records: list[Record] = []
+        for task, rows in sets.items():
+            length = max((len(encode(row.document)) for row in rows), default=0)
+            if rows:
+                records += self._measure(
+                    f"{QUALITY}/{task}", length, len(rows), methods, rows=rows, ends=True, new=32
+                )
+        yield from self._summarise(records, QUALITY)
+
+    def exactness(self) -> Iterator[Measurement]:
+        """The plain text in fp32, token for token."""
+        if not self.size.exact:
+            return
+        self._exact = Subjects(
+            self.model, self.context.device, "fp32", scoring=self.subjects.scoring, window=self.size.window
+        )
+        methods = (LC, LOSSLESS, NAIVE, STREAMING)
+        records: list[Record] = []
+        for length in self.size.exact:
+            task = f"{_EXACT}/{length:,} tokens"
+            records += self._measure(task, length, 2, methods, subjects=self._exact)
+        yield from self._summarise(records, _EXACT, dtype="fp32")
+        self._exact.close()
+
+    # -- rows -----------------------------------------------------------------------------------------------
+
+    def _section(
+        self, name: str, length: int, count: int, methods: Sequence[str], *, temperature: float
+    ) -> Iterator[Measurement]:
+        records = self._measure(f"{name}/{length:,} tokens", length, count, methods, temperature=temperature)
+        yield from self._summarise(records, name, overall=False)
+
+    def _measure(
+        self,
+        task: str,
+        length: int,
+        count: int,
+        methods: Sequence[str],
+        *,
+        part_tokens: int | None = None,
+        part: Callable[[], str] | None = None,
+        rows: Sequence[LongRow] | None = None,
+        subjects: Subjects | None = None,
+        new: int | None = None,
+        ends: bool = False,
+        temperature: float = 0.0,
+    ) -> list[Record]:
+        mine = subjects or self.subjects
+        wanted = self.size.new if new is None else new
+
+        def prepare(row: LongRow) -> Mapping[str, Trial]:
+            prepared: Prepared = mine.prepare(
+                row, part_tokens or max(length // _PART, 128), None if part is None else part()
+            )
+            if ends:
+                mine.score_gold(prepared)
+            return {
+                label: mine.trial(label, prepared, wanted, ends=ends, temperature=temperature)
+                for label in methods
+            }
+
+        made = [
+            Row(
+                name=f"{self.model} {row.name}",
+                task=task,
+                methods=tuple(methods),
+                prepare=lambda row=row: prepare(row),  # type: ignore[misc]
+            )
+            for row in (self.rows(length, count) if rows is None else rows)
+        ]
+        plan = self.context.plan(1, warmups=0 if mine.warm else 1, warm_each_row=False)
+        mine.warm = True
+        return self.context.measure(f"{self.model}, {task}", made, plan)
+
+    def _rows(self, length: int, count: int) -> list[LongRow]:
+        """A fixed mix of tasks: needles, key-value pairs, and LongBench's texts cut to the length."""
+        encode, folder = self.subjects.encode, self.context.data
+        room = length - 200  # for the question and the chat template
+        found = data.long_bench(folder, (*data.ANSWERED, *data.WRITTEN), encode, length, 4 * length)
+        texts = found[:: max(len(found) // count, 1)][:count]
+        cut = [
+            replace(
+                row,
+                document=data.without_middle(row.document, encode, self.subjects.tokenizer.decode, room),
+            )
+            for row in texts
+        ]
+        own: list[LongRow] = []
+        for needle, pair in zip(
+            data.needles(folder, encode, room, count), data.key_values(encode, room, count), strict=True
+        ):
+            own += [needle, pair]
+        # A third of made-up questions, whose answers are short copies; all of them where there are no texts.
+        made = max(count - len(cut), (count + 2) // 3)
+        return [*own[:made], *cut][:count]
+
+    def _summarise(
+        self,
+        records: Sequence[Record],
+        section: str,
+        *,
+        baselines: Sequence[str] = (LC,),
+        overall: bool = True,
+        dtype: str = "bf16",
+    ) -> Iterator[Measurement]:
+        figures = Figures(records)
+        for entry in self.context.summarise(
+            records, baselines=baselines, dtype=dtype, model=self.model, overall=overall, extra=figures.of
+        ):
+            yield replace(entry, task=f"{section}/{OVERALL}") if entry.task == OVERALL else entry

@@ -1,0 +1,313 @@
+"""What ``specrag bench longcontext`` times: RAPID and its rivals behind one prompt that is read once a row."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from specrag.bench.interleave import Trial
+from specrag.bench.records import Outcome
+from specrag.bench.suites.longcontext_data import LongRow
+from specrag.engine.outputs import LOGITS
+from specrag.engine.passes import Coroutine
+from specrag.engine.sampling import log_softmax, warp
+from specrag.engine.session import Session
+from specrag.methods.long_context_prompt import ContextQuestion, encode, text_of
+from specrag.methods.plain import Plain
+from specrag.methods.rapid import RAPID
+from specrag.methods.rapid_baselines import StreamingDrafter, naive_sd
+from specrag.methods.respec import ReSpec
+from specrag.retrieval.context import ContextRetriever
+from specrag.retrieval.context_files import documents_of
+from specrag.retrieval.context_settings import ContextSettings
+from specrag.retrieval.encoder import DEFAULT_ENCODER, Encoder, load_encoder
+from specrag.speculation.augmented_target import UNIT, augmented_probs, guarded
+from specrag.speculation.tree import DraftTree
+
+if TYPE_CHECKING:
+    from specrag.language_model import LanguageModel
+    from specrag.methods.base import DecodingMethod
+    from specrag.methods.generation import Generation
+    from specrag.methods.options import Options
+    from specrag.models.tokenizer import Tokenizer
+    from specrag.retrieval.context_scores import Scoring
+
+T = TypeVar("T")
+
+LC, RAG, NAIVE, STREAMING, RESPEC = "long-context", "rag", "naive-sd", "streaming-drafter", "respec"
+LOSSLESS = "rapid"
+#: A smaller model, which drafts for any other across vocabularies.
+SMALL = "smollm2-135m"
+ETAS = (5, 10, 20, 30, 40, 50)
+#: Tokens of a chunk; the paper's 512 would be a whole part here.
+CHUNK_TOKENS = 128
+_MOST_GOLD = 32
+
+
+def with_eta(eta: float) -> str:
+    """The label of RAPID at a strength of transfer."""
+    return f"rapid+eta={eta:g}" if eta else LOSSLESS
+
+
+#: By their label; what depends on the row is added by :class:`Subjects`.
+METHODS: Mapping[str, Callable[[], DecodingMethod | RAPID]] = {
+    LC: Plain,
+    RAG: Plain,
+    NAIVE: naive_sd,
+    STREAMING: StreamingDrafter,
+    RESPEC: ReSpec,
+    LOSSLESS: RAPID,
+    **{with_eta(eta): lambda eta=eta: RAPID(eta=float(eta)) for eta in ETAS},  # type: ignore[misc]
+    "rapid+eta=10+published": lambda: RAPID(eta=10.0, cost_aware=False, suffix=False),
+    f"naive-sd+{SMALL}": lambda: naive_sd(SMALL),
+    f"rapid+{SMALL}": lambda: RAPID(drafter=SMALL),
+    "rapid+eta=20+exact": lambda: RAPID(eta=20.0, cost_aware=False, suffix=False),
+    "rapid+eta=20+exact+off": lambda: RAPID(eta=20.0, guard="off", cost_aware=False, suffix=False),
+    "rapid+eta=20+paper": lambda: RAPID(eta=20.0, residual="paper", cost_aware=False),
+    "rapid+eta=20+paper+off": lambda: RAPID(eta=20.0, residual="paper", guard="off", cost_aware=False),
+    "rapid+eta=20+mask": lambda: RAPID(eta=20.0, mask=0.1, cost_aware=False, suffix=False),
+}
+
+
+@dataclass
+class Prepared:
+    """A row, read by the target.
+
+    Attributes:
+        tokens: the target's prompt.
+        part: what the drafter reads, in words.
+        prefill: seconds that reading the prompt took.
+        retrieval: seconds of cutting, encoding and ranking.
+    """
+
+    row: LongRow
+    tokens: tuple[int, ...]
+    part: str
+    prefill: float
+    retrieval: float
+    gold: dict[str, float] = field(default_factory=dict)
+
+    def reading(self, tokenizer: Tokenizer) -> list[int]:
+        """The drafter's prompt, in its own tokens."""
+        return list(
+            encode(tokenizer, ContextQuestion(self.row.question, instruction="").about_text(self.part))
+        )
+
+
+class Subjects:
+    """One target and its methods, which learn from row to row as in use; loaded when first needed.
+
+    Args:
+        name, device, dtype: of the target.
+        scoring: how chunks are ranked.
+        window: entries of the streaming drafter's cache.
+    """
+
+    def __init__(
+        self, name: str, device: str, dtype: str = "bf16", scoring: Scoring = "dense", window: int = 4096
+    ) -> None:
+        self.name = name
+        self.warm = False  # what compiles at its first call has done so
+        self._device = device
+        self._dtype = dtype
+        self.scoring: Scoring = scoring
+        self._window = window
+        self._loaded: LanguageModel | None = None
+        self._held: Session | None = None
+        self._methods: dict[str, DecodingMethod | RAPID] = {}
+        self._retrievers: dict[int, ContextRetriever] = {}
+        self._encoder: Encoder | None = None
+
+    @property
+    def llm(self) -> LanguageModel:
+        """The target."""
+        if self._loaded is None:
+            from specrag.language_model import load
+
+            self._loaded = load(self.name, dtype=self._dtype, device=self._device)
+        return self._loaded
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The target's, without its weights: a run that only resumes loads none."""
+        from specrag.models.catalog import resolve
+        from specrag.models.tokenizer import Tokenizer
+
+        return Tokenizer(resolve(self.name))
+
+    def encode(self, text: str) -> list[int]:
+        """The target's tokens of a text."""
+        return self.tokenizer.encode(text, special=False)
+
+    def close(self) -> None:
+        """Make room for the next model."""
+        self._methods.clear()
+        if self._loaded is not None:
+            self._forget()
+            self._loaded.close()
+            self._loaded = None
+
+    def prepare(self, row: LongRow, part_tokens: int, part: str | None = None) -> Prepared:
+        """Read a row's prompt, which all its methods then share, and find the part for the drafter.
+
+        Args:
+            row: what is asked.
+            part_tokens: tokens that the drafter reads at most.
+            part: read this in place of what is found.
+        """
+        self._retriever(part_tokens)
+        started = time.perf_counter()
+        found = self.part(row, part_tokens) if part is None else part
+        retrieval = time.perf_counter() - started
+        asked = ContextQuestion(row.question, instruction="")
+        tokens = tuple(encode(self.llm.tokenizer, asked.about_text(row.document)))
+        self._forget()
+        session = Session(self.llm.model)
+        started = time.perf_counter()
+        self._run(session.extend(tokens))
+        self._held = session
+        self.llm.prefixes.hold(session)
+        return Prepared(row, tokens, found, time.perf_counter() - started, retrieval)
+
+    def part(self, row: LongRow, part_tokens: int) -> str:
+        """The chunks that matter, at most so many tokens."""
+        found = self._retriever(part_tokens).retrieve(
+            row.question, documents_of(row.document), self._tokenizer_file
+        )
+        return text_of([scored.chunk for scored in found.chunks], several=False)
+
+    def trial(
+        self, label: str, prepared: Prepared, new: int, *, ends: bool = False, temperature: float = 0.0
+    ) -> Trial:
+        """Decode behind the row's prompt; the outcome's time is that of decoding alone.
+
+        Args:
+            new: tokens to write.
+            ends: stop where the model ends its text, and say whether it is right.
+            temperature: 0 is greedy.
+        """
+
+        def run() -> Outcome:
+            method, tokens = self._method(label, prepared)
+            options: Options = {"max_tokens": new, "ignore_eos": not ends, "temperature": temperature}
+            started = time.perf_counter()
+            made, reading = _drained(self.llm, tokens, {**options, "method": method})
+            total = time.perf_counter() - started
+            usage, timing = made.usage, made.timing
+            decode = timing.decode - reading
+            shared = 0.0 if label == RAG else prepared.prefill
+            retrieval = 0.0 if label in (LC, STREAMING, RESPEC) else prepared.retrieval
+            rounds = max(usage.passes, 1)
+            figures = {
+                "end_to_end_ms": 1e3 * (total + shared + retrieval),
+                "prefill_ms": 1e3 * (shared + timing.prefill),
+                "drafter_prefill_ms": 1e3 * reading,
+                "retrieval_ms": 1e3 * retrieval,
+                "draft_ms": 1e3 * timing.drafting / rounds,
+                "verify_ms": 1e3 * timing.verifying / rounds,
+                "drafting_share": timing.drafting / decode,
+                "verifying_share": timing.verifying / decode,
+            }
+            if label in prepared.gold:
+                figures["gold_nats"] = prepared.gold[label]
+            return Outcome(
+                tokens=usage.completion_tokens,
+                seconds=decode,
+                output=str([token.token for token in made.tokens]),
+                passes=usage.passes,
+                drafted=usage.drafted,
+                accepted=usage.accepted,
+                correct=float(prepared.row.right(made.text)) if ends and prepared.row.answers else None,
+                figures=figures,
+            )
+
+        return run
+
+    def score_gold(self, prepared: Prepared) -> None:
+        """Fill in the log-probability, a token, of the first right answer under every law; temperature 1."""
+        gold = self.encode(prepared.row.answers[0])[:_MOST_GOLD]
+        assert self._held is not None
+        target = self._run(_behind(self._held.fork(), gold))
+        session = Session(self.llm.model)
+        self._run(session.extend(prepared.reading(self.llm.tokenizer)))
+        drafter = self._run(_behind(session, gold))
+        session.close()
+        prepared.gold[LC] = prepared.gold[NAIVE] = _mean_nats([log_softmax(row) for row in target], gold)
+        prepared.gold[RAG] = _mean_nats([log_softmax(row) for row in drafter], gold)
+        for eta in (0, *ETAS):
+            laws = []
+            for mine, theirs in zip(target, drafter, strict=True):
+                own, opinion = warp(mine, UNIT), warp(theirs, UNIT).dense(len(mine))
+                moved = guarded(augmented_probs(own, opinion, eta), own, "renormalised")
+                laws.append(np.log(np.maximum(moved, 1e-300)))
+            prepared.gold[with_eta(eta)] = _mean_nats(laws, gold)
+
+    # -- parts ----------------------------------------------------------------------------------------------
+
+    @property
+    def _tokenizer_file(self) -> Path:
+        return self.llm.loaded.files.folder / "tokenizer.json"
+
+    def _retriever(self, part_tokens: int) -> ContextRetriever:
+        """Ready to work: what is loaded and compiled at its first question is nobody's time."""
+        if part_tokens not in self._retrievers:
+            settings = ContextSettings(
+                CHUNK_TOKENS, min_tokens=part_tokens, max_tokens=part_tokens, scoring=self.scoring
+            )
+            if self._encoder is None and self.scoring != "bm25":
+                self._encoder = load_encoder(DEFAULT_ENCODER)
+            made = ContextRetriever(settings, encoder=self._encoder)
+            made.retrieve("What is it?", documents_of("A text to begin with."), self._tokenizer_file)
+            self._retrievers[part_tokens] = made
+        return self._retrievers[part_tokens]
+
+    def _method(self, label: str, prepared: Prepared) -> tuple[DecodingMethod, Sequence[int]]:
+        """The method for a row, and the prompt that the target reads."""
+        if label not in self._methods:
+            made = StreamingDrafter(self._window) if label == STREAMING else METHODS[label]()
+            self._methods[label] = made
+        method = self._methods[label]
+        if isinstance(method, RAPID):
+            reader = method.drafter_model(self.llm.loaded)
+            return method.reading(prepared.reading(reader.tokenizer)), prepared.tokens
+        if label == RAG:
+            return method, prepared.reading(self.llm.tokenizer)
+        return method, prepared.tokens
+
+    def _forget(self) -> None:
+        if self._held is not None:
+            self.llm.prefixes.release(self._held)
+            self._held.close()
+            self._held = None
+
+    def _run(self, coroutine: Coroutine[T]) -> T:
+        return self.llm.executor.run(self.llm.executor.submit(coroutine))
+
+
+def _behind(session: Session, tokens: Sequence[int]) -> Coroutine[list[np.ndarray]]:
+    """The logits in front of each of some tokens that follow a session."""
+    rows = yield from session.score(DraftTree.chain(tokens[:-1], "gold"), LOGITS)
+    session.commit(())
+    return [row.logits for row in rows if row.logits is not None]
+
+
+def _mean_nats(laws: Sequence[np.ndarray], gold: Sequence[int]) -> float:
+    return float(np.mean([law[token] for law, token in zip(laws, gold, strict=True)]))
+
+
+def _drained(llm: LanguageModel, tokens: Sequence[int], options: Options) -> tuple[Generation, float]:
+    """The whole generation, and the seconds in which the drafter read its prompt."""
+    steps = llm.stream(tokens, **options)
+    reading = 0.0
+    while True:
+        try:
+            reading += next(steps).reading
+        except StopIteration as stop:
+            made: Generation = stop.value
+            return made, reading

@@ -1,0 +1,303 @@
+"""The RAG drafter: a language model that reads the retrieved part of a long prompt (RAPID, section 2.3).
+
+It may be the target's own weights in a second session, or another model. It follows the output alone: in front of
+that stands a prompt of its own, which is given with the request.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specrag.engine.draws import keyed_gumbel
+from specrag.engine.outputs import LOGITS, NOTHING, Outputs, Row
+from specrag.engine.passes import Coroutine, SessionModel
+from specrag.engine.sampling import SamplingParams, choose, warp
+from specrag.engine.session import Session, check_room
+from specrag.errors import InputError
+from specrag.speculation.augmented_target import UNIT
+from specrag.speculation.drafters.copied import copy_grade
+from specrag.speculation.drafters.draft_model import CONFIDENCES, FEW
+from specrag.speculation.drafters.suffix import SUFFIX
+from specrag.speculation.suffix.automaton import SuffixAutomaton
+from specrag.speculation.tree import EMPTY, DraftTree, Round
+
+#: Source of the RAG drafter's own guesses.
+RAG = "rag"
+
+#: Guesses that were not the likeliest are graded by their depth, from this grade on.
+_DRAWN_GRADE, _MOST_DEPTH = 8, 7
+#: Stream of random numbers beside the target's; a token id never has such a value.
+_DRAFT_STREAM = 2**60
+_TOP = Outputs(top_k=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Guessing:
+    """How guesses are made.
+
+    Args:
+        sampling: the request's. Greedy: the likeliest token.
+        opinions: the rule reads the drafter's distributions. Guesses are then drawn independently of the target;
+            without, the drafter takes the very random numbers that the target will take, so that two like
+            distributions mostly give one token (Daliri et al. 2024, "Coupling without communication").
+        most: how many guesses of its own are worth a pass each; by default as many as the loop asks for.
+        min_confidence: end a chain behind a likeliest token that the drafter gives a smaller probability; 0: never.
+        copy_from: copy what followed the newest tokens in the drafter's own text, if at least this many agree; all
+            copies of a round take one pass of the drafter. 0: never. Needs ``opinions``.
+        most_copies: how many copies are worth that pass; by default as many as the loop asks for.
+    """
+
+    sampling: SamplingParams
+    opinions: bool = False
+    most: Callable[[], int] | None = None
+    min_confidence: float = 0.0
+    copy_from: int = 0
+    most_copies: Callable[[], int] | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.min_confidence <= 1:
+            raise InputError("min_confidence", self.min_confidence, "give a probability, 0 for no early end")
+        if self.copy_from < 0:
+            raise InputError("copy_from", self.copy_from, "give a number of tokens, 0 for no copies")
+        if self.copy_from and not self.opinions:
+            raise InputError(
+                "copy_from", self.copy_from, "copies that need no opinion come from a SuffixDrafter"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Guess:
+    token: int
+    confidence: float
+
+
+class RagDrafter:
+    """Guesses with a model of the target's vocabulary that reads another prompt, and tells its own distributions.
+
+    After :meth:`truncate` it is as if it had never seen the tokens taken back. Behind its model's context nothing is
+    proposed; where its opinion is needed that is an error.
+
+    Args:
+        model: the drafter's model, or the target itself.
+        reading: tokens that it reads in place of the target's prompt.
+        guessing: how guesses are made.
+
+    Raises:
+        InputError: there is nothing to read.
+    """
+
+    outputs: Outputs = NOTHING
+    runs_passes = True
+
+    def __init__(self, model: SessionModel, reading: Sequence[int], guessing: Guessing) -> None:
+        if not len(reading):
+            raise InputError("reading", list(reading), "give the drafter at least one token to read")
+        self._model = model
+        self._reading = tuple(reading)
+        self._guessing = guessing
+        self._session = Session(model)
+        self._first: int | None = None  # the session's tokens in front of the output
+        self._followed = 0  # leading tokens of the output that the own session holds
+        self._text = SuffixAutomaton() if guessing.copy_from else None
+
+    def start(self, session: Session, rows: Sequence[Row]) -> Coroutine[None]:
+        """See :class:`~specrag.speculation.drafters.base.Drafter`; the first call is where the output begins."""
+        del rows
+        if self._first is None:
+            self._first = len(session)
+        missing = self._missing(session)
+        if missing and self._can_read(missing):
+            yield from self._session.extend(missing)
+        self._note_followed(session)
+
+    def propose(self, session: Session, budget: int) -> Coroutine[DraftTree]:
+        """See :class:`~specrag.speculation.drafters.base.Drafter`.
+
+        Raises:
+            ContextLengthError: its opinion is needed and its model's context is full.
+        """
+        missing = self._missing(session)
+        if not self._can_read(missing):
+            if self._guessing.opinions:
+                check_room(self._model, len(self._session) + len(missing))
+            return EMPTY
+        if len(missing) > FEW or not self._session.tokens:
+            yield from self._session.extend(missing)
+            missing = []
+        room = self._model.context_length - len(self._session) - len(missing)
+        copies = self._copies(min(budget, room), missing)
+        if copies:
+            tree = yield from self._scored(copies, missing, session.model.vocab_size)
+            self._note_followed(session)
+            return tree
+        guessing = self._guessing
+        most = budget if guessing.most is None else min(budget, guessing.most())
+        # Without an opinion the last guess is not fed, so that it needs no room.
+        most = min(most, room if guessing.opinions else room + 1)
+        tree = yield from self._guessed(most, missing, session)
+        self._note_followed(session)
+        return tree
+
+    def observe(self, round: Round) -> None:
+        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
+        del round  # the tokens are read from the session when they are needed
+
+    def truncate(self, length: int) -> None:
+        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
+        if self._first is None:
+            return
+        self._first = min(self._first, length)
+        self._followed = min(self._followed, length - self._first)
+        kept = len(self._reading) + length - self._first
+        if kept < len(self._session):
+            self._session.truncate(kept)
+        if self._text is not None and kept < len(self._text):
+            self._text.truncate(kept)
+
+    def fork(self) -> RagDrafter:
+        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
+        other = RagDrafter(self._model, self._reading, self._guessing)
+        other._session = self._session.fork()
+        other._first, other._followed = self._first, self._followed
+        if self._text is not None:
+            other._text = self._text.fork()
+        return other
+
+    def close(self) -> None:
+        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
+        self._session.close()
+        self._followed = 0
+        self._text = SuffixAutomaton() if self._guessing.copy_from else None
+
+    # -- following the target -----------------------------------------------------------------------------------
+
+    def _missing(self, session: Session) -> list[int]:
+        """Take back the guesses that the target did not keep; the tokens that are not read yet."""
+        assert self._first is not None, "start comes first"
+        own, right, front = self._session.tokens, session.tokens, len(self._reading)
+        if not own:
+            return [*self._reading, *right[self._first :]]
+        same = self._followed
+        while (
+            front + same < len(own)
+            and self._first + same < len(right)
+            and own[front + same] == right[self._first + same]
+        ):
+            same += 1
+        if front + same < len(own):
+            self._session.truncate(front + same)
+        self._followed = same
+        return right[self._first + same :]
+
+    def _note_followed(self, session: Session) -> None:
+        """What the own session holds of the output, guesses not counted."""
+        assert self._first is not None
+        held = max(len(self._session) - len(self._reading), 0)
+        self._followed = min(held, len(session) - self._first)
+
+    def _can_read(self, missing: Sequence[int]) -> bool:
+        fits = len(self._session) + len(missing) <= self._model.context_length
+        return fits and max(missing, default=0) < self._model.vocab_size
+
+    # -- guesses ------------------------------------------------------------------------------------------------
+
+    def _guessed(self, most: int, missing: list[int], session: Session) -> Coroutine[DraftTree]:
+        """A chain of guesses, a pass each, and one more pass where the opinion behind the last is needed."""
+        guessing, vocab_size = self._guessing, session.model.vocab_size
+        outputs = _TOP if guessing.sampling.greedy and not guessing.opinions else LOGITS
+        guesses: list[_Guess] = []
+        opinions: list[NDArray[np.float64]] = []
+        while len(guesses) < most or (guessing.opinions and len(opinions) <= len(guesses)):
+            rows = yield from self._session.score(DraftTree.chain(missing, RAG), outputs)
+            if guessing.opinions:
+                opinions.append(self._opinion(rows[-1], vocab_size))
+                if len(guesses) >= most:
+                    self._session.commit(range(len(missing)))
+                    break
+                guess = self._guess_from(opinions[-1], len(session) + len(guesses))
+            else:
+                guess = self._guess(rows[-1], len(session) + len(guesses), vocab_size)
+            if guess.token >= vocab_size:  # a column that pads the logits
+                self._session.commit(range(len(missing)))
+                break
+            # Fed with the next guess, or with the target's next tokens.
+            self._session.commit(range(len(missing)), guess.token)
+            missing = []
+            guesses.append(guess)
+            if guess.confidence < guessing.min_confidence:
+                most = len(guesses)
+        return self._tree(guesses, opinions)
+
+    def _guess(self, row: Row, position: int, vocab_size: int) -> _Guess:
+        """The likeliest token, or the one that the target's own random numbers give here."""
+        if not self._guessing.sampling.greedy:
+            assert row.logits is not None
+            return _Guess(choose(row.logits[:vocab_size], self._guessing.sampling, position), 1.0)
+        assert row.top_tokens is not None
+        assert row.top_log_probs is not None
+        return _Guess(int(row.top_tokens[0]), math.exp(row.top_log_probs[0]))
+
+    def _guess_from(self, opinion: NDArray[np.float64], position: int) -> _Guess:
+        """The likeliest token, or one drawn from the opinion independently of the target."""
+        sampling = self._guessing.sampling
+        if sampling.greedy:
+            likeliest = int(opinion.argmax())
+            return _Guess(likeliest, float(opinion[likeliest]))
+        tokens = np.flatnonzero(opinion)
+        noise = keyed_gumbel(sampling.seed, position, tokens + _DRAFT_STREAM)
+        return _Guess(int(tokens[np.argmax(noise + np.log(opinion[tokens]))]), 1.0)
+
+    def _opinion(self, row: Row, vocab_size: int) -> NDArray[np.float64]:
+        """``[vocab_size]``, as the request's temperature, top-k and top-p make it; at temperature 1 if it is greedy."""
+        assert row.logits is not None
+        sampling = self._guessing.sampling
+        return warp(row.logits[:vocab_size], UNIT if sampling.greedy else sampling).dense(vocab_size)
+
+    def _tree(self, guesses: Sequence[_Guess], opinions: Sequence[NDArray[np.float64]]) -> DraftTree:
+        if self._guessing.sampling.greedy:
+            grades = [bisect(CONFIDENCES, guess.confidence) for guess in guesses]
+        else:  # a schedule reads the grades, and must not choose by what was drawn
+            grades = [_DRAWN_GRADE + min(depth, _MOST_DEPTH) for depth in range(len(guesses))]
+        drawn = bool(opinions) and not self._guessing.sampling.greedy
+        return DraftTree(
+            tuple(guess.token for guess in guesses),
+            tuple(range(-1, len(guesses) - 1)),
+            (RAG,) * len(guesses),
+            tuple(grades),
+            tuple(opinions[: len(guesses)]) if drawn else (),
+            tuple(opinions),
+        )
+
+    # -- copies -------------------------------------------------------------------------------------------------
+
+    def _copies(self, most: int, missing: Sequence[int]) -> list[int]:
+        """What followed the newest tokens earlier in the drafter's own text."""
+        if self._text is None:
+            return []
+        most = most if self._guessing.most_copies is None else min(most, self._guessing.most_copies())
+        if most < 1:
+            return []
+        text = [*self._session.tokens, *missing]
+        self._text.extend(text[len(self._text) :])
+        match = self._text.longest_match()
+        if match.length < self._guessing.copy_from:
+            return []
+        copied: list[int] = self._text.continuation(self._text.first_occurrence(match), most).tolist()
+        return copied
+
+    def _scored(self, copies: list[int], missing: Sequence[int], vocab_size: int) -> Coroutine[DraftTree]:
+        """The copies as a chain, with the drafter's opinion of each, in one pass."""
+        assert self._text is not None
+        matched = self._text.longest_match().length
+        rows = yield from self._session.score(DraftTree.chain([*missing, *copies], SUFFIX), LOGITS)
+        self._session.commit(range(len(missing) + len(copies)))
+        opinions = tuple(self._opinion(row, vocab_size) for row in rows[len(missing) :])
+        grades = tuple(copy_grade(matched + depth, 0, None) for depth in range(len(copies)))
+        chain = DraftTree.chain(copies, SUFFIX, grades)
+        return DraftTree(chain.tokens, chain.parents, chain.sources, chain.grades, (), opinions)

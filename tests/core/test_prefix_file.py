@@ -1,0 +1,117 @@
+"""Kept prefixes: the same keys and values in another process, and no others ever."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specrag.engine.executor import run
+from specrag.engine.prefix_file import PrefixFileError, load_prefix, save_prefix
+from specrag.engine.session import Session
+from specrag.models.decoder import LeanDecoder
+from specrag.models.toy import ToyModel
+from tests.core.test_kv import fresh, next_logits, text, tiny_model
+
+IDENTITY = {"model": "tiny", "weights": "1f", "dtype": "fp32"}
+
+
+@pytest.fixture(scope="module")
+def model() -> LeanDecoder:
+    return tiny_model()
+
+
+def read(model: LeanDecoder, tokens: list[int]) -> Session:
+    session = Session(model)
+    run(session.extend(tokens))
+    return session
+
+
+@pytest.fixture
+def kept(model: LeanDecoder, tmp_path: Path) -> Path:
+    path = tmp_path / "prefixes" / "one.safetensors"
+    save_prefix(path, read(model, text(1, 90)), 80, IDENTITY)
+    return path
+
+
+def test_a_loaded_prefix_gives_the_logits_of_a_fresh_one(model: LeanDecoder, kept: Path) -> None:
+    session = load_prefix(kept, model, IDENTITY)
+    assert session.tokens == text(1, 80)
+    assert session.cache.length == 79
+    run(session.extend(text(2, 30)))
+    np.testing.assert_allclose(next_logits(session), fresh(model, [*text(1, 80), *text(2, 30)]), atol=1e-4)
+
+
+def test_a_chain_of_extents_is_written_as_one(model: LeanDecoder, tmp_path: Path) -> None:
+    first = read(model, text(1, 40))
+    second = first.fork(33)
+    run(second.extend(text(2, 20)))
+    third = second.fork()
+    run(third.extend(text(3, 20)))
+    assert len(third.cache.runs) == 2
+    save_prefix(tmp_path / "chain", third, len(third), IDENTITY)
+    session = load_prefix(tmp_path / "chain", model, IDENTITY)
+    assert session.tokens == third.tokens
+    np.testing.assert_allclose(next_logits(session), next_logits(third), atol=1e-5)
+
+
+def test_it_is_its_owners_alone_and_leaves_no_other_file(kept: Path) -> None:
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    assert list(kept.parent.iterdir()) == [kept]
+
+
+@pytest.mark.parametrize("field", ["model", "weights", "dtype", "adapter"])
+def test_another_models_prefix_is_refused(model: LeanDecoder, kept: Path, field: str) -> None:
+    with pytest.raises(PrefixFileError, match=f"computed with {field} .*, here it is 'another'") as caught:
+        load_prefix(kept, model, {**IDENTITY, field: "another"})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("place", [0.02, 0.1, 0.5, 0.999])
+def test_a_changed_byte_is_noticed(model: LeanDecoder, kept: Path, place: float) -> None:
+    data = bytearray(kept.read_bytes())
+    data[int(len(data) * place)] ^= 4
+    kept.write_bytes(data)
+    with pytest.raises(PrefixFileError):
+        load_prefix(kept, model, IDENTITY)
+
+
+@pytest.mark.parametrize("content", [b"", b"no safetensors", b"\xff" * 64])
+def test_other_files_are_refused(model: LeanDecoder, tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "other.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(PrefixFileError, match="damaged"):
+        load_prefix(path, model, IDENTITY)
+
+
+def test_a_file_that_was_cut_is_refused(model: LeanDecoder, kept: Path) -> None:
+    kept.write_bytes(kept.read_bytes()[:-100])
+    with pytest.raises(PrefixFileError, match="damaged"):
+        load_prefix(kept, model, IDENTITY)
+
+
+def test_a_model_of_another_shape_is_refused(kept: Path) -> None:
+    with pytest.raises(PrefixFileError, match="takes no keys and values"):
+        load_prefix(kept, ToyModel(), IDENTITY)
+
+
+def test_no_file_is_no_damage(model: LeanDecoder, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        load_prefix(tmp_path / "none", model, IDENTITY)
+
+
+def test_a_failed_write_leaves_the_old_file(model: LeanDecoder, kept: Path, tmp_path: Path) -> None:
+    before = kept.read_bytes()
+    with pytest.raises(PrefixFileError, match="read it first"):
+        save_prefix(kept, read(model, text(1, 20)), 80, IDENTITY)
+    assert kept.read_bytes() == before
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PrefixFileError, match="cannot be written"):
+        save_prefix(tmp_path / "file" / "x", read(model, text(1, 20)), 20, IDENTITY)
+    if os.geteuid() != 0:
+        kept.parent.chmod(0o500)
+        with pytest.raises(PrefixFileError, match="cannot be written"):
+            save_prefix(kept, read(model, text(1, 20)), 20, IDENTITY)
