@@ -28,11 +28,12 @@ class PrefixCache:
             raise InputError("limit_bytes", limit_bytes, "give a number of bytes, 0 for no cache")
         self._limit = limit_bytes
         self._entries: OrderedDict[int, tuple[str, Session]] = OrderedDict()
+        self._held: list[tuple[str, Session]] = []
         self._next = 0
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, buffers that several entries share counted once."""
+        """Bytes kept, buffers that several entries share counted once; what is held on request is not counted."""
         return _nbytes(session for _, session in self._entries.values())
 
     def start(self, model: SessionModel, tokens: Sequence[int], tenant: str = "") -> Session:
@@ -42,15 +43,17 @@ class PrefixCache:
         """
         self._shrink()
         best, shared = None, MIN_SHARED_TOKENS - 1
-        for key, (owner, session) in self._entries.items():
+        known = [*self._entries.items(), *((None, entry) for entry in self._held)]
+        for key, (owner, session) in known:
             if owner == tenant and session.model is model:
                 count = _common(session.tokens, tokens)
                 if count > shared:
-                    best, shared = key, count
+                    best, shared = (key, session), count
         if best is None:
             return Session(model)
-        self._entries.move_to_end(best)
-        return self._entries[best][1].fork(min(shared, len(tokens) - 1))
+        if best[0] is not None:
+            self._entries.move_to_end(best[0])
+        return best[1].fork(min(shared, len(tokens) - 1))
 
     def keep(self, session: Session, tenant: str = "") -> None:
         """Remember a session's tokens; it may go on being used."""
@@ -69,9 +72,18 @@ class PrefixCache:
         self._next += 1
         self._shrink()
 
+    def hold(self, session: Session, tenant: str = "") -> None:
+        """Remember a session's tokens until :meth:`release`, whatever the limit: the caller answers for its size."""
+        self._held.append((tenant, session))
+
+    def release(self, session: Session) -> None:
+        """Hold a session no longer."""
+        self._held = [entry for entry in self._held if entry[1] is not session]
+
     def clear(self) -> None:
         """Forget everything."""
         self._entries.clear()
+        self._held.clear()
 
     def _shrink(self) -> None:
         """Drop the longest unused. A kept session may have grown its buffers since, so ask often."""

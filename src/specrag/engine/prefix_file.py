@@ -1,0 +1,148 @@
+"""A read prompt on disk: the keys and values of a session's first tokens, for another process to go on from.
+
+A safetensors file with a checksum over everything in it and the identity of the model that computed it. Whatever is
+not exactly that model's, or is damaged, is refused: wrong keys and values give fluent wrong answers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+import xxhash
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from specrag.engine.kv import KeyValueCache, KeyValueShape
+from specrag.engine.passes import SessionModel
+from specrag.engine.session import Session
+from specrag.errors import SpecragError
+
+FORMAT = "specrag-prefix-1"
+
+
+class PrefixFileError(SpecragError):
+    """A kept prefix is damaged, of another model, or cannot be written."""
+
+
+def save_prefix(path: Path, session: Session, length: int, identity: Mapping[str, str]) -> None:
+    """Write the first ``length`` tokens with the keys and values of all but the newest of them.
+
+    The file appears whole or not at all.
+
+    Args:
+        session: has fed them.
+        identity: of the model: whatever changes its keys and values.
+
+    Raises:
+        PrefixFileError: the model keeps no keys and values, or the disk refuses.
+    """
+    cache = session.cache
+    if not isinstance(cache, KeyValueCache):
+        raise PrefixFileError(f"prefix: {type(cache).__name__} holds no keys and values; take another model")
+    rows = length - 1
+    if not 0 < rows <= cache.length:
+        raise PrefixFileError(
+            f"prefix: {length} tokens of a session that has fed {cache.length}; read it first"
+        )
+    tensors = {"tokens": torch.tensor(session.tokens[:length])}
+    for index in range(cache.shape.layers):
+        tensors[f"layer.{index}"] = _layer(cache, index, rows).cpu()
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    metadata = {
+        "format": FORMAT,
+        "identity": json.dumps(dict(sorted(identity.items()))),
+        "checksum": _checksum(tensors.values()),
+    }
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            save_file(tensors, temporary, metadata)
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:160]
+        raise PrefixFileError(
+            f"prefix: {str(path)!r} cannot be written ({reason}): choose a folder with room"
+        ) from error
+
+
+def load_prefix(path: Path, model: SessionModel, identity: Mapping[str, str]) -> Session:
+    """The session that :func:`save_prefix` wrote.
+
+    Args:
+        identity: of ``model``, as it was given when the file was written.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        PrefixFileError: it is another model's, or damaged.
+    """
+    cache = model.new_cache()
+    if not isinstance(cache, KeyValueCache):
+        raise PrefixFileError(f"prefix: {type(cache).__name__} takes no keys and values; leave it out")
+    if not path.is_file():
+        raise FileNotFoundError(path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            _check_identity(path, metadata, identity)
+            names = ["tokens", *(f"layer.{index}" for index in range(cache.shape.layers))]
+            if sorted(file.keys()) != sorted(names):
+                raise _damaged(path, "its parts are not those of this model")
+            tensors = [file.get_tensor(name) for name in names]
+    except (SafetensorError, OSError) as error:
+        raise _damaged(path, " ".join(str(error).split())[:120]) from error
+    if _checksum(tensors) != metadata.get("checksum"):
+        raise _damaged(path, "its checksum is wrong")
+    tokens = [int(token) for token in tensors[0]]
+    _fill(path, cache, tensors[1:], len(tokens) - 1)
+    return Session(model, cache, tokens)
+
+
+def _layer(cache: KeyValueCache, index: int, rows: int) -> torch.Tensor:
+    """The first rows of a layer, ``[2, kv_heads, rows, head_dim]``, gathered from the chain of extents."""
+    parts = [run.extent.layers[index][:, :, : run.rows] for run in cache.runs]
+    if cache.own is not None:
+        parts.append(cache.own.layers[index][:, :, : cache.length - cache.base])
+    return torch.cat(parts, dim=2)[:, :, :rows].contiguous()
+
+
+def _fill(path: Path, cache: KeyValueCache, layers: Sequence[torch.Tensor], rows: int) -> None:
+    shape: KeyValueShape = cache.shape
+    expected = (2, shape.kv_heads, rows, shape.head_dim)
+    if rows < 1 or any(tuple(layer.shape) != expected or layer.dtype != shape.dtype for layer in layers):
+        raise _damaged(path, "its shapes are not those of this model")
+    own = cache.prepare(rows)
+    with torch.inference_mode():
+        for buffer, layer in zip(own.layers, layers, strict=True):
+            buffer[:, :, :rows] = layer.to(shape.device)
+    cache.accept(range(rows))
+
+
+def _check_identity(path: Path, metadata: Mapping[str, str], identity: Mapping[str, str]) -> None:
+    if metadata.get("format") != FORMAT:
+        raise _damaged(path, f"it is no file of the format {FORMAT}")
+    found: dict[str, str] = json.loads(metadata.get("identity", "{}"))
+    for field in sorted(found.keys() | identity.keys()):
+        if found.get(field) != identity.get(field):
+            raise PrefixFileError(
+                f"prefix: {str(path)!r} was computed with {field} {found.get(field)!r}, "
+                f"here it is {identity.get(field)!r}: remove the file, or use the model that wrote it"
+            )
+
+
+def _checksum(tensors: Iterable[torch.Tensor]) -> str:
+    digest = xxhash.xxh3_128()
+    for tensor in tensors:
+        digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _damaged(path: Path, what: str) -> PrefixFileError:
+    return PrefixFileError(f"prefix: {str(path)!r} is damaged ({what}): remove it, and the text is read anew")

@@ -1,0 +1,298 @@
+"""Questions about long contexts: documents or a conversation that the model's window holds, answered sooner.
+
+The target reads everything; a drafter that reads only the relevant part guesses (RAPID); or one of the rivals: plain,
+the part alone (rag), ReSpec, naive speculation, a drafter with a window.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, Unpack
+
+from specrag.engine.passes import Coroutine, Emit, Search
+from specrag.engine.prefix_cache import PrefixCache
+from specrag.errors import InputError
+from specrag.methods.base import DecodingMethod
+from specrag.methods.generation import Generation
+from specrag.methods.long_context_methods import ReadsPart, context_method
+from specrag.methods.long_context_plan import LongQuestion, Plan, Planner
+from specrag.methods.long_context_prefix import KeptPrefixes, PrefixRead
+from specrag.methods.long_context_prompt import INSTRUCTION, ContextQuestion
+from specrag.methods.long_context_result import ContextAnswer, ContextReading, ContextStats
+from specrag.methods.options import DEFAULT_MAX_TOKENS, Options, check_options
+from specrag.methods.quiet import overhear
+from specrag.methods.rag_prompt import Message, check_history
+from specrag.methods.ralm_prompt import SessionGenerator
+from specrag.retrieval.context import ContextRetriever
+from specrag.retrieval.context_files import ContextItem, documents_of
+from specrag.speculation.decode import Step
+
+if TYPE_CHECKING:
+    from specrag.retrieval.documents import Document
+
+
+class LongContextModel(SessionGenerator, Protocol):
+    """A language model that remembers what it has read, such as :class:`specrag.LanguageModel`."""
+
+    @property
+    def prefixes(self) -> PrefixCache:
+        """Keys and values of earlier prompts, for coroutines of its executor."""
+
+
+class LongContext:
+    """Answers questions about long contexts.
+
+    Args:
+        llm: the target, such as :func:`specrag.load` makes.
+        method: ``rapid``, ``plain``, ``rag``, ``respec``, ``naive-sd``, ``streaming-drafter``, another decoding method
+            by name, or a configured one, such as ``RAPID(drafter="smollm2-135m")``.
+        retriever: finds the part that the drafter reads; by default one with the paper's settings.
+        truncate_middle: leave out the middle of a context that the model's window does not hold, in whole chunks;
+            otherwise it is refused.
+        memory_bytes: refuse what needs more memory; by default what the machine has free.
+        reuse: hold the keys and values of the newest document, so that a second question about it does not read it
+            again. Without ``batch_invariant`` a later question's text may then round differently.
+        keep_prefix: also keep them in files of this folder, for other processes; ``None`` for none.
+        system: a system message in front of everything.
+        instruction: between the documents and the question.
+        clock: seconds, the executor's.
+
+    Raises:
+        InputError: a value cannot be used.
+    """
+
+    name = "long-context"
+
+    def __init__(
+        self,
+        llm: LongContextModel,
+        *,
+        method: str | DecodingMethod | ReadsPart = "rapid",
+        retriever: ContextRetriever | None = None,
+        truncate_middle: bool = False,
+        memory_bytes: int | None = None,
+        reuse: bool = True,
+        keep_prefix: Path | None = None,
+        system: str | None = None,
+        instruction: str = INSTRUCTION,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        if memory_bytes is not None and memory_bytes < 1:
+            raise InputError("memory_bytes", memory_bytes, "give a number of bytes, or None")
+        self.llm = llm
+        self.method = context_method(method)
+        self.retriever = retriever or ContextRetriever(clock=clock)
+        self.memory_bytes = memory_bytes
+        self.system = system
+        self.instruction = instruction
+        self._clock = clock
+        self._planner = Planner(
+            llm.loaded,
+            self.method,
+            self.retriever,
+            truncate_middle=truncate_middle,
+            free=self._free_bytes,
+            clock=clock,
+        )
+        self._prefixes: KeptPrefixes | None = None
+        if reuse or keep_prefix is not None:
+            self._prefixes = KeptPrefixes(llm.loaded, llm.prefixes, folder=keep_prefix, clock=clock)
+
+    def answer(
+        self,
+        question: str,
+        documents: ContextItem | Sequence[ContextItem] = (),
+        *,
+        history: Sequence[Message] = (),
+        **options: Unpack[Options],
+    ) -> ContextAnswer:
+        """Answer a question.
+
+        Args:
+            question: in words; also what the relevant part is searched with.
+            documents: the long context: texts, paths, or documents that have been read.
+            history: earlier messages, oldest first. Without documents they are the long context themselves.
+            options: of the generation; see :class:`~specrag.methods.options.Options`. ``method`` is refused.
+
+        Raises:
+            InputError: a value cannot be used, the context holds no text, or it does not fit the memory.
+            ContextLengthError: the context does not fit the model's window.
+            DeadlineExceeded: the timeout passed.
+        """
+        coroutine = self.answering(question, documents, history=history, **options)
+        return self.llm.executor.run(self.llm.executor.submit(coroutine, deadline=self._deadline(options)))
+
+    def stream(
+        self,
+        question: str,
+        documents: ContextItem | Sequence[ContextItem] = (),
+        *,
+        history: Sequence[Message] = (),
+        **options: Unpack[Options],
+    ) -> Generator[ContextReading | Step, None, ContextAnswer]:
+        """:meth:`answer` as it comes: first what will be read, then steps with text.
+
+        The generator returns the whole answer, for those who ask with ``yield from``. Leaving the loop early ends
+        the request.
+        """
+        coroutine = self.answering(question, documents, history=history, **options)
+        return self._stream(coroutine, self._deadline(options))
+
+    async def aanswer(
+        self,
+        question: str,
+        documents: ContextItem | Sequence[ContextItem] = (),
+        *,
+        history: Sequence[Message] = (),
+        **options: Unpack[Options],
+    ) -> ContextAnswer:
+        """:meth:`answer` without blocking the event loop."""
+        answer: object = None
+        events = self.astream(question, documents, history=history, **options)
+        async with aclosing(events):  # type: ignore[type-var]
+            async for answer in events:  # noqa: B007 - the last one is the answer
+                pass
+        assert isinstance(answer, ContextAnswer)
+        return answer
+
+    async def astream(
+        self,
+        question: str,
+        documents: ContextItem | Sequence[ContextItem] = (),
+        *,
+        history: Sequence[Message] = (),
+        **options: Unpack[Options],
+    ) -> AsyncIterator[ContextReading | Step | ContextAnswer]:
+        """:meth:`stream` without blocking the event loop; the whole answer is the last event."""
+        coroutine = _telling(self.answering(question, documents, history=history, **options))
+        events = self.llm.executor.astream(coroutine, deadline=self._deadline(options))
+        async with aclosing(events):
+            async for event in events:
+                yield event
+
+    def answering(
+        self,
+        question: str,
+        documents: ContextItem | Sequence[ContextItem] = (),
+        *,
+        history: Sequence[Message] = (),
+        **options: Unpack[Options],
+    ) -> Coroutine[ContextAnswer]:
+        """A coroutine for the model's executor that does what :meth:`answer` does and emits what :meth:`stream` yields.
+
+        What can be wrong with the values is checked at the call, what depends on the context's length before the
+        first pass; a timeout is the business of who submits it.
+        """
+        return self._answering(self._request(question, documents, history, options), options)
+
+    def check(
+        self,
+        question: str,
+        documents: ContextItem | Sequence[ContextItem] = (),
+        *,
+        history: Sequence[Message] = (),
+        **options: Unpack[Options],
+    ) -> None:
+        """Check everything that can be wrong with a call of :meth:`answer`; runs no model, but may load a drafter.
+
+        Raises:
+            InputError, ContextLengthError: as :meth:`answer` does.
+        """
+        self._planner.plan(self._request(question, documents, history, options))
+
+    def release(self) -> None:
+        """Forget the document whose keys and values are held in memory."""
+        if self._prefixes is not None:
+            self._prefixes.release()
+
+    # -- the steps ------------------------------------------------------------------------------------------
+
+    def _answering(self, question: LongQuestion, options: Options) -> Coroutine[ContextAnswer]:
+        plan: Plan = yield Search(lambda: self._planner.plan(question))
+        yield Emit(plan.reading)
+        known = PrefixRead(0, 0.0, 0.0, "")
+        if self._prefixes is not None:
+            shared = yield Search(lambda: self._planner.shared_length(question, plan.tokens))
+            known = yield from self._prefixes.read(plan.tokens[:shared], options.get("tenant", ""))
+        steps: list[Step] = []
+        decoding: Options = {**options, "method": plan.method}
+        if not self.llm.loaded.tokenizer.has_chat_template or question.raw:
+            # Without end-of-turn tokens such a model would go on with a next question of its own.
+            decoding = {"stop": "\n", **decoding}
+        generation = yield from overhear(self.llm.generating(plan.tokens, decoding), steps)
+        return _sum_up(plan, known, generation, steps)
+
+    def _request(
+        self,
+        question: str,
+        documents: ContextItem | Sequence[ContextItem],
+        history: Sequence[Message],
+        options: Options,
+    ) -> LongQuestion:
+        if not isinstance(question, str) or not question.strip():
+            raise InputError("question", question, "give at least one word")
+        if "method" in options:
+            raise InputError("method", options["method"], "leave it out; LongContext itself is given one")
+        checked = check_options(options)
+        earlier = check_history(history)
+        found: tuple[Document, ...] = documents_of(documents)
+        if not found and not any(message["content"].strip() for message in earlier):
+            raise InputError("context", "", "it is empty; give documents, or a conversation as history")
+        self.method.check(self.llm.loaded)
+        asked = ContextQuestion(question, earlier if found else (), self.system, self.instruction)
+        return LongQuestion(
+            asked,
+            found,
+            () if found else earlier,
+            options.get("max_tokens", DEFAULT_MAX_TOKENS),
+            checked.raw,
+        )
+
+    def _free_bytes(self) -> int | None:
+        if self.memory_bytes is not None:
+            return self.memory_bytes
+        from specrag.engine.memory import free_bytes
+
+        free = free_bytes(self.llm.loaded.device)
+        # What is held serves this question too, or gives way to it.
+        return None if free is None else free + (0 if self._prefixes is None else self._prefixes.nbytes)
+
+    def _stream(
+        self, coroutine: Coroutine[ContextAnswer], deadline: float | None
+    ) -> Generator[ContextReading | Step, None, ContextAnswer]:
+        task = self.llm.executor.submit(coroutine, deadline=deadline)
+        yield from self.llm.executor.stream(task)
+        return task.result()
+
+    def _deadline(self, options: Options) -> float | None:
+        timeout = check_options(options).timeout
+        return None if timeout is None else self._clock() + timeout
+
+
+def _sum_up(plan: Plan, known: PrefixRead, generation: Generation, steps: Sequence[Step]) -> ContextAnswer:
+    reading, timing, usage = plan.reading, generation.timing, generation.usage
+    # The drafter reads its prompt before the first guess: what the first round took beside its guesses and its pass.
+    first = steps[0] if steps and usage.drafted else None
+    drafter_prefill = 0.0 if first is None else max(first.seconds - first.drafting - first.verifying, 0.0)
+    stats = ContextStats(
+        retrieval_seconds=reading.retrieval_seconds,
+        tokenizing_seconds=reading.tokenizing_seconds,
+        prefix_seconds=known.disk_seconds,
+        prefill_seconds=timing.prefill + known.prefill_seconds,
+        drafter_prefill_seconds=drafter_prefill,
+        decode_seconds=timing.decode - drafter_prefill,
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=known.known if known.prefill_seconds else usage.cached_tokens,
+        drafter_tokens=reading.drafter_tokens,
+        completion_tokens=usage.completion_tokens,
+    )
+    return ContextAnswer(generation.text.strip(), reading, generation, stats, known.note)
+
+
+def _telling(coroutine: Coroutine[ContextAnswer]) -> Coroutine[None]:
+    """Run to the end and emit the answer itself."""
+    answer = yield from coroutine
+    yield Emit(answer)

@@ -1,0 +1,107 @@
+"""A long context in chunks: documents, or the messages of a conversation, cut at borders where possible."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from specrag.retrieval.chunking import Chunker
+from specrag.retrieval.documents import Document, Part
+
+#: What a conversation is called where a document has its file's name.
+CONVERSATION = "conversation"
+
+Message = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ContextChunk:
+    """A stretch of a long context, word for word.
+
+    Attributes:
+        text: what an encoder reads; of a conversation with the speakers' names.
+        source: the file, or :data:`CONVERSATION`.
+        title: of the document; empty where it has none.
+        place: such as ``page 3``, ``Install > Linux`` or ``messages 4-7``.
+        tokens: of the text, in the vocabulary it was cut by.
+        document: which of the documents it is from, from 0.
+        messages: of a conversation, what it holds of them, oldest first.
+    """
+
+    text: str
+    source: str
+    title: str
+    place: str
+    tokens: int
+    document: int = 0
+    messages: tuple[Message, ...] = ()
+
+
+def cut_documents(documents: Sequence[Document], chunker: Chunker) -> tuple[ContextChunk, ...]:
+    """The chunks of all documents, in their order."""
+    return tuple(
+        ContextChunk(
+            chunk.text, document.source, document.title, chunk.place, chunker.count(chunk.text), number
+        )
+        for number, document in enumerate(documents)
+        for chunk in chunker.chunk(document)
+    )
+
+
+def cut_messages(messages: Sequence[Message], chunker: Chunker) -> tuple[ContextChunk, ...]:
+    """The chunks of a conversation: whole exchanges (a user's message with what answers it) where they fit.
+
+    Args:
+        messages: ``{"role": ..., "content": ...}``, oldest first.
+    """
+    exchanges: list[list[_Piece]] = []
+    for piece in _pieces(messages, chunker):
+        begins = piece.role == "user" and (not exchanges or exchanges[-1][-1].role != "user")
+        if begins or not exchanges:
+            exchanges.append([])
+        exchanges[-1].append(piece)
+    groups: list[list[_Piece]] = []
+    for exchange in exchanges:
+        whole = sum(piece.tokens for piece in exchange) <= chunker.max_tokens
+        for unit in [exchange] if whole else [[piece] for piece in exchange]:
+            if groups and sum(piece.tokens for piece in groups[-1] + unit) <= chunker.max_tokens:
+                groups[-1].extend(unit)
+            else:
+                groups.append(list(unit))
+    return tuple(_chunk_of(group) for group in groups)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A message, or a stretch of one that is too long; ``number`` counts the messages from 1."""
+
+    number: int
+    role: str
+    text: str
+    tokens: int
+
+
+def _pieces(messages: Sequence[Message], chunker: Chunker) -> list[_Piece]:
+    found = []
+    for number, message in enumerate(messages, 1):
+        whole = Document(CONVERSATION, "", (Part(message["content"]),))
+        for chunk in chunker.chunk(whole):
+            found.append(_Piece(number, message["role"], chunk.text, chunker.count(chunk.text)))
+    return found
+
+
+def _chunk_of(pieces: Sequence[_Piece]) -> ContextChunk:
+    spoken: tuple[Message, ...] = tuple(
+        {"role": role, "content": "\n\n".join(piece.text for piece in same)}
+        for role, same in groupby(pieces, key=lambda piece: piece.role)
+    )
+    first, last = pieces[0].number, pieces[-1].number
+    return ContextChunk(
+        text="\n".join(f"{message['role'].capitalize()}: {message['content']}" for message in spoken),
+        source=CONVERSATION,
+        title="",
+        place=f"message {first}" if first == last else f"messages {first}-{last}",
+        tokens=sum(piece.tokens for piece in pieces),
+        messages=spoken,
+    )
