@@ -1,0 +1,136 @@
+"""How good a draft is: the three factors of Speculative RAG in log space (section 3.3), which can each be left out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+from specrag.errors import InputError
+from specrag.models.roles import PartScore
+
+#: What the verifier reads beside the answer (Table 2).
+Evidence: TypeAlias = Literal["rationale", "passages", "both"]
+EVIDENCE: tuple[Evidence, ...] = get_args(Evidence)
+
+#: Self-reflection statements R; the first is the paper's, the others are ours in the place of Table 7's, which are not
+#: printed.
+STATEMENTS: Mapping[str, str] = {
+    "explanation": "Do you think the explanation supports the answers? (Yes or No)",
+    "rationale": "Does the rationale support the answer? (Yes or No)",
+    "correct": "Is the answer to the question correct? (Yes or No)",
+    "evidence": "Is there enough evidence for the answer? (Yes or No)",
+    "agree": "Do you agree with this answer and its reason? (Yes or No)",
+}
+DEFAULT_STATEMENT = "explanation"
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """How drafts are scored; the defaults are the paper's, but for the length.
+
+    Args:
+        draft: count rho_draft, the drafter's own confidence.
+        self_contain: count rho_SC, how probable the verifier finds answer and evidence.
+        self_reflect: count rho_SR, how probable it finds "Yes" behind the statement.
+        evidence: what the verifier reads and scores beside the answer, of :data:`EVIDENCE`.
+        length_normalized: mean log-probability a token in each factor, in place of the paper's product, which prefers
+            short drafts.
+        statement: a name of :data:`STATEMENTS` or a sentence that can be answered with "Yes".
+        chat: put the question into the verifier's chat template; the paper's verifiers read bare text.
+
+    Raises:
+        InputError: a value cannot be used, or no factor is left.
+    """
+
+    draft: bool = True
+    self_contain: bool = True
+    self_reflect: bool = True
+    evidence: Evidence = "rationale"
+    length_normalized: bool = True
+    statement: str = DEFAULT_STATEMENT
+    chat: bool = False
+
+    def __post_init__(self) -> None:
+        if not (self.draft or self.verifies):
+            raise InputError("scoring", "no factor", "leave draft, self_contain or self_reflect switched on")
+        if self.evidence not in EVIDENCE:
+            raise InputError("evidence", self.evidence, f"take one of {', '.join(EVIDENCE)}")
+        if not self.statement.strip():
+            raise InputError(
+                "statement", self.statement, f"take one of {', '.join(STATEMENTS)} or a sentence"
+            )
+
+    @property
+    def verifies(self) -> bool:
+        """Whether it needs a verifier."""
+        return self.self_contain or self.self_reflect
+
+    @property
+    def sentence(self) -> str:
+        """The self-reflection statement."""
+        return STATEMENTS.get(self.statement, self.statement)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The log-probabilities that a score is made of.
+
+    Attributes:
+        rationale: of the rationale behind question and passages, by the drafter; ``None`` where it does not tell.
+        answer: of the answer behind all that, by the drafter.
+        self_contain: of answer and evidence behind the question, by the verifier; ``None`` where there is none.
+        self_reflect: of "Yes" behind question, answer, evidence and statement, by the verifier.
+    """
+
+    rationale: PartScore | None
+    answer: PartScore | None
+    self_contain: PartScore | None = None
+    self_reflect: PartScore | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """The factors of a draft in nats; ``None`` for one that does not count.
+
+    Attributes:
+        total: log rho, the sum of the factors.
+    """
+
+    draft: float | None
+    self_contain: float | None
+    self_reflect: float | None
+    total: float
+
+
+def score(measured: Measured, scoring: Scoring) -> Scores:
+    """The factors of a draft and their product, in log space.
+
+    Raises:
+        InputError: a factor counts that was not measured.
+    """
+
+    def size(part: PartScore | None, factor: str) -> float:
+        if part is None:
+            raise InputError(
+                "scoring", factor, "switch this factor off: a model gave no log-probabilities for it"
+            )
+        return part.mean if scoring.length_normalized else part.total
+
+    draft = self_contain = self_reflect = None
+    if scoring.draft:
+        # A sum of two probabilities, as printed.
+        draft = log_add_exp(size(measured.rationale, "draft"), size(measured.answer, "draft"))
+    if scoring.self_contain:
+        self_contain = size(measured.self_contain, "self_contain")
+    if scoring.self_reflect:
+        self_reflect = size(measured.self_reflect, "self_reflect")
+    factors = (draft, self_contain, self_reflect)
+    return Scores(*factors, total=sum(factor for factor in factors if factor is not None))
+
+
+def log_add_exp(a: float, b: float) -> float:
+    """log(e^a + e^b) without underflow."""
+    high, low = max(a, b), min(a, b)
+    return high if math.isinf(high) else high + math.log1p(math.exp(low - high))

@@ -1,0 +1,162 @@
+"""Log-probabilities of given texts by a local model: all texts in one pass, whatever they have in common read once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from specrag.engine.outputs import NOTHING, Outputs, Row
+from specrag.engine.passes import Coroutine, Pass, Segment
+from specrag.errors import ContextLengthError
+from specrag.models.loading import LoadedModel
+from specrag.models.roles import PartScore, ScoredText, ScoringRequest, TextPrompt, assign
+from specrag.models.texts import encode_text, place_text
+
+#: Rows of one pass. Every row that is scored holds a whole vector of logits for a moment.
+ROWS = 512
+
+
+class LocalScorer:
+    """A local model as a :class:`~specrag.models.roles.TextScorer`.
+
+    The texts of one call are laid out as a tree of tokens, in which equal beginnings are one path: the question in
+    front of all drafts is read once, and so is an answer that several drafts share.
+
+    Args:
+        loaded: the model with its tokenizer.
+    """
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self.loaded = loaded
+
+    @property
+    def name(self) -> str:
+        """See :class:`~specrag.models.roles.TextScorer`."""
+        return self.loaded.name
+
+    @property
+    def context_length(self) -> int:
+        """See :class:`~specrag.models.roles.TextScorer`."""
+        return self.loaded.model.context_length
+
+    def count(self, prompt: TextPrompt, lead: str = "") -> int:
+        """See :class:`~specrag.models.roles.TextScorer`."""
+        return len(encode_text(self.loaded.tokenizer, prompt, lead))
+
+    def check_scoring(self) -> None:
+        """A local model can always score."""
+
+    def scoring(self, requests: Sequence[ScoringRequest]) -> Coroutine[list[ScoredText]]:
+        """See :class:`~specrag.models.roles.TextScorer`."""
+        texts = [self._placed(request) for request in requests]
+        limit = self.context_length
+        for text in texts:
+            if len(text.tokens) > limit:
+                remedy = f"the model's context holds {limit:,}; shorten the passages or take another model"
+                raise ContextLengthError("text to score", f"{len(text.tokens):,} tokens", remedy)
+        return self._scoring(requests, texts)
+
+    def _placed(self, request: ScoringRequest) -> _Text:
+        placed = place_text(self.loaded.tokenizer, request.prompt, [part.text for part in request.parts])
+        parts = assign(placed.starts, placed.borders)
+        # Nothing stands before the first token that it could follow.
+        wanted = [
+            number > 0 and part >= 0 and request.parts[part].scored for number, part in enumerate(parts)
+        ]
+        return _Text(placed.tokens, parts, wanted)
+
+    def _scoring(
+        self, requests: Sequence[ScoringRequest], texts: Sequence[_Text]
+    ) -> Coroutine[list[ScoredText]]:
+        tree = _TextTree()
+        paths = [tree.add(text.tokens, text.wanted) for text in texts]
+        rows = yield from self._pass(tree)
+        scored = []
+        for request, text, path in zip(requests, texts, paths, strict=True):
+            log_probs: dict[str, list[float]] = {part.name: [] for part in request.parts if part.scored}
+            for number, wanted in enumerate(text.wanted):
+                if wanted:
+                    found = tree.log_prob(rows, path.nodes[number - 1], text.tokens[number])
+                    log_probs[request.parts[text.parts[number]].name].append(found)
+            parts = {name: PartScore(tuple(values)) for name, values in log_probs.items()}
+            scored.append(ScoredText(parts, len(text.tokens), path.fresh))
+        return scored
+
+    def _pass(self, tree: _TextTree) -> Coroutine[list[Row]]:
+        """Read the tree: in one pass, or a few where it is large."""
+        model = self.loaded.model
+        cache = model.new_cache()
+        outputs = tree.outputs()
+        # The order of sums in an invariant model does not allow for rows that stay from pass to pass.
+        step = len(outputs) if getattr(model, "batch_invariant", False) else ROWS
+        rows: list[Row] = []
+        try:
+            for start in range(0, len(outputs), step):
+                end = min(start + step, len(outputs))
+                segment = Segment(
+                    cache, tree.tokens[start:end], tree.parents[:end], outputs[start:end], written=start
+                )
+                rows += yield Pass(model, segment)
+        finally:
+            cache.clear()
+        return rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """A request's tokens, the part of each, and whether its log-probability is wanted."""
+
+    tokens: Sequence[int]
+    parts: Sequence[int]
+    wanted: Sequence[bool]
+
+
+@dataclass(frozen=True, slots=True)
+class _Path:
+    """A sequence's nodes, and how many of them it has added to the tree."""
+
+    nodes: Sequence[int]
+    fresh: int
+
+
+@dataclass(slots=True)
+class _TextTree:
+    """Token sequences, equal beginnings only once. Nodes are numbered in the order in which they were added."""
+
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    _children: dict[tuple[int, int], int] = field(default_factory=dict)
+    _wanted: dict[int, dict[int, int]] = field(default_factory=dict)
+
+    def add(self, tokens: Sequence[int], wanted: Sequence[bool]) -> _Path:
+        """Add a sequence; its last token is no node, as nothing is read behind it."""
+        before = len(self.tokens)
+        path: list[int] = []
+        node = -1
+        for number, token in enumerate(tokens):
+            if wanted[number]:
+                places = self._wanted.setdefault(node, {})
+                places.setdefault(token, len(places))
+            if number == len(tokens) - 1:
+                break
+            child = self._children.get((node, token))
+            if child is None:
+                child = self._children[node, token] = len(self.tokens)
+                self.tokens.append(token)
+                self.parents.append(node)
+            node = child
+            path.append(node)
+        return _Path(path, len(self.tokens) - before)
+
+    def outputs(self) -> list[Outputs]:
+        """What each node's row returns: the log-probabilities of the tokens that follow it somewhere."""
+        return [
+            Outputs(log_probs_of=tuple(self._wanted[node])) if node in self._wanted else NOTHING
+            for node in range(len(self.tokens))
+        ]
+
+    def log_prob(self, rows: Sequence[Row], node: int, token: int) -> float:
+        """Of a token behind a node."""
+        found = rows[node].log_probs
+        assert found is not None
+        return float(found[self._wanted[node][token]])

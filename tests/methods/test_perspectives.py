@@ -1,0 +1,115 @@
+"""Subsets of passages: distinct, of the right kind, and never more than there are."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from itertools import combinations, product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specrag.errors import InputError
+from specrag.methods.perspectives import STRATEGIES, Strategy, cluster, needs_clusters, sample_subsets
+
+
+@given(
+    labels=st.lists(st.integers(0, 4), min_size=1, max_size=9),
+    m=st.integers(1, 30),
+    strategy=st.sampled_from(STRATEGIES),
+    seed=st.integers(0, 5),
+)
+def test_subsets_are_distinct_and_of_their_kind(
+    labels: list[int], m: int, strategy: Strategy, seed: int
+) -> None:
+    count, k = len(labels), len(set(labels))
+    sampled = sample_subsets(count, m, k, strategy, labels, seed)
+    sets = [frozenset(subset) for subset in sampled.subsets]
+    assert len(set(sets)) == len(sets) == min(m, sampled.possible)
+    groups = [{i for i in range(count) if labels[i] == label} for label in dict.fromkeys(labels)]
+    if strategy == "same-cluster":
+        allowed = [frozenset(group) for group in groups]
+    elif strategy == "multi-perspective" and needs_clusters(strategy, count, k):
+        allowed = [frozenset(chosen) for chosen in product(*groups)]
+    else:
+        allowed = [frozenset(chosen) for chosen in combinations(range(count), k)]
+    if not needs_clusters(strategy, count, k) and strategy == "same-cluster":
+        allowed = [frozenset({i}) for i in range(count)] if k == count > 1 else [frozenset(range(count))]
+    assert set(sets) <= set(allowed)
+    assert sampled.possible == len(allowed)
+    assert sampled == sample_subsets(count, m, k, strategy, labels, seed)
+    assert any("in place of" in note for note in sampled.notes) == (sampled.possible < m)
+
+
+def test_every_subset_is_as_likely_as_another() -> None:
+    drawn = Counter(
+        sample_subsets(6, 1, 2, "multi-perspective", [0, 0, 0, 0, 1, 1], seed).subsets[0]
+        for seed in range(800)
+    )
+    assert len(drawn) == 8
+    assert min(drawn.values()) > 60
+
+
+def test_the_passage_of_the_smallest_cluster_stands_first() -> None:
+    sampled = sample_subsets(6, 8, 2, "multi-perspective", [0, 0, 0, 0, 1, 1], 0)
+    assert all(first in (4, 5) for first, _ in sampled.subsets)
+
+
+def test_many_possible_subsets_take_no_time() -> None:
+    labels = [number % 20 for number in range(1000)]
+    sampled = sample_subsets(1000, 50, 20, "multi-perspective", labels, 0)
+    assert sampled.possible == 50**20
+    assert len(set(sampled.subsets)) == 50
+    assert sample_subsets(1000, 50, 20, "random", None, 0).possible == math.comb(1000, 20)
+
+
+def test_what_cannot_be_had_is_capped_and_said() -> None:
+    one = sample_subsets(1, 5, 2, "multi-perspective", None, 0)
+    assert one.subsets == ((0,),)
+    assert one.notes == (
+        "k is 1 in place of 2: there are no more passages",
+        "m is 1 in place of 5: there are no more distinct subsets",
+    )
+    alike = sample_subsets(4, 2, 3, "multi-perspective", [0, 0, 1, 1], 0)
+    assert alike.notes == ("2 clusters in place of 3: passages say the same",)
+    assert all(len(subset) == 2 for subset in alike.subsets)
+
+
+def test_all_passages_are_one_subset() -> None:
+    for strategy in ("multi-perspective", "random"):
+        assert sample_subsets(4, 5, 4, strategy, None, 0).subsets == ((0, 1, 2, 3),)
+    assert sample_subsets(4, 5, 1, "same-cluster", None, 0).subsets == ((0, 1, 2, 3),)
+
+
+def test_clusters_are_those_of_the_vectors() -> None:
+    generator = np.random.default_rng(0)
+    centres = np.eye(3, 8) * 5
+    vectors = np.concatenate([centre + generator.normal(0, 0.1, (4, 8)) for centre in centres])
+    order = generator.permutation(12)
+    found = cluster(vectors[order].astype(np.float32), 3, seed=0)
+    assert found[0] == 0  # numbered as they come
+    assert {(label, place // 4) for label, place in zip(found, order, strict=True)} == {
+        (label, centre) for label, centre in zip(found, order // 4, strict=True)
+    }
+    assert len(set(zip(found, (order // 4).tolist(), strict=True))) == 3
+    assert found == cluster(vectors[order].astype(np.float32), 3, seed=0)
+
+
+def test_equal_vectors_make_one_cluster_without_a_warning() -> None:
+    vectors = np.array([[1, 0], [1, 0], [0, 1]], dtype=np.float32)
+    assert cluster(vectors, 3, seed=0) == (0, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("m", "k", "strategy", "said"),
+    [
+        (0, 2, "random", "m: 0 is not usable: give a whole number from 1 upwards"),
+        (5, True, "random", "k: True is not usable"),
+        (5, 2, "topics", "take one of multi-perspective, random, same-cluster"),
+    ],
+)
+def test_bad_values(m: int, k: int, strategy: Strategy, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        sample_subsets(4, m, k, strategy, None, 0)
