@@ -48,3 +48,7 @@ class DeadlineExceeded(SpecragError):  # noqa: N818 - the field's name for it
 
 class StoreUnavailable(SpecragError):  # noqa: N818 - says what is the matter, as the two above do
     """A remote store of passages cannot be reached, went away, or did not answer in time."""
+
+
+class EndpointUnavailable(SpecragError):  # noqa: N818 - as above
+    """A remote model cannot be reached, went away, did not answer in time, or answered what cannot be used."""

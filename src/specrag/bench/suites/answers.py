@@ -1,64 +1,147 @@
-"""``specrag bench answers``: how many questions are answered rightly from passages, and how fast."""
+"""``specrag bench answers``: how many questions are answered rightly from passages, and how fast.
+
+A question costs, by every method of both configurations, about 1.5 minutes with five passages, 2.5 with ten, 4 where
+the paper has ten drafts of six passages, and half a minute where passages are sentences (two cores, nothing else
+running; extrapolated from single runs). So the first round, two questions a set and all ablations, takes about 45
+minutes, ten questions a set about 3.5 hours, and everything about a day.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from statistics import fmean
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from pathlib import Path
 
-from specrag.bench.data import find_file
-from specrag.bench.interleave import Row, Trial
-from specrag.bench.measurement import Extra, Measurement
-from specrag.bench.question_data import PassageQuestion, load_passage_questions
-from specrag.bench.records import Outcome, Record
+from specrag.bench.interleave import Plan, Row, Trial
+from specrag.bench.measurement import Measurement
 from specrag.bench.suite import BenchContext
-from specrag.bench.suites.answers_sample import SAMPLE
-from specrag.evaluation.metrics import contains_answer
+from specrag.bench.suites import answers_pictures
+from specrag.bench.suites.answers_data import ROWS, SIZES, Question, load_sets
+from specrag.bench.suites.answers_figures import (
+    PLAIN,
+    SEPARATOR,
+    SPECULATIVE,
+    STANDARD,
+    cases,
+    grouped,
+    separated,
+    summarise,
+)
+from specrag.bench.suites.answers_models import Models
+from specrag.bench.suites.answers_trials import (
+    ONE_DRAFT,
+    Pair,
+    Setting,
+    corrective,
+    reflective,
+    speculative,
+    standard,
+)
+from specrag.methods.draft_scores import STATEMENTS, Scoring
 
-if TYPE_CHECKING:
-    from specrag.language_model import LanguageModel
-    from specrag.methods.answer import Answer
+#: The verifier of the full run, and the second configuration's drafter as well.
+VERIFIER = "qwen2.5-coder-1.5b"
 
-STANDARD = "standard-rag"
+CORRECTIVE, REFLECTIVE = f"{STANDARD}+corrective", f"{STANDARD}+reflective"
+ONE = f"{SPECULATIVE}+one-draft"
 
-#: The models of the full run; another ``--model`` takes their place.
-MODELS = ("smollm2-135m", "qwen2.5-coder-1.5b")
+#: Rows of each set that are done when a round ends. Every table has its first figures after the first round;
+#: ``--repeats N`` ends after N rounds, and a later run goes on from there.
+ROUNDS = (2, 5, 10, 20, 35, 50, 75, ROWS)
+_ABLATION_ROWS = 50
+_QUICK_SETS = ("popqa", "arc-challenge", "healthver")
 
-_POPQA = "popqa_dev_500x5.jsonl"
-_ROWS, _QUICK_ROWS = 100, 6
-_MAX_TOKENS = 100
+Make = Callable[[Question, Models], Trial]
 
-#: Figures that are means over the rows; all others are medians.
-_SHARES = ("cites", "cites_no_source", "citations_supported")
+
+@dataclass(frozen=True, kw_only=True)
+class Ablation:
+    """Settings that are compared on some sets.
+
+    Args:
+        section: of the page.
+        settings: by variant.
+    """
+
+    section: str
+    sets: tuple[str, ...]
+    settings: Mapping[str, Setting]
+
+
+_SINGLE = ("triviaqa", "healthver")
+ABLATIONS = (
+    Ablation(
+        section="sampling",
+        sets=(*_SINGLE, "musique", "hotpotqa"),
+        settings={
+            "random": Setting(strategy="random"),
+            "same-cluster": Setting(strategy="same-cluster"),
+        },
+    ),
+    Ablation(
+        section="evidence",
+        sets=_SINGLE,
+        settings={
+            "passages": Setting(scoring=Scoring(evidence="passages")),
+            "both": Setting(scoring=Scoring(evidence="both")),
+        },
+    ),
+    Ablation(section="drafts", sets=_SINGLE, settings={f"m={m}": Setting(m=m) for m in (1, 10, 15, 20)}),
+    Ablation(section="passages", sets=_SINGLE, settings={f"k={k}": Setting(k=k) for k in (1, 4, 6, 10)}),
+    Ablation(
+        section="statement",
+        sets=_SINGLE,
+        settings={
+            name: Setting(scoring=Scoring(statement=name))
+            for name in STATEMENTS
+            if name != Scoring().statement
+        },
+    ),
+    Ablation(section="drafting", sets=("triviaqa",), settings={"respec": Setting(decoding="respec")}),
+)
 
 
 class AnswersSuite:
-    """Answers from each question's own passages."""
+    """Answers from each question's own passages, by every method."""
 
     name = "answers"
     summary = (
-        "Questions answered from the passages that come with them, greedily, at most 100 tokens an answer. An answer "
-        "is right if it contains a gold answer, both normalised as SQuAD's script does. Time is that of the whole "
-        "answer, one question after the other. `cites` is the share of answers that cite a passage, `cites no source` "
-        "the share that cites a number which no passage has, `citations supported` the mean share of an answer's "
-        "citations whose passage holds half of the sentence's content words."
+        "Questions, multiple choices and claims, answered greedily from the passages that come with them, one after "
+        "the other. Free text is right if it contains a gold answer, both normalised as SQuAD's script does; a choice "
+        "if it is the gold one. `standard-rag` reads all passages with one model; questions in free form are asked for "
+        "with citations, `plain-prompt` goes on with bare text. `corrective` reads the passages that the drafter's "
+        "model grades as helpful, `reflective` answers from each of the first 5 and takes the answer that is judged "
+        "best; neither model is trained for it. `speculative-rag` is drafter + verifier with the paper's m and k for "
+        "the set; `one-draft` is the drafter on all passages, `drafter-alone` takes the draft that the drafter is "
+        "surest of, `random-draft` any, `oracle` a right one if there is one (their times are the same run's, without "
+        "what they do not need). `difference points` is accuracy against the better of the verifier model's two "
+        "standard prompts on the same questions, in percentage points with the 95 % interval of a paired bootstrap; "
+        "the speed-up and `latency change percent` are against the same. Tokens read are means a question. `scores` "
+        "judges the same drafts by other scorings; `mean` is the mean log-probability a token, `product` the paper's "
+        "product. `drafts`, `passages`, `sampling`, `evidence`, `statement` and `drafting` change one setting of the "
+        "first configuration; `separate machines` models what a machine for each draft would save. "
+        "HealthVer's claims are those whose evidence leans to one side; Climate-FEVER's without "
+        "the disputed ones; ARC's evidence is cut into passages of two sentences."
     )
 
     def run(self, context: BenchContext) -> Iterator[Measurement]:
-        task, questions = _questions(context)
-        for model in _models(context):
-            llm = _Lazily(model, context.device)
-            rows = [_row(model, task, question, llm) for question in questions]
-            records = context.measure(model, rows, context.plan(1, warm_each_row=False))
-            yield from context.summarise(
-                records,
-                baselines=[STANDARD],
-                dtype="bf16",
-                model=model,
-                overall=False,
-                extra=lambda _, records=records: _means(records),  # type: ignore[misc]
-            )
-            llm.close()
+        sets = _sets(context)
+        models = Models(context.device)
+        pairs = _pairs(context)
+        verifier = pairs[0].verifier
+        rows = list(_rows(context, sets, pairs, models))
+        try:
+            # Models are warm when they are loaded; a method's first run on a row is the one that counts.
+            records = context.measure("answers", rows, Plan(repeats=1, warmups=0))
+        finally:
+            models.close()
+        found = cases(records)
+        groups = {f"{q.set} {q.identifier}": q.group for questions in sets.values() for q in questions}
+        yield from summarise(context, [*found, *grouped(found, groups), *separated(found)], verifier)
+
+    def pictures(self, measurements: Sequence[Measurement], folder: Path) -> Sequence[Path]:
+        """Accuracy over m and k, and rationales beside passages."""
+        return answers_pictures.draw(measurements, folder)
 
 
 def suite() -> AnswersSuite:
@@ -66,86 +149,70 @@ def suite() -> AnswersSuite:
     return AnswersSuite()
 
 
-class _Lazily:
-    """A model, loaded when it is first needed: a run that only resumes loads nothing."""
-
-    def __init__(self, name: str, device: str) -> None:
-        self._name = name
-        self._device = device
-        self._loaded: LanguageModel | None = None
-
-    def get(self) -> LanguageModel:
-        if self._loaded is None:
-            from specrag.language_model import load
-
-            self._loaded = load(self._name, device=self._device)
-        return self._loaded
-
-    def close(self) -> None:
-        """Make room for the next model."""
-        if self._loaded is not None:
-            self._loaded.close()
-            self._loaded = None
+def _sets(context: BenchContext) -> dict[str, list[Question]]:
+    names = _QUICK_SETS if context.quick else [name for name in SIZES if name != "sample"]
+    return load_sets(context.data, names, 1 if context.quick and context.data else ROWS)
 
 
-def _models(context: BenchContext) -> Sequence[str]:
-    return (context.model,) if context.quick or context.model != MODELS[0] else MODELS
+def _pairs(context: BenchContext) -> tuple[Pair, ...]:
+    """``--model`` is the first configuration's drafter."""
+    if context.quick:
+        return (Pair(drafter=context.model, verifier=context.model),)
+    first = Pair(drafter=context.model, verifier=VERIFIER)
+    second = Pair(drafter=VERIFIER, verifier=VERIFIER)
+    return (first,) if first == second else (first, second)
 
 
-def _questions(context: BenchContext) -> tuple[str, Sequence[PassageQuestion]]:
-    """The task's name and its questions: the first answerable ones, or the built-in sample without data."""
-    if context.data is None:
-        return "sample", SAMPLE
-    questions = load_passage_questions(find_file(context.data, _POPQA))
-    answerable = [question for question in questions if question.answerable]
-    return "popqa", answerable[: _QUICK_ROWS if context.quick else _ROWS]
+def _rows(
+    context: BenchContext, sets: Mapping[str, Sequence[Question]], pairs: Sequence[Pair], models: Models
+) -> Iterator[Row]:
+    """Round by round, set by set, question by question: everything about a question beside each other."""
+    done = 0
+    for end in ROUNDS[: context.repeats]:
+        for questions in sets.values():
+            for number, question in enumerate(questions[done:end], done):
+                yield from _readers(question, pairs, models)
+                for pair in pairs:
+                    yield _compared(question, pair, models, first=pair == pairs[0])
+                if number < _ABLATION_ROWS and not context.quick:
+                    yield from _ablated(question, pairs[0], models)
+        done = end
 
 
-def _row(model: str, task: str, question: PassageQuestion, llm: _Lazily) -> Row:
-    return Row(
-        name=f"{model} {question.identifier}",
-        task=task,
-        methods=(STANDARD,),
-        prepare=lambda: {STANDARD: _trial(question, llm.get())},
-    )
-
-
-def _trial(question: PassageQuestion, llm: LanguageModel) -> Trial:
-    from specrag.methods.retriever import GivenPassages
-    from specrag.methods.standard_rag import StandardRAG
-
-    passages = GivenPassages(question.passages)
-    rag = StandardRAG(llm, passages, k=len(passages), min_score=None)
-    return _outcome(lambda: rag.answer(question.question, max_tokens=_MAX_TOKENS), question.answers)
-
-
-def _outcome(ask: Callable[[], Answer], gold: Sequence[str]) -> Trial:
-    def trial() -> Outcome:
-        answer = ask()
-        citations, stats = answer.citations, answer.stats
-        figures = {
-            "prompt_tokens": float(stats.prompt_tokens),
-            "prefill_ms": 1e3 * stats.prefill_seconds,
-            "decode_ms": 1e3 * stats.decode_seconds,
-            "cites": float(bool(citations.numbers)),
-            "cites_no_source": float(bool(citations.invalid)),
+def _readers(question: Question, pairs: Sequence[Pair], models: Models) -> Iterator[Row]:
+    for name in dict.fromkeys(model for pair in pairs for model in (pair.drafter, pair.verifier)):
+        makes: dict[str, Make] = {
+            STANDARD: lambda q, m, name=name: standard(q, name, m, "instruction"),  # type: ignore[misc]
+            PLAIN: lambda q, m, name=name: standard(q, name, m, "plain"),  # type: ignore[misc]
         }
-        valid = [citation for citation in citations.found if citation.valid]
-        if valid:
-            figures["citations_supported"] = fmean(citation.supported for citation in valid)
-        return Outcome(
-            tokens=stats.completion_tokens,
-            seconds=stats.total_seconds,
-            output=answer.text,
-            passes=None if answer.generation is None else answer.generation.usage.passes,
-            correct=float(contains_answer(answer.text, gold)),
-            figures=figures,
-        )
-
-    return trial
+        yield _row(question, name, question.set, makes, models)
 
 
-def _means(records: Sequence[Record]) -> Mapping[str, Extra]:
-    outcomes = [record.outcome for record in records if record.outcome is not None]
-    values = {name: [o.figures[name] for o in outcomes if name in o.figures] for name in _SHARES}
-    return {name: fmean(found) for name, found in values.items() if found}
+def _compared(question: Question, pair: Pair, models: Models, *, first: bool) -> Row:
+    makes: dict[str, Make] = {
+        SPECULATIVE: lambda q, m: speculative(q, pair, m),
+        ONE: lambda q, m: speculative(q, pair, m, ONE_DRAFT),
+        CORRECTIVE: lambda q, m: corrective(q, pair, m),
+    }
+    if first:  # reads with the verifier's model alone, which both configurations share
+        makes[REFLECTIVE] = lambda q, m: reflective(q, pair.verifier, m)
+    return _row(question, pair.label, question.set, makes, models)
+
+
+def _ablated(question: Question, pair: Pair, models: Models) -> Iterator[Row]:
+    for ablation in ABLATIONS:
+        if question.set in ablation.sets:
+            makes: dict[str, Make] = {
+                f"{SPECULATIVE}+{name}": lambda q, m, setting=setting: speculative(q, pair, m, setting)  # type: ignore[misc]
+                for name, setting in ablation.settings.items()
+            }
+            yield _row(question, pair.label, f"{ablation.section}/{question.set}", makes, models)
+
+
+def _row(question: Question, model: str, task: str, makes: Mapping[str, Make], models: Models) -> Row:
+    return Row(
+        name=f"{model}{SEPARATOR}{question.identifier}",
+        task=task,
+        methods=tuple(makes),
+        prepare=lambda: {name: make(question, models) for name, make in makes.items()},
+    )

@@ -16,14 +16,14 @@ _PASSAGES = (
     ),
 )
 
+SAMPLE_PASSAGES = tuple(
+    Passage(number, "sample", title, "", text, {}) for number, (title, text) in enumerate(_PASSAGES)
+)
+
 
 def _sample(identifier: str, question: str, *answers: str) -> PassageQuestion:
-    passages = (
-        Passage(number, "sample", title, identifier, text, {})
-        for number, (title, text) in enumerate(_PASSAGES)
-    )
     return PassageQuestion(
-        identifier=identifier, question=question, answers=answers, passages=tuple(passages)
+        identifier=identifier, question=question, answers=answers, passages=SAMPLE_PASSAGES
     )
 
 

@@ -1,0 +1,246 @@
+"""From records to published figures: accuracy with its interval, paired differences, latency, tokens."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+import numpy as np
+
+from specrag.bench.measurement import OVERALL, Extra, Measurement
+from specrag.bench.records import Record
+from specrag.bench.statistics import PairedTimes, overall_speedup
+from specrag.bench.suite import BenchContext
+from specrag.bench.suites.answers_drafts import ALONE, ORACLE, RANDOM, read_drafts, verdicts
+from specrag.evaluation.significance import paired_bootstrap
+
+STANDARD, SPECULATIVE = "standard-rag", "speculative-rag"
+PLAIN = f"{STANDARD}+plain-prompt"
+
+#: Parts a row's name: the model's label, the question's identifier.
+SEPARATOR = " | "
+
+#: The section of modelled figures.
+SEPARATE = "separate machines"
+
+_IN_MAIN_TABLE = (ALONE, RANDOM, ORACLE)
+_MILLISECONDS = 1e3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """How a method did on a question.
+
+    Attributes:
+        task: the set, or a section with the set.
+        row: the question's identifier with its set's name.
+        model: the model, or drafter and verifier.
+        seconds: ``None`` where the method's time is nobody's: an oracle.
+    """
+
+    task: str
+    row: str
+    model: str
+    method: str
+    correct: float
+    seconds: float | None
+    figures: Mapping[str, float]
+
+
+def cases(records: Sequence[Record]) -> list[Case]:
+    """The runs that succeeded, and what else their drafts tell: other verdicts in the section ``scores``."""
+    found = []
+    for record in records:
+        outcome = record.outcome
+        if outcome is None or outcome.correct is None:
+            continue
+        key = record.key
+        model, _, identifier = key.row.rpartition(SEPARATOR)
+        case = Case(
+            task=key.task,
+            row=f"{key.task.rpartition('/')[2]} {identifier}",
+            model=model,
+            method=key.method,
+            correct=outcome.correct,
+            seconds=outcome.seconds,
+            figures=outcome.figures,
+        )
+        if key.method.startswith(SPECULATIVE) and outcome.output is not None:
+            found += _with_other_verdicts(case, outcome.output)
+        else:
+            found.append(case)
+    return found
+
+
+def _with_other_verdicts(case: Case, line: str) -> list[Case]:
+    drafts = read_drafts(line)
+    words = sum(draft.words for draft in drafts)
+    passage_words = sum(draft.passage_words for draft in drafts)
+    figures = dict(case.figures)
+    if drafts and words:
+        figures |= {"rationale_words": words / len(drafts), "passage_words": passage_words / len(drafts)}
+    case = replace(case, figures=figures)
+    if "/" in case.task or case.method != SPECULATIVE:
+        return [case]
+    # Without the verifier's pass, whose time is known apart.
+    alone = (case.seconds or 0.0) - case.figures.get("verification_ms", 0.0) / _MILLISECONDS
+    other = replace(case, figures={})
+    derived = [
+        replace(
+            other,
+            task=case.task if name in _IN_MAIN_TABLE else f"scores/{case.task}",
+            method=f"{SPECULATIVE}+{name}",
+            correct=correct,
+            seconds=alone if name in (ALONE, RANDOM) else None,
+        )
+        for name, correct in verdicts(drafts, seed=len(case.row)).items()
+    ]
+    return [case, *derived]
+
+
+def separated(found: Sequence[Case]) -> list[Case]:
+    """Speculative RAG as if every draft had a machine of its own, modelled: its drafting takes as long as the single
+    draft of the same question took (``m=1``)."""
+    single = {
+        (case.row, case.model): case.figures["drafting_ms"]
+        for case in found
+        if case.task.startswith("drafts/") and case.method == f"{SPECULATIVE}+m=1"
+    }
+    modelled = []
+    for case in found:
+        one = single.get((case.row, case.model))
+        if case.method == SPECULATIVE and "/" not in case.task and one is not None and case.seconds:
+            saved = max(case.figures["drafting_ms"] - one, 0.0) / _MILLISECONDS
+            modelled.append(
+                replace(
+                    case,
+                    task=f"{SEPARATE}/{case.task}",
+                    method=f"{SPECULATIVE}+separate-drafters",
+                    seconds=case.seconds - saved,
+                    figures={},
+                )
+            )
+    return modelled
+
+
+def grouped(found: Sequence[Case], groups: Mapping[str, str]) -> list[Case]:
+    """The cases of sets whose questions are of several types, as the section ``types``.
+
+    Args:
+        groups: a row's type.
+    """
+    return [
+        replace(case, task=f"types/{case.task} {groups[case.row]}")
+        for case in found
+        if "/" not in case.task and groups.get(case.row)
+    ]
+
+
+def summarise(context: BenchContext, found: Sequence[Case], verifier: str) -> list[Measurement]:
+    """The figures of every method on every set, compared with the best standard RAG of the verifier's model.
+
+    Which prompt is best is decided on the same questions, in the baseline's favour.
+    """
+    measured = []
+    for task, of_task in _by_task(found).items():
+        best = _best_standard(found, task, verifier)
+        for (model, method), own in _by_method(of_task).items():
+            baseline = best if best is not None and (model, method) != (verifier, best[0].method) else None
+            measured.append(_measurement(context, task, model, method, own, baseline))
+    return measured
+
+
+def _by_task(found: Sequence[Case]) -> dict[str, list[Case]]:
+    """By task, the summary over all sets first."""
+    tasks: dict[str, list[Case]] = defaultdict(list)
+    whole = [case for case in found if "/" not in case.task]
+    sets = {case.task for case in whole}
+    if len(sets) > 1:
+        tasks[OVERALL] = whole
+    for case in found:
+        tasks[case.task].append(case)
+    return tasks
+
+
+def _by_method(found: Sequence[Case]) -> dict[tuple[str, str], list[Case]]:
+    methods: dict[tuple[str, str], list[Case]] = defaultdict(list)
+    for case in found:
+        methods[case.model, case.method].append(case)
+    return methods
+
+
+def _best_standard(found: Sequence[Case], task: str, verifier: str) -> list[Case] | None:
+    """The cases of the better prompt, on the questions of a task."""
+    rows = {case.row for case in found if case.task == task or task == OVERALL}
+    candidates = [
+        own
+        for method in (STANDARD, PLAIN)
+        if (
+            own := [
+                case
+                for case in found
+                if (case.model, case.method) == (verifier, method)
+                and case.row in rows
+                and "/" not in case.task
+            ]
+        )
+    ]
+    return max(candidates, key=lambda own: fmean(case.correct for case in own)) if candidates else None
+
+
+def _measurement(
+    context: BenchContext,
+    task: str,
+    model: str,
+    method: str,
+    own: Sequence[Case],
+    baseline: Sequence[Case] | None,
+) -> Measurement:
+    correct = [case.correct for case in own]
+    spread = paired_bootstrap(correct, [0.0] * len(correct))
+    extra: dict[str, Extra] = {"accuracy_low": max(spread.low, 0.0), "accuracy_high": min(spread.high, 1.0)}
+    speedup = None
+    other = {case.row: case for case in baseline or ()}
+    pairs = [(case, other[case.row]) for case in own if case.row in other]
+    if pairs:
+        difference = paired_bootstrap([a.correct for a, _ in pairs], [b.correct for _, b in pairs])
+        extra |= {
+            "difference_points": 100 * difference.difference,
+            "difference_low": 100 * difference.low,
+            "difference_high": 100 * difference.high,
+        }
+        times = [(a.seconds, b.seconds) for a, b in pairs if a.seconds and b.seconds]
+        if len(pairs) < len(own):
+            extra["paired"] = len(pairs)
+        if times:
+            speedup = overall_speedup([PairedTimes(baseline=[b], method=[a]) for a, b in times])
+            mine, theirs = fmean(a for a, _ in times), fmean(b for _, b in times)
+            extra["latency_change_percent"] = 100 * (mine / theirs - 1)
+    seconds = [case.seconds for case in own if case.seconds]
+    if seconds:
+        extra |= {
+            "mean_ms": _MILLISECONDS * fmean(seconds),
+            "p95_ms": _MILLISECONDS * float(np.percentile(seconds, 95)),
+        }
+    names = dict.fromkeys(name for case in own for name in case.figures)
+    for name in names:
+        extra[name] = fmean(case.figures[name] for case in own if name in case.figures)
+    measurement = context.measurement(
+        task=task,
+        method=method,
+        n=len(own),
+        model=model,
+        dtype="bf16",
+        simulated=task.startswith(SEPARATE),
+        extra=extra,
+    )
+    return replace(
+        measurement,
+        accuracy=fmean(correct),
+        baseline=baseline[0].method if pairs and baseline else None,
+        speedup=None if speedup is None else speedup.value,
+        speedup_low=None if speedup is None else speedup.low,
+        speedup_high=None if speedup is None else speedup.high,
+    )

@@ -1,0 +1,62 @@
+"""The models of the answers suite, loaded when they are first needed: a run that only resumes loads nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from specrag.methods.local_generator import LocalGenerator
+from specrag.retrieval.question_vectors import QuestionVectors
+
+if TYPE_CHECKING:
+    from specrag.language_model import LanguageModel
+    from specrag.models.scoring import LocalScorer
+
+
+class Models:
+    """Language models by name, and the vectors for clustering.
+
+    Args:
+        device: torch's name of it.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._loaded: dict[str, LanguageModel] = {}
+        self._vectors: QuestionVectors | None = None
+
+    @property
+    def vectors(self) -> QuestionVectors:
+        """The default encoder, warm."""
+        if self._vectors is None:
+            from specrag.methods.perspectives import cluster
+            from specrag.retrieval.passage import Passage
+
+            self._vectors = QuestionVectors()
+            # What a server pays once is no part of an answer's time.
+            cluster(self._vectors.embed("?", [Passage(0, "", "", "", "?", {})]), 1, 0)
+        return self._vectors
+
+    def get(self, name: str) -> LanguageModel:
+        """The model, loaded and warm."""
+        if name not in self._loaded:
+            from specrag.language_model import load
+
+            self._loaded[name] = load(name, device=self._device)
+            self._loaded[name].generate("Hello", max_tokens=2)
+        return self._loaded[name]
+
+    def generator(self, name: str, method: str = "plain") -> LocalGenerator:
+        """The model as a writer."""
+        return LocalGenerator(self.get(name), method=method)
+
+    def scorer(self, name: str) -> LocalScorer:
+        """The model as a scorer."""
+        from specrag.models.scoring import LocalScorer
+
+        return LocalScorer(self.get(name).loaded)
+
+    def close(self) -> None:
+        """Give the memory back."""
+        for llm in self._loaded.values():
+            llm.close()
+        self._loaded.clear()

@@ -1,0 +1,176 @@
+"""One run of each method on one question."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from specrag.bench.interleave import Trial
+from specrag.bench.records import Outcome
+from specrag.bench.suites.answers_data import SIZES, Question
+from specrag.bench.suites.answers_drafts import write_drafts
+from specrag.bench.suites.answers_models import Models
+from specrag.engine.passes import Coroutine
+from specrag.language_model import LanguageModel
+from specrag.methods.answer import Answer
+from specrag.methods.corrective_reading import CorrectiveReading
+from specrag.methods.draft_baselines import DRAFTER_ALONE
+from specrag.methods.draft_scores import Scoring
+from specrag.methods.passage_reading import PassageReading, PromptForm, Reading
+from specrag.methods.perspectives import Strategy
+from specrag.methods.reflective_reading import ReflectiveReading
+from specrag.methods.retriever import GivenPassages
+from specrag.methods.speculative_rag import SpeculativeRAG
+from specrag.methods.standard_rag import StandardRAG
+
+#: Of a standard answer. A letter or a label needs fewer; behind a plain prompt a model goes on until it is stopped.
+_MAX_TOKENS, _MAX_PLAIN_TOKENS, _MAX_CHOICE_TOKENS = 100, 48, 24
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """A configuration."""
+
+    drafter: str
+    verifier: str
+
+    @property
+    def label(self) -> str:
+        """For tables and records."""
+        return f"{self.drafter} + {self.verifier}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """How Speculative RAG runs where it is not as the paper's settings for the set have it.
+
+    Args:
+        m, k: ``None`` for the set's.
+        decoding: method of the token level that drafts are written with.
+    """
+
+    m: int | None = None
+    k: int | None = None
+    strategy: Strategy = "multi-perspective"
+    scoring: Scoring = field(default_factory=Scoring)
+    decoding: str = "plain"
+
+
+#: One draft from all passages: the drafter as a reader (Table 6).
+ONE_DRAFT = Setting(m=1, k=1000, strategy="random", scoring=DRAFTER_ALONE)
+
+
+def standard(question: Question, model: str, models: Models, form: PromptForm) -> Trial:
+    """Standard RAG; questions in free form with citations, as :class:`~specrag.StandardRAG` asks for them."""
+    if question.task.kind == "free-form" and form == "instruction":
+        return lambda: _cited(question, models.get(model))
+    reading = _reading(question, model, models, form)
+    return _timed(question, models.get(model), lambda: reading.answering(question.task, question.passages))
+
+
+def corrective(question: Question, pair: Pair, models: Models) -> Trial:
+    """The drafter's model grades, the verifier's reads."""
+    reading = _reading(question, pair.verifier, models)
+    method = CorrectiveReading(models.scorer(pair.drafter), reading)
+    return _timed(
+        question, models.get(pair.verifier), lambda: method.answering(question.task, question.passages)
+    )
+
+
+def reflective(question: Question, model: str, models: Models) -> Trial:
+    """One model answers and judges."""
+    method = ReflectiveReading(models.scorer(model), _reading(question, model, models))
+    return _timed(question, models.get(model), lambda: method.answering(question.task, question.passages))
+
+
+def speculative(question: Question, pair: Pair, models: Models, setting: Setting | None = None) -> Trial:
+    """Speculative RAG; what it measured of each draft goes into the record."""
+    chosen = setting or Setting()
+    size = SIZES[question.set]
+    method = SpeculativeRAG(
+        models.generator(pair.drafter, chosen.decoding),
+        models.scorer(pair.verifier) if chosen.scoring.verifies else None,
+        m=chosen.m or size.m,
+        k=min(chosen.k or size.k, len(question.passages)),
+        passages=size.passages,
+        strategy=chosen.strategy,
+        scoring=chosen.scoring,
+        vectors=models.vectors,
+    )
+
+    def trial() -> Outcome:
+        answer = method.answer(question.task, passages=question.passages)
+        usage, timing = answer.usage, answer.timing
+        return Outcome(
+            tokens=usage.drafter_completion_tokens,
+            seconds=timing.total,
+            output=write_drafts(question, answer),
+            correct=float(question.is_right(answer.text)),
+            figures={
+                "drafter_tokens_read": float(usage.drafter_read_tokens),
+                "verifier_tokens_read": float(usage.verifier_read_tokens),
+                "embedding_ms": 1e3 * timing.embedding,
+                "drafting_ms": 1e3 * timing.drafting,
+                "verification_ms": 1e3 * timing.verification,
+                "malformed": answer.malformed / max(len(answer.drafts), 1),
+                "drafts": float(len(answer.drafts)),
+            },
+        )
+
+    return trial
+
+
+def _reading(
+    question: Question, model: str, models: Models, form: PromptForm = "instruction"
+) -> PassageReading:
+    most = _MAX_PLAIN_TOKENS if form == "plain" else _MAX_TOKENS
+    if question.task.kind != "free-form":
+        most = _MAX_CHOICE_TOKENS
+    return PassageReading(models.generator(model), form=form, max_tokens=most)
+
+
+def _timed(question: Question, llm: LanguageModel, ask: Callable[[], Coroutine[Reading]]) -> Trial:
+    def trial() -> Outcome:
+        started = time.perf_counter()
+        reading = llm.executor.run(llm.executor.submit(ask()))
+        return Outcome(
+            tokens=reading.completion_tokens,
+            seconds=time.perf_counter() - started,
+            output=reading.text,
+            correct=float(question.is_right(reading.text)),
+            figures={
+                "prompt_tokens": float(reading.read_tokens),
+                "passages_read": float(len(reading.kept)),
+                **({"judged_tokens": float(reading.judged_tokens)} if reading.judged_tokens else {}),
+            },
+        )
+
+    return trial
+
+
+def _cited(question: Question, llm: LanguageModel) -> Outcome:
+    passages = GivenPassages(question.passages)
+    rag = StandardRAG(llm, passages, k=len(passages), min_score=None)
+    answer: Answer = rag.answer(question.task.text, max_tokens=_MAX_TOKENS)
+    citations, stats = answer.citations, answer.stats
+    figures = {
+        "prompt_tokens": float(stats.prompt_tokens),
+        "prefill_ms": 1e3 * stats.prefill_seconds,
+        "decode_ms": 1e3 * stats.decode_seconds,
+        "passages_read": float(len(answer.sources)),
+        "cites": float(bool(citations.numbers)),
+        "cites_no_source": float(bool(citations.invalid)),
+    }
+    valid = [citation for citation in citations.found if citation.valid]
+    if valid:
+        figures["citations_supported"] = fmean(citation.supported for citation in valid)
+    return Outcome(
+        tokens=stats.completion_tokens,
+        seconds=stats.total_seconds,
+        output=answer.text,
+        passes=None if answer.generation is None else answer.generation.usage.passes,
+        correct=float(question.is_right(answer.text)),
+        figures=figures,
+    )
