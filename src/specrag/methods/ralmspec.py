@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from specrag.engine.passes import Coroutine, Emit, Search, Start, Wait
-from specrag.engine.task import Task
-from specrag.errors import Cancelled, InputError
+from specrag.engine.passes import Coroutine, Emit, Search
+from specrag.errors import InputError
 from specrag.methods.base import DecodingMethod
 from specrag.methods.iterative import DEFAULT_CLOCK, IterativeMethod, IterativeRequest, Work
 from specrag.methods.ralm_prompt import RetrievalLimits, SessionGenerator, id_of
@@ -21,18 +20,15 @@ from specrag.methods.ralm_result import IterativeAnswer, Retraction
 from specrag.methods.ralm_search import Found, Guess, PassageFinder, Searched
 from specrag.methods.ralm_text import Chunk, Text
 from specrag.methods.retriever import PassageRetriever
+from specrag.methods.speculative_search import MAX_MATCH, Stride, make_schedule, search_beside
 from specrag.retrieval.cache import CAPACITY
 from specrag.retrieval.index import Query
-from specrag.scheduling.stride import OS3, FixedStride, SharedStrides, StrideRound, StrideSchedule
+from specrag.scheduling.stride import SharedStrides, StrideRound, StrideSchedule
 
-#: A fixed stride, the paper's scheduler by name, or a function that makes a schedule for a request.
-Stride: TypeAlias = int | Literal["os3"] | Callable[[], StrideSchedule]
+__all__ = ["MAX_MATCH", "OnFailure", "RaLMSpec", "Stride"]
 
 #: What to do when the knowledge base fails in mid-request.
 OnFailure: TypeAlias = Literal["error", "cache"]
-
-#: The paper's cap of the estimated match rate.
-MAX_MATCH = 0.6
 
 
 class RaLMSpec(IterativeMethod):
@@ -110,11 +106,7 @@ class RaLMSpec(IterativeMethod):
         PassageFinder(retriever, clock, prefetch, capacity)
 
     def _schedule(self) -> StrideSchedule:
-        if isinstance(self.stride, str):
-            if self.stride != "os3":
-                raise InputError("stride", self.stride, "give a whole number of at least 1, or os3")
-            return OS3(asynchronous=self.asynchronous, max_match=self.max_match, shared=self._shared)
-        return self.stride() if callable(self.stride) else FixedStride(self.stride)
+        return make_schedule(self.stride, self.asynchronous, self.max_match, self._shared)
 
     # -- the protocol ---------------------------------------------------------------------------------------
 
@@ -199,22 +191,19 @@ class RaLMSpec(IterativeMethod):
             searched: Searched = yield Search(lambda: finder.search(queries))
             work.timeline.add(searched.times, place)
             return searched
-        searching: Task[Searched] = yield Start(_searching(finder, queries))
-        writing: Task[None] = yield Start(self._draft(work, drafts, last))
-        yield Wait([searching, writing], first=True)
-        yield Wait([searching])
-        searched = searching.result()
-        work.timeline.add(searched.times, place)
-        if searched.failure is not None and self.on_failure == "error":
-            raise searched.failure
-        if searched.failure is None and drafts.matched(searched.found) < len(queries):
-            writing.cancel()
-        yield Wait([writing])
-        try:
-            writing.result()
-        except Cancelled:
+
+        def wanted(searched: Searched) -> bool:
+            if searched.failure is not None and self.on_failure == "error":
+                raise searched.failure
+            return searched.failure is not None or drafts.matched(searched.found) == len(queries)
+
+        beside = yield from search_beside(
+            _searching(finder, queries), self._draft(work, drafts, last), wanted
+        )
+        work.timeline.add(beside.found.times, place)
+        if not beside.finished:
             work.record.abort()
-        return searched
+        return beside.found
 
     def _take_back(self, work: Work, wrong: Sequence[Chunk]) -> Coroutine[None]:
         for chunk in wrong:

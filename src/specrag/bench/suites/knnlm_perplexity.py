@@ -1,0 +1,98 @@
+"""Does it help? The perplexity of the WikiText test text with and without the neighbours of a datastore."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+
+from specrag.bench.interleave import Row, Trial
+from specrag.bench.measurement import Measurement
+from specrag.bench.records import Outcome
+from specrag.bench.suite import BenchContext
+from specrag.bench.suites.knnlm_pictures import PERPLEXITY
+from specrag.bench.suites.knnlm_stores import TEST, Store, Stores
+from specrag.bench.suites.passages_subjects import Models
+from specrag.methods.knn_mixture import Mixture
+
+WEIGHTS = (0.05, 0.1, 0.15, 0.25, 0.35, 0.5)
+TEMPERATURES = (1.0, 2.0, 3.0, 5.0, 10.0, 30.0)
+
+#: Weight and temperature are chosen on one half of the text, and told of the other.
+_CHOSEN, _TOLD = "chosen", "told"
+
+
+def measure(
+    context: BenchContext, models: Models, stores: Stores, store: Store, ks: Sequence[int], tokens: int
+) -> Iterator[Measurement]:
+    """The model alone, and with neighbours for each k, over the first ``tokens`` of the test text."""
+    task = f"{PERPLEXITY}/{store.title}"
+
+    def trial() -> Outcome:
+        from specrag.methods.knn_perplexity import Measured, measuring
+
+        llm, datastore = models.get(), stores.get(store)
+        text = stores.text(TEST, tokens)
+        most = min(max(ks), len(datastore))
+        started = time.perf_counter()
+        work = measuring(llm.model, text, datastore.manifest.windows, datastore, "flat", most)
+        whole = llm.executor.run(llm.executor.submit(work))
+        seconds = time.perf_counter() - started
+        middle = len(whole.log_probs) // 2
+        figures: dict[str, float] = {}
+        for half, part in ((_CHOSEN, slice(0, middle)), (_TOLD, slice(middle, None))):
+            measured = Measured(whole.log_probs[part], whole.distances[part], whole.hits[part])
+            figures[f"{half} plain"] = measured.perplexity()
+            for mixture in _mixtures(ks, most):
+                figures[_figure(half, mixture)] = measured.perplexity(mixture)
+        return Outcome(tokens=len(whole.log_probs) - middle, seconds=seconds, figures=figures)
+
+    def prepare() -> dict[str, Trial]:
+        return {"knn-lm": trial}
+
+    row = Row(name="test text", task=task, methods=("knn-lm",), prepare=prepare)
+    for record in context.measure(task, [row], context.plan(1, warmups=0)):
+        if record.outcome is not None:
+            yield from _told(context, task, record.outcome)
+
+
+def _told(context: BenchContext, task: str, outcome: Outcome) -> Iterator[Measurement]:
+    """For each k what the mixture that was best on one half gives on the other."""
+    plain = outcome.figures[f"{_TOLD} plain"]
+    yield context.measurement(
+        task=task, method="plain", n=outcome.tokens, dtype="bf16", extra={"perplexity": plain}
+    )
+    mixtures = [
+        Mixture(*json.loads(name.removeprefix(f"{_CHOSEN} ")))
+        for name in outcome.figures
+        if name.startswith(f"{_CHOSEN} [")
+    ]
+    for k in dict.fromkeys(mixture.k for mixture in mixtures):
+        mine = [mixture for mixture in mixtures if mixture.k == k]
+        best = min(mine, key=lambda mixture: outcome.figures[_figure(_CHOSEN, mixture)])
+        yield context.measurement(
+            task=task,
+            method=f"knn-lm+k={k}",
+            baseline="plain",
+            n=outcome.tokens,
+            dtype="bf16",
+            extra={
+                "perplexity": outcome.figures[_figure(_TOLD, best)],
+                "plain_perplexity": plain,
+                "lambda": best.weight,
+                "knn_temperature": best.temperature,
+            },
+        )
+
+
+def _mixtures(ks: Sequence[int], most: int) -> list[Mixture]:
+    return [
+        Mixture(k, weight, temperature)
+        for k in sorted({min(k, most) for k in ks})
+        for weight in WEIGHTS
+        for temperature in TEMPERATURES
+    ]
+
+
+def _figure(half: str, mixture: Mixture) -> str:
+    return f"{half} {json.dumps([mixture.k, mixture.weight, mixture.temperature])}"

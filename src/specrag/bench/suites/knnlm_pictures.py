@@ -1,0 +1,149 @@
+"""The pictures of the kNN-LM suite."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from specrag.bench.measurement import Measurement
+from specrag.bench.plots import Axis, Series, line_plot
+from specrag.bench.suites.knnlm_subjects import ASYNCHRONOUS, FIXED, SCHEDULED, UNCAPPED
+
+SPEED, SLOWED, PERPLEXITY, EXACT = "speed", "slowed store", "perplexity", "exactness"
+
+_BY_K = (FIXED, "knn-lm+stride=8", SCHEDULED, UNCAPPED, ASYNCHRONOUS)
+
+
+def draw(measurements: Sequence[Measurement], folder: Path) -> list[Path]:
+    """All pictures that the measurements allow."""
+    return [
+        *_by_k(measurements, folder),
+        *_by_stride(measurements, folder),
+        *_slowed(measurements, folder),
+        *_perplexities(measurements, folder),
+    ]
+
+
+def _by_k(measurements: Sequence[Measurement], folder: Path) -> Iterator[Path]:
+    """Speed-up over k, a picture a datastore and index (RaLMSpec, Figure 5)."""
+    entries = _section(measurements, SPEED)
+    for number, store in enumerate(dict.fromkeys(_store(entry) for entry in entries), 1):
+        mine = [entry for entry in entries if _store(entry) == store and entry.speedup is not None]
+        series = _lines(mine, _BY_K, _k)
+        if series:
+            yield line_plot(
+                folder / f"knnlm-k-{number}.png",
+                series,
+                title=f"Speculative kNN-LM by k: {store}",
+                x=Axis(label="neighbours k", log=True),
+                y=Axis(label="speed-up (sequential = 1)"),
+            )
+
+
+def _by_stride(measurements: Sequence[Measurement], folder: Path) -> Iterator[Path]:
+    """Speed-up over fixed strides, a line a datastore, index and k."""
+    entries = [entry for entry in _section(measurements, SPEED) if _stride(entry) is not None]
+    series = []
+    for task in dict.fromkeys(entry.task for entry in entries):
+        points = sorted(
+            (float(_stride(entry) or 0), entry.speedup)
+            for entry in entries
+            if entry.task == task and entry.speedup is not None
+        )
+        if len(points) > 1:
+            label = task.split("/", 1)[1]
+            series.append(Series(label=label, x=[x for x, _ in points], y=[y for _, y in points]))
+    if series:
+        yield line_plot(
+            folder / "knnlm-stride.png",
+            series,
+            title="Speculative kNN-LM by fixed stride",
+            x=Axis(label="stride"),
+            y=Axis(label="speed-up (sequential = 1)"),
+        )
+
+
+def _slowed(measurements: Sequence[Measurement], folder: Path) -> Iterator[Path]:
+    entries = [entry for entry in _section(measurements, SLOWED) if entry.speedup is not None]
+    series = _lines(entries, (FIXED, UNCAPPED, ASYNCHRONOUS), _last_number)
+    bound = sorted(
+        (_last_number(entry), float(str(entry.extra["bound"])))
+        for entry in entries
+        if entry.method == UNCAPPED and "bound" in entry.extra
+    )
+    if series:
+        if bound:
+            line = Series(
+                label=f"bound of {UNCAPPED}",
+                x=[x for x, _ in bound],
+                y=[y for _, y in bound],
+                reference=True,
+            )
+            series.append(line)
+        yield line_plot(
+            folder / "knnlm-slowed.png",
+            series,
+            title="Speculative kNN-LM over an index slowed to a given R/G (simulated)",
+            x=Axis(label="R/G of sequential kNN-LM", log=True),
+            y=Axis(label="speed-up (sequential = 1)"),
+        )
+
+
+def _perplexities(measurements: Sequence[Measurement], folder: Path) -> Iterator[Path]:
+    entries = [entry for entry in _section(measurements, PERPLEXITY) if entry.method.startswith("knn-lm+k=")]
+    series = []
+    for task in dict.fromkeys(entry.task for entry in entries):
+        mine = [entry for entry in entries if entry.task == task]
+        points = sorted((_k_of_method(entry), float(str(entry.extra["perplexity"]))) for entry in mine)
+        plain = float(str(mine[0].extra["plain_perplexity"]))
+        name = task.split("/", 1)[1]
+        series.append(Series(label=name, x=[x for x, _ in points], y=[y for _, y in points]))
+        ends = [points[0][0], points[-1][0]]
+        series.append(Series(label=f"{name}: model alone", x=ends, y=[plain, plain], reference=True))
+    if series:
+        yield line_plot(
+            folder / "knnlm-perplexity.png",
+            series,
+            title="Perplexity of the test text by k, weight and temperature chosen on its other half",
+            x=Axis(label="neighbours k", log=True),
+            y=Axis(label="perplexity"),
+        )
+
+
+def _lines(
+    entries: Sequence[Measurement], methods: Sequence[str], x: Callable[[Measurement], float]
+) -> list[Series]:
+    series = []
+    for method in methods:
+        points = sorted((x(entry), entry.speedup or 0.0) for entry in entries if entry.method == method)
+        if points:
+            series.append(Series(label=method, x=[at for at, _ in points], y=[value for _, value in points]))
+    return series
+
+
+def _section(measurements: Sequence[Measurement], name: str) -> list[Measurement]:
+    return [entry for entry in measurements if entry.task.startswith(f"{name}/")]
+
+
+def _store(entry: Measurement) -> str:
+    return entry.task.split("/", 1)[1].rpartition(", k=")[0]
+
+
+def _k(entry: Measurement) -> float:
+    return float(entry.task.rpartition("k=")[2])
+
+
+def _k_of_method(entry: Measurement) -> float:
+    return float(entry.method.rpartition("k=")[2])
+
+
+def _stride(entry: Measurement) -> int | None:
+    if entry.method == FIXED:
+        return 3
+    found = re.fullmatch(r"knn-lm\+stride=(\d+)", entry.method)
+    return None if found is None else int(found[1])
+
+
+def _last_number(entry: Measurement) -> float:
+    return float(re.findall(r"\d+(?:\.\d+)?", entry.task)[-1])

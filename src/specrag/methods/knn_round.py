@@ -1,0 +1,115 @@
+"""What a round of kNN-LM holds: places that tokens are drawn for, guesses, and what the search has decided."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from specrag.engine.processors import Logits, State
+from specrag.methods.knn_mixture import Mixture
+from specrag.methods.ralm_timeline import Clocked
+from specrag.retrieval.knn_cache import FollowerCache
+from specrag.retrieval.knn_datastore import Datastore
+from specrag.retrieval.knn_index import KeyIndex
+from specrag.retrieval.scoring import Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Searching:
+    """What a request searches with.
+
+    Args:
+        datastore: holds the neighbours' next tokens.
+        index: finds neighbours.
+        mixture: how much they count.
+        most: neighbours whose followers a search brings into the cache.
+        cache: of this request; ``None`` guesses nothing.
+        asynchronous: feed the last guess while the search runs.
+    """
+
+    datastore: Datastore
+    index: KeyIndex
+    mixture: Mixture
+    most: int
+    cache: FollowerCache | None
+    asynchronous: bool
+
+
+@dataclass(slots=True, eq=False)
+class Head:
+    """A place that a token is drawn for.
+
+    Attributes:
+        logits: the model's.
+        log_sum: their normaliser.
+        query: the hidden state, float32 [dimension].
+        state: of the logits processors.
+        position: of the draw.
+        span: number of the pass's time.
+        seconds: of the pass.
+    """
+
+    logits: Logits
+    log_sum: float
+    query: Floats
+    state: State
+    position: int
+    span: int
+    seconds: float
+
+
+@dataclass(slots=True)
+class Drafts:
+    """A round so far.
+
+    Attributes:
+        length: tokens of the session before it.
+        heads: one a query.
+        guesses: one a query; none without a cache.
+        looking: seconds of each look-up.
+        ahead: the head behind the last guess, if it was fed during the search.
+    """
+
+    length: int
+    heads: list[Head] = field(default_factory=list)
+    guesses: list[int] = field(default_factory=list)
+    looking: list[float] = field(default_factory=list)
+    ahead: Head | None = None
+
+    @property
+    def step_seconds(self) -> float:
+        """Of one speculation step: the means of a pass and of a look-up."""
+        passes = sum(head.seconds for head in self.heads) / len(self.heads)
+        return passes + (sum(self.looking) / len(self.looking) if self.looking else 0.0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Verified:
+    """What the search has decided.
+
+    Attributes:
+        tokens: the true ones, up to the first that differs from its guess.
+        matched: guesses before it.
+        mixed: the logits that each token was drawn from, before processors.
+        seconds: of the search, the draws and the cache's update.
+        times: of the search alone.
+    """
+
+    tokens: tuple[int, ...]
+    matched: int
+    mixed: tuple[Logits, ...]
+    seconds: float
+    times: tuple[Clocked, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """A token, and when it was looked up."""
+
+    token: int
+    start: float
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        """How long that took."""
+        return self.end - self.start

@@ -1,0 +1,67 @@
+"""Speculative kNN-LM with a real model: the tokens of sequential search, in streams and beside cut requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from specrag import LanguageModel
+from specrag.errors import DeadlineExceeded
+from specrag.methods.knn_lm import KnnLM
+from specrag.methods.knn_mixture import Mixture
+from specrag.methods.options import Options
+from specrag.retrieval.knn_build import build_datastore
+from specrag.retrieval.knn_datastore import Datastore, model_record
+from specrag.retrieval.knn_index import GraphSettings
+
+TEXT = (
+    "The library of the village was founded in 1881 by a schoolteacher. The library of the village has four "
+    "thousand books, of which two thousand are novels. The library of the village burned down in 1923, and was "
+    "built again in 1925 with a loan from the bank. The bank of the village was founded in 1899. "
+) * 2
+PROMPTS = ("The library of the village", "The bank was founded", "A schoolteacher")
+MIXTURE = Mixture(k=64, weight=0.6, temperature=5.0)
+
+
+@pytest.fixture(scope="module")
+def store(llm: LanguageModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Datastore]:
+    folder = tmp_path_factory.mktemp("store")
+    tokens = np.array(llm.tokenizer.encode(TEXT, special=True), dtype=np.int32)
+    build_datastore([tokens], folder, llm.model, model_record(llm.loaded), indexes=[GraphSettings()])
+    with Datastore.open(folder) as store:
+        yield store
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_tokens_are_those_of_sequential_search(
+    llm: LanguageModel, store: Datastore, temperature: float
+) -> None:
+    options: Options = {"raw": True, "max_tokens": 12, "temperature": temperature, "seed": 11}
+    accepted = 0
+    for number, prompt in enumerate(PROMPTS):
+        index = ("flat", "hnsw")[number % 2]
+        sequential: Options = {**options, "method": KnnLM(store, MIXTURE, index=index, stride=None)}
+        expected = llm.generate(prompt, **sequential)
+        for asynchronous in (False, True):
+            method = KnnLM(store, MIXTURE, index=index, stride=5, asynchronous=asynchronous)
+            speculative: Options = {**options, "method": method}
+            steps = list(llm.stream(prompt, **speculative))
+            tokens = [token.token for step in steps for token in step.tokens]
+            assert tokens == [token.token for token in expected.tokens]
+            assert "".join(step.text for step in steps) == expected.text
+            accepted += sum(step.accepted for step in steps)
+    assert accepted > 20
+
+
+def test_requests_that_are_cut_leave_the_others_alone(llm: LanguageModel, store: Datastore) -> None:
+    method = KnnLM(store, MIXTURE, stride=4, asynchronous=True)
+    options: Options = {"raw": True, "method": method, "max_tokens": 12}
+    expected = llm.generate(PROMPTS[0], **options)
+    for _ in llm.stream(PROMPTS[1], **options):
+        break
+    endless: Options = {**options, "max_tokens": 2000, "ignore_eos": True, "timeout": 0.15}
+    with pytest.raises(DeadlineExceeded):
+        llm.generate(PROMPTS[2], **endless)
+    assert llm.generate(PROMPTS[0], **options).text == expected.text
