@@ -4,6 +4,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export SPECRAG_HOME="${SPECRAG_TEST_HOME:-$HOME/.cache/specrag-tests}"
+scripts/install_browser.sh
 .venv/bin/specrag models pull smollm2-135m </dev/null
 # Two processes of one thread each: torch's threads are of little use to small tests, and two processes of two threads
 # on two cores would wait for one another.

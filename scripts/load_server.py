@@ -1,0 +1,91 @@
+#!/usr/bin/env python3
+"""The long form of the load test: mixed requests on a real server for minutes, compared with the same ones alone.
+
+Run from the repository's root: ``python scripts/load_server.py --minutes 5 --clients 64``. It starts a server of its
+own with SmolLM2 (int8, equal bits whatever else is in a pass) over a small knowledge base, and ends with 1 if an answer
+differed, a request failed, something was left over, or memory grew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import ctypes
+import gc
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from specrag.serving.operation import resident_bytes
+from tests.sample import build_sample
+from tests.serving.live_server import running_server
+from tests.serving.load import alone, load, samples
+
+#: Growth of memory between the first quarter and the end that is no leak: kernels are kept for every number of rows
+#: that a pass has had, and more numbers come up with time.
+_ALLOWED = 0.1
+
+
+def held_bytes() -> float:
+    """Memory of the process, without what the C library keeps to hand out again."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):  # not on every system
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+    return resident_bytes()
+
+
+def main() -> int:
+    """Run it and print one JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        base = build_sample(Path(folder) / "kb")
+        with running_server(kbs={"wiki": base}, max_concurrent=64, max_queue=256) as server:
+            kinds = samples("wiki", options.tokens)
+            expected = asyncio.run(alone(server.url, kinds))
+            seconds = options.minutes * 60
+            arguments = {"clients": options.clients}
+            first = asyncio.run(
+                load(server.url, kinds, expected, **arguments, seconds=seconds / 4, seed=options.seed)
+            )
+            before = held_bytes()
+            second = asyncio.run(
+                load(server.url, kinds, expected, **arguments, seconds=seconds * 3 / 4, seed=options.seed + 1)
+            )
+            deadline = time.monotonic() + 30
+            while not server.idle and time.monotonic() < deadline:
+                time.sleep(0.1)
+            after, idle = held_bytes(), server.idle
+    differences = [*first.differences, *second.differences]
+    surprises = [*first.surprises, *second.surprises]
+    grown = after / before - 1
+    print(
+        json.dumps(
+            {
+                "clients": options.clients,
+                "seconds": round(first.seconds + second.seconds, 1),
+                "outcomes": dict(first.outcomes + second.outcomes),
+                "differences": differences[:5],
+                "surprises": surprises[:5],
+                "idle": idle,
+                "memory_before": before,
+                "memory_after": after,
+                "memory_growth": round(grown, 4),
+            },
+            indent=1,
+        )
+    )
+    return int(bool(differences or surprises or not idle or grown > _ALLOWED))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

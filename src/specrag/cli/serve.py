@@ -1,0 +1,194 @@
+"""``specrag serve``: the OpenAI-compatible server and its page."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from specrag.cli import common
+from specrag.errors import InputError
+
+if TYPE_CHECKING:
+    from specrag.serving.settings import Settings
+
+_ACCESS = "Access"
+
+
+def serve(
+    context: typer.Context,
+    kb: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--kb", "--kbs", metavar="NAME=DIR", help="A folder made by specrag index; may be repeated."
+        ),
+    ] = None,
+    kb_root: Annotated[
+        Path | None,
+        typer.Option(
+            "--kb-root", metavar="DIR", help="Where uploads and new knowledge bases go; by default none."
+        ),
+    ] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="How to decode where a request does not say (default respec)."),
+    ] = None,
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="A TOML file with settings.")] = None,
+    host: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Where to listen (default 127.0.0.1); another machine is served with a key only.",
+            rich_help_panel=_ACCESS,
+        ),
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            parser=common.integer, metavar="N", help="Default 8000; 0: a free one.", rich_help_panel=_ACCESS
+        ),
+    ] = None,
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--api-key-file",
+            metavar="FILE",
+            help="A file whose first line is the key that clients must send.",
+            rich_help_panel=_ACCESS,
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            "-m",
+            metavar="NAME",
+            help="A catalog name, a folder, a .gguf file or a hub id org/name (default smollm2-135m).",
+            rich_help_panel="Model",
+        ),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(metavar="TYPE", help="fp32, bf16 (default), fp16 or int8.", rich_help_panel="Model"),
+    ] = None,
+    device: common.Device = None,
+    batch_invariant: common.BatchInvariant = False,
+    list_settings: Annotated[
+        bool, typer.Option("--list-settings", help="Print every setting with its default, and exit.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the address, or the settings, as one JSON object.")
+    ] = False,
+) -> None:
+    """Serve answers over HTTP to OpenAI's clients and to browsers.
+
+    Every setting is also a flag, such as --max-queue 64, and a variable, such as SPECRAG_SERVE_MAX_QUEUE=64;
+    --list-settings names them all.
+
+    Example: specrag serve --model smollm2-135m --kb docs=my-kb
+    """
+    flags: dict[str, Any] = {
+        "kbs": tuple(kb) if kb else None,
+        "kb_root": kb_root,
+        "method": method,
+        "host": host,
+        "port": port,
+        "api_key_file": api_key_file,
+        "model": model,
+        "dtype": dtype,
+        "device": device,
+        "batch_invariant": batch_invariant or None,
+    }
+    try:
+        from specrag.serving.settings import load_settings
+    except ModuleNotFoundError as error:
+        raise InputError(
+            "serve", error.name, "install the server's packages: pip install 'specrag[serve]'"
+        ) from None
+    if list_settings:
+        _print_settings(as_json)
+        return
+    settings = load_settings(config, {**flags, **_other_flags(context.args, flags)})
+    _check(settings)
+    from specrag.serving.launch import serve as run
+
+    url = f"http://{settings.host}:{settings.port}"
+    if as_json:
+        typer.echo(json.dumps({"url": url, "model": settings.name, "needs_key": settings.needs_key}))
+    else:
+        note = "" if settings.needs_key else "; without an API key, to this machine only"
+        typer.echo(f"specrag serves {settings.name} at {url}{note}", err=True)
+    run(settings)
+
+
+def _other_flags(words: Sequence[str], named: dict[str, Any]) -> dict[str, str]:
+    """Settings that have no option of their own: ``--max-queue 64`` or ``--max-queue=64``.
+
+    Raises:
+        InputError: there is no such setting, or it has no value.
+    """
+    from specrag.serving.settings import Settings
+
+    known = [name for name in Settings.model_fields if name not in named]
+    found: dict[str, str] = {}
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        flag, equals, value = word.partition("=")
+        name = flag.removeprefix("--").replace("-", "_")
+        if not flag.startswith("--") or name not in known:
+            near = difflib.get_close_matches(name, [*known, *named], n=1)
+            hint = f"did you mean --{near[0].replace('_', '-')}? " if near else ""
+            raise InputError("option", word, f"{hint}specrag serve --list-settings names all of them")
+        if not equals:
+            if not rest:
+                raise InputError(flag, None, "give a value behind it")
+            value = rest.pop(0)
+        found[name] = value
+    return found
+
+
+def _check(settings: Settings) -> None:
+    """What would only fail once the server runs.
+
+    Raises:
+        InputError: there is no such method, or a knowledge base is missing.
+        KnowledgeBaseError: one is damaged.
+    """
+    from specrag.retrieval.manifest import Manifest
+    from specrag.serving.methods import served_method
+
+    served_method(settings.method)
+    for folder in settings.kbs.values():
+        Manifest.read(folder.expanduser())
+
+
+def _print_settings(as_json: bool) -> None:
+    from specrag.serving.settings import Settings
+
+    rows = [
+        (f"--{name.replace('_', '-')}", field.get_default(call_default_factory=True), field.description or "")
+        for name, field in Settings.model_fields.items()
+    ]
+    if as_json:
+        described = {flag: {"default": default, "meaning": meaning} for flag, default, meaning in rows}
+        typer.echo(json.dumps(described, default=str))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("setting", "default", "meaning"):
+        table.add_column(title)
+    for flag, default, meaning in rows:
+        table.add_row(flag, "" if default in (None, (), {}) else str(default), meaning)
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+#: The frame hands words that it does not know on to the command.
+context_settings = {"allow_extra_args": True, "ignore_unknown_options": True}

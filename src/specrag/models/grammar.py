@@ -1,0 +1,136 @@
+"""Texts that keep to a grammar: JSON, JSON of a schema, calls of tools. The grammar is ``llguidance``'s.
+
+A :class:`Grammar` is a logits processor whose state follows a path of a draft tree, so that guessed tokens are checked
+against it as sampled ones are, and speculation changes no text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specrag.engine.processors import Logits
+from specrag.errors import InputError
+from specrag.models.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+#: How JSON is written: as ``json.dumps`` does. Free white space invites small models to write nothing else.
+JSON_FORM: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+class GrammarVocabulary:
+    """A tokenizer as grammars need it; made once a model, since that takes a moment.
+
+    Args:
+        tokenizer: of the model.
+        vocab_size: logits in a row, at least the tokenizer's tokens.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self.vocab_size = vocab_size
+        self.ends = sorted(tokenizer.eos_tokens)
+
+    @cached_property
+    def backend(self) -> Any:
+        """The library's own form."""
+        from llguidance import LLTokenizer
+
+        return LLTokenizer(self._tokenizer.definition(), n_vocab=self.vocab_size, eos_token=self.ends)
+
+    def json(self, schema: Mapping[str, Any] | None = None) -> Grammar:
+        """JSON that satisfies a schema; by default any object.
+
+        Raises:
+            InputError: the schema cannot be understood, or says something that no grammar can.
+        """
+        from llguidance import LLMatcher
+
+        given = {"type": "object"} if schema is None else dict(schema)
+        return self._checked(
+            LLMatcher.grammar_from_json_schema(json.dumps(given), overrides=JSON_FORM), "schema"
+        )
+
+    def lark(self, text: str, field: str) -> Grammar:
+        """A grammar in llguidance's variant of Lark.
+
+        Args:
+            field: what is to blame if it is wrong.
+
+        Raises:
+            InputError: it is wrong.
+        """
+        from llguidance import LLMatcher
+
+        return self._checked(LLMatcher.grammar_from_lark(text), field)
+
+    def _checked(self, grammar: str, field: str) -> Grammar:
+        from llguidance import LLMatcher
+
+        # Silent: what is wrong is raised.
+        matcher = LLMatcher(self.backend, grammar, log_level=0)
+        if matcher.is_error():
+            reason = " ".join(matcher.get_error().split())
+            raise InputError(field, "a JSON schema", f"{reason[:200]}; simplify it")
+        return Grammar(self, matcher)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _State:
+    """Where a text stands in its grammar; ``None`` behind a token that the grammar does not allow."""
+
+    matcher: Any
+
+
+class Grammar:
+    """Bans every token that does not continue a text of the grammar; made by :class:`GrammarVocabulary`.
+
+    Args:
+        vocabulary: of the model.
+        matcher: of llguidance, at the beginning.
+    """
+
+    def __init__(self, vocabulary: GrammarVocabulary, matcher: Any) -> None:
+        self._vocabulary = vocabulary
+        self._matcher = matcher
+
+    def start(self, prompt: Sequence[int]) -> _State:  # noqa: ARG002 - the grammar is the output's
+        """See :class:`~specrag.engine.processors.LogitsProcessor`."""
+        return _State(self._matcher)
+
+    def advance(self, state: _State, token: int) -> _State:
+        """See :class:`~specrag.engine.processors.LogitsProcessor`."""
+        if state.matcher is None or state.matcher.is_stopped():
+            return state
+        # A copy shares what the grammar has compiled; it costs a microsecond.
+        matcher = state.matcher.deep_copy()
+        return _State(matcher if matcher.consume_token(token) else None)
+
+    def apply(self, logits: Logits, state: _State) -> Logits:
+        """See :class:`~specrag.engine.processors.LogitsProcessor`.
+
+        Raises:
+            InputError: the grammar has become too complex for this text.
+        """
+        return np.where(self._allowed(state, len(logits)), logits, logits.dtype.type(-np.inf))
+
+    def _allowed(self, state: _State, vocab_size: int) -> NDArray[np.bool_]:
+        allowed = np.zeros(vocab_size, dtype=np.bool_)
+        if state.matcher is None or state.matcher.is_stopped():
+            allowed[self._vocabulary.ends] = True
+            return allowed
+        bits = np.frombuffer(state.matcher.compute_bitmask(), dtype=np.uint8)
+        if state.matcher.is_error():
+            reason = " ".join(state.matcher.get_error().split())
+            raise InputError("response_format", "its grammar", f"{reason[:200]}; simplify it")
+        known = min(vocab_size, self._vocabulary.vocab_size)
+        allowed[:known] = np.unpackbits(bits, count=known, bitorder="little").astype(np.bool_)
+        return allowed

@@ -1,0 +1,1 @@
+"""An OpenAI-compatible server that speculates, its knowledge bases and its page."""

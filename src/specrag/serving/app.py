@@ -1,0 +1,76 @@
+"""The application: routes, life, and what is shared between requests.
+
+What other files build on:
+
+- ``app.state.service`` is the :class:`~specrag.serving.service.Service`; ``request.state.key`` is the
+  :class:`~specrag.serving.keys.ApiKey` of who asks, set by the middleware (without one: :data:`ANYBODY`).
+- ``serving/operation.py`` adds middleware, ``/v1/kb``, ``/healthz``, ``/readyz`` and ``/metrics``.
+- ``serving/page/`` holds the page's files, served at ``/``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+
+from specrag.errors import Cancelled, DeadlineExceeded
+from specrag.serving import chat, completions, embeddings, listings
+from specrag.serving.operation import add_operation
+from specrag.serving.problems import add_error_handlers, error_response, to_api_error
+from specrag.serving.schemas import ErrorBody
+from specrag.serving.service import Service
+
+if TYPE_CHECKING:
+    from specrag.serving.settings import Settings
+
+
+#: What a route may answer instead; for the description of the API.
+_FAILURES: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody} for status in (400, 401, 404, 408, 413, 429, 500, 503, 504)
+}
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """The application. Its models are loaded in a thread when it starts; until then it answers 503.
+
+    Args:
+        settings: checked ones, as :func:`~specrag.serving.settings.load_settings` gives.
+    """
+    service = Service(settings)
+
+    @asynccontextmanager
+    async def life(_: FastAPI) -> AsyncIterator[None]:
+        service.start()
+        try:
+            yield
+        finally:
+            await service.close()
+
+    app = FastAPI(
+        title="specrag",
+        version=version("specrag"),
+        description="An OpenAI-compatible server for answers from your own documents, made faster by speculation.",
+        lifespan=life,
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.state.service = service
+    for routes in (listings, completions, chat, embeddings):
+        app.include_router(routes.router, responses=_FAILURES)
+    add_error_handlers(app)
+    for ended in (Cancelled, DeadlineExceeded):
+        app.add_exception_handler(ended, _tell_end)
+    add_operation(app)
+    return app
+
+
+def _tell_end(_: Request, error: Exception) -> Response:
+    """A request that was ended is no failure of the server's, and asking again would end the same way."""
+    response = error_response(to_api_error(error))
+    response.headers["X-Should-Retry"] = "false"  # OpenAI's clients look at it
+    return response

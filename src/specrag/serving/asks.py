@@ -1,0 +1,184 @@
+"""From a request's body to checked plans: the options of its texts, its seeds, its method."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from specrag.errors import ContextLengthError, InputError
+from specrag.methods.generation import Prompt
+from specrag.methods.options import Options
+from specrag.methods.rag_prompt import Message
+from specrag.serving.keys import ApiKey
+from specrag.serving.methods import make_plan, served_method
+from specrag.serving.plans import Ask, Plan
+from specrag.serving.problems import ApiError
+from specrag.serving.schemas import GenerationBody, SpecragField
+
+if TYPE_CHECKING:
+    from specrag.engine.processors import LogitsProcessor
+    from specrag.serving.service import Service
+
+T = TypeVar("T")
+
+_NUMBERS = ("top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+
+# Reading a long prompt takes a while: not in the event loop, and not in more threads than there are processors to win.
+_threads = ThreadPoolExecutor(2, thread_name_prefix="specrag-prepare")
+
+
+async def prepare(function: Callable[[], T]) -> T:
+    """Run a function that tokenizes, checks or opens files beside the event loop."""
+    return await asyncio.get_running_loop().run_in_executor(_threads, function)
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Who asks, and of which server."""
+
+    service: Service
+    key: ApiKey
+
+    def method(self, wish: SpecragField) -> str:
+        """The method of a request that may leave it to the server; plain where that one needs a knowledge base."""
+        if wish.method is not None:
+            return wish.method
+        usual = self.service.settings.method
+        return "plain" if wish.kb is None and served_method(usual).needs_kb else usual
+
+    def ask(
+        self,
+        body: GenerationBody,
+        prompt: Prompt,
+        options: Options,
+        *,
+        question: str,
+        history: Sequence[Message] = (),
+        system: str | None = None,
+    ) -> Ask:
+        """One text of a request; the others differ in their seeds.
+
+        Raises:
+            InputError: the knowledge base cannot be used.
+        """
+        wish = body.specrag or SpecragField()
+        kb = None if wish.kb is None else self.service.knowledge_base(wish.kb, self.key.may_read)
+        llm = self.service.llm
+        formed = bool(options.get("processors"))
+        return Ask(llm, prompt, question, tuple(history), system, options, wish, kb, formed)
+
+    def options(
+        self, body: GenerationBody, max_tokens: int | None, processors: Sequence[LogitsProcessor] = ()
+    ) -> Options:
+        """The generation's options that a body gives.
+
+        Raises:
+            InputError: a token of ``logit_bias`` is no number.
+        """
+        wish = body.specrag or SpecragField()
+        # As OpenAI's: 1. An answer from passages is to say what they say.
+        options: Options = {"temperature": 1.0 if wish.kb is None else 0.0, "tenant": self.key.name}
+        if body.temperature is not None:
+            options["temperature"] = body.temperature
+        for name in _NUMBERS:
+            value = getattr(body, name)
+            if value is not None:
+                options[name] = value  # type: ignore[literal-required]
+        if body.top_p == 0:  # the likeliest token alone, which is what clients mean by it
+            options["top_p"], options["top_k"] = 1.0, 1
+        elif body.top_k is not None:
+            options["top_k"] = max(body.top_k, 0)
+        if body.stop is not None:
+            options["stop"] = tuple([body.stop] if isinstance(body.stop, str) else body.stop)
+        if body.logit_bias:
+            options["logit_bias"] = _bias(body.logit_bias)
+        if body.ignore_eos:
+            options["ignore_eos"] = True
+        if processors:
+            options["processors"] = tuple(processors)
+        # Where nothing is drawn, passages may still be dealt out by the seed: equal requests get equal answers.
+        unseeded = 0 if options["temperature"] == 0 else secrets.randbits(62)
+        options["seed"] = unseeded if body.seed is None else body.seed
+        limit = self.service.settings.max_output_tokens
+        asked = max_tokens if limit is None else min(limit, max_tokens or limit)
+        if asked is not None:
+            options["max_tokens"] = asked
+        return options
+
+    def plans(self, ask: Ask, count: int) -> list[Plan]:
+        """Checked plans for several choices of one ask.
+
+        Raises:
+            InputError: a value cannot be used.
+            ContextLengthError: the prompt does not fit.
+        """
+        if ask.kb is None:  # else earlier messages give way, and the method says what is too long
+            self.check_length(ask)
+        name = self.method(ask.wish)
+        seed = ask.options["seed"]
+        greedy = ask.options["temperature"] == 0
+        return [
+            make_plan(ask if index == 0 or greedy else ask.with_seed(choice_seed(seed, index)), name)
+            for index in range(count)
+        ]
+
+    def check_length(self, ask: Ask) -> None:
+        """Refuse a prompt that is longer than the settings or the model allow.
+
+        Raises:
+            ContextLengthError: it is.
+        """
+        llm, limit = self.service.llm, self.service.settings.max_prompt_tokens
+        tokens = len(llm.encode(ask.prompt, raw=ask.options.get("raw", False)))
+        most = llm.context_length if limit is None else min(limit, llm.context_length)
+        if tokens > most:
+            remedy = f"at most {most:,} tokens are taken; shorten it"
+            raise ContextLengthError("prompt", f"{tokens:,} tokens", remedy)
+
+    def check_choices(self, count: int) -> None:
+        """Refuse more texts than one request may ask for.
+
+        Raises:
+            ApiError: there are more.
+        """
+        most = self.service.settings.max_choices
+        if count > most:
+            message = f"n: {count} texts are asked for in one request and at most {most} are written"
+            raise ApiError(400, message, code="invalid_value", param="n")
+
+
+def choice_seed(seed: int, index: int) -> int:
+    """The seed of a further choice: a function of the request's and the choice's number."""
+    if index == 0:
+        return seed
+    text = f"{seed:x}/choice/{index:x}"
+    return int.from_bytes(hashlib.blake2b(text.encode("ascii"), digest_size=7).digest(), "little")
+
+
+def check_text(field: str, text: str) -> str:
+    """A text that can be encoded.
+
+    Raises:
+        InputError: it holds half of a surrogate pair, which JSON can write and UTF-8 cannot.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InputError(
+            field, "a text", "it holds half of a surrogate pair; send whole characters"
+        ) from None
+    return text
+
+
+def _bias(given: dict[str, float]) -> dict[int, float]:
+    bias = {}
+    for token, value in given.items():
+        if not token.isascii() or not token.isdigit() or len(token) > 9:
+            raise InputError("logit_bias", token, "give token ids, as texts of digits")
+        bias[int(token)] = value
+    return bias

@@ -1,0 +1,243 @@
+"""``POST /v1/chat/completions``: the next message of a conversation, with or without a knowledge base and tools."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from specrag.errors import InputError
+from specrag.serving.answering import Answering, service_of
+from specrag.serving.asks import Asker, prepare
+from specrag.serving.conversation import read_conversation
+from specrag.serving.events import shown_text
+from specrag.serving.forms import form_processors
+from specrag.serving.logprobs import TokenNames, chat_log_probs
+from specrag.serving.outcome import Outcome, add_up
+from specrag.serving.plans import Plan
+from specrag.serving.running import Ended
+from specrag.serving.schemas import ChatCompletionRequest, SpecragField
+from specrag.serving.streaming import EventStream, unless_gone
+from specrag.serving.tools import CallReader, ToolUse, tool_use
+from specrag.speculation.decode import Step
+
+router = APIRouter(tags=["chat"])
+
+
+@router.post("/v1/chat/completions")
+async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
+    """Answer a conversation."""
+    arrived = time.perf_counter()
+    service = service_of(request)
+    service.check_model(body.model)
+    asker = Asker(service, request.state.key)
+    job = await prepare(partial(_prepare, body, asker))
+    wish = body.specrag or SpecragField()
+    answering = Answering(service, asker.method(wish), job.plans, arrived, wish.deadline)
+    writer = _Writer(body, job, answering, TokenNames(service.llm.tokenizer), service.settings.name)
+    if not body.stream:
+        try:
+            return JSONResponse(await unless_gone(request, writer.whole()))
+        finally:
+            answering.leave_unused()
+    try:
+        await unless_gone(request, answering.enter())
+    except BaseException:
+        answering.leave_unused()  # a place may have been given in the moment that the client went
+        raise
+    return EventStream(writer.chunks(), answering.leave_unused)
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """The texts of a request.
+
+    Attributes:
+        plans: one a choice.
+        tools: that may be called; ``None`` for none.
+    """
+
+    plans: list[Plan]
+    tools: ToolUse | None
+
+
+def _prepare(body: ChatCompletionRequest, asker: Asker) -> _Job:
+    """Check everything and tokenize; runs beside the event loop."""
+    choices = body.n or 1
+    asker.check_choices(choices)
+    if body.top_logprobs is not None and not body.logprobs:
+        raise InputError("top_logprobs", body.top_logprobs, "set logprobs to true")
+    tools = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
+    conversation = read_conversation(body.messages, tools)
+    processors = form_processors(asker.service, body.response_format)
+    if tools is not None:
+        if processors and tools.required:
+            raise InputError("response_format", "a form", "leave it out where a tool must be called")
+        # A text that must keep to a form cannot hold calls; whoever asks for both wants the form.
+        tools = None if processors else tools
+    if tools is not None:
+        processors.append(tools.grammar(asker.service.grammars))
+    max_tokens = body.max_completion_tokens or body.max_tokens
+    options = asker.options(body, max_tokens, processors)
+    if body.logprobs:
+        options["log_probs"] = body.top_logprobs or 0
+    wish = body.specrag
+    if wish is not None and wish.kb is not None and not conversation.question.strip():
+        raise InputError("messages", "no question", "end with the user's question, to be looked up")
+    ask = asker.ask(
+        body,
+        conversation.messages,
+        options,
+        question=conversation.question,
+        history=conversation.history,
+        system=conversation.system,
+    )
+    return _Job(asker.plans(ask, choices), tools)
+
+
+class _Writer:
+    """Answers in OpenAI's form.
+
+    Args:
+        body: of the request.
+        job: its texts.
+        answering: runs them.
+        names: of tokens.
+        model: as requests call it.
+    """
+
+    def __init__(
+        self, body: ChatCompletionRequest, job: _Job, answering: Answering, names: TokenNames, model: str
+    ) -> None:
+        self._body = body
+        self._job = job
+        self._answering = answering
+        self._names = names
+        self._wish = body.specrag or SpecragField()
+        self._ends = answering.ends
+        self._counted = body.stream_options is not None and body.stream_options.include_usage
+        self._head = {
+            "id": f"chatcmpl-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": answering.fingerprint,
+        }
+
+    # -- in one piece -----------------------------------------------------------------------------------------
+
+    async def whole(self) -> dict[str, Any]:
+        """The answer in one piece."""
+        await self._answering.enter()
+        async with aclosing(self._answering.emissions()) as emissions:  # type: ignore[type-var]
+            async for _ in emissions:
+                pass
+        outcomes = self._answering.finished
+        return {
+            **self._head,
+            "object": "chat.completion",
+            "choices": [self._choice(index, outcome) for index, outcome in enumerate(outcomes)],
+            "usage": add_up(outcomes, self._body.n or 1),
+            "specrag": self._answering.summary(),
+        }
+
+    def _choice(self, index: int, outcome: Outcome) -> dict[str, Any]:
+        reader = CallReader()
+        text = outcome.text
+        if self._job.tools is not None:
+            text = reader.push(text)
+            text += reader.finish()
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if reader.calls:
+            message["content"] = text or None
+            message["tool_calls"] = [call.model_dump(exclude={"index"}) for call in reader.calls]
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": self._log_probs(outcome.tokens),
+            "finish_reason": _reason(outcome, reader),
+        }
+
+    # -- as it comes ------------------------------------------------------------------------------------------
+
+    async def chunks(self) -> AsyncIterator[dict[str, Any]]:
+        """The answer as it comes."""
+        count = len(self._job.plans)
+        tellers = [self._answering.teller() for _ in range(count)]
+        readers = [CallReader() for _ in range(count)]
+        told = [0] * count
+        begun: set[int] = set()
+        async with aclosing(self._answering.emissions()) as emissions:  # type: ignore[type-var]
+            async for index, value in ((emission.index, emission.value) async for emission in emissions):
+                if index not in begun:
+                    begun.add(index)
+                    yield self._chunk(index, {"role": "assistant", "content": "", "refusal": None})
+                reader = readers[index]
+                if isinstance(value, Ended):
+                    rest = reader.finish()
+                    if rest:
+                        yield self._chunk(index, {"content": rest})
+                    for chunk in self._calls(index, reader, told):
+                        yield chunk
+                    yield self._last(index, reader)
+                    continue
+                text = shown_text(value)
+                if self._job.tools is not None:
+                    text = reader.push(text)
+                event = tellers[index].describe(value) if self._wish.events else None
+                log_probs = self._log_probs(value.tokens) if isinstance(value, Step) else None
+                if text or event or log_probs:
+                    delta = {"content": text} if text else {}
+                    yield self._chunk(index, delta, log_probs=log_probs, event=event)
+                for chunk in self._calls(index, reader, told):
+                    yield chunk
+        if self._counted:
+            usage = add_up(self._answering.finished, self._body.n or 1)
+            yield {**self._head, "object": "chat.completion.chunk", "choices": [], "usage": usage}
+
+    def _calls(self, index: int, reader: CallReader, told: list[int]) -> list[dict[str, Any]]:
+        """Chunks for calls that are complete and were not told yet."""
+        chunks = []
+        for number in range(told[index], len(reader.calls)):
+            call = reader.calls[number].model_copy(update={"index": number})
+            chunks.append(self._chunk(index, {"tool_calls": [call.model_dump()]}))
+        told[index] = len(reader.calls)
+        return chunks
+
+    def _last(self, index: int, reader: CallReader) -> dict[str, Any]:
+        outcome = self._answering.outcomes[index]
+        assert outcome is not None
+        event = {"event": "done", **self._answering.describe(outcome)}
+        told = event if self._body.specrag is not None else None
+        return self._chunk(index, {}, reason=_reason(outcome, reader), event=told)
+
+    def _chunk(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        *,
+        reason: str | None = None,
+        log_probs: dict[str, Any] | None = None,
+        event: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        choice = {"index": index, "delta": delta, "logprobs": log_probs, "finish_reason": reason}
+        chunk = {**self._head, "object": "chat.completion.chunk", "choices": [choice]}
+        if self._counted:
+            chunk["usage"] = None
+        return chunk if event is None else {**chunk, "specrag": event}
+
+    def _log_probs(self, tokens: Any) -> dict[str, Any] | None:
+        if not self._body.logprobs:
+            return None
+        shown = self._names.shown(tokens, self._ends)
+        return chat_log_probs(self._names, shown) if shown or self._answering.finished else None
+
+
+def _reason(outcome: Outcome, reader: CallReader) -> str:
+    return "tool_calls" if reader.calls and outcome.finish_reason == "stop" else outcome.finish_reason

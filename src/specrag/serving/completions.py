@@ -1,0 +1,235 @@
+"""``POST /v1/completions``: texts that go on from a prompt as it is."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from specrag.errors import InputError
+from specrag.serving.answering import Answering, service_of
+from specrag.serving.asks import Asker, check_text, prepare
+from specrag.serving.events import shown_text
+from specrag.serving.forms import form_processors
+from specrag.serving.logprobs import TokenNames, completion_log_probs
+from specrag.serving.outcome import Outcome, add_up
+from specrag.serving.plans import Plan
+from specrag.serving.running import Ended
+from specrag.serving.schemas import CompletionRequest, SpecragField
+from specrag.serving.scoring import PromptScored, scoring
+from specrag.serving.streaming import EventStream, unless_gone
+from specrag.speculation.decode import DecodedToken, Step
+
+router = APIRouter(tags=["completions"])
+
+#: OpenAI's own.
+DEFAULT_MAX_TOKENS = 16
+
+
+@router.post("/v1/completions")
+async def create_completion(body: CompletionRequest, request: Request) -> Response:
+    """Go on from one or several prompts."""
+    arrived = time.perf_counter()
+    service = service_of(request)
+    service.check_model(body.model)
+    asker = Asker(service, request.state.key)
+    job = await prepare(partial(_prepare, body, asker))
+    wish = body.specrag or SpecragField()
+    answering = Answering(service, asker.method(wish), job.plans, arrived, wish.deadline)
+    writer = _Writer(body, job, answering, TokenNames(service.llm.tokenizer), service.settings.name)
+    if not body.stream:
+        try:
+            return JSONResponse(await unless_gone(request, writer.whole()))
+        finally:
+            answering.leave_unused()
+    try:
+        await unless_gone(request, answering.enter())
+    except BaseException:
+        answering.leave_unused()  # a place may have been given in the moment that the client went
+        raise
+    return EventStream(writer.chunks(), answering.leave_unused)
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """The texts of a request.
+
+    Attributes:
+        plans: one a choice, those of a prompt side by side.
+        prompts: the text of each choice's prompt, to be sent back in front where that is asked for.
+    """
+
+    plans: list[Plan]
+    prompts: list[str]
+
+
+def _prepare(body: CompletionRequest, asker: Asker) -> _Job:
+    """Check everything and tokenize; runs beside the event loop."""
+    if body.suffix is not None:
+        raise InputError("suffix", body.suffix[:20], "leave it out; this model only goes on from a prompt")
+    choices = body.n or 1
+    if body.best_of is not None and body.best_of != choices:
+        raise InputError("best_of", body.best_of, "leave it out or give it n's value")
+    prompts = _prompts(body.prompt)
+    asker.check_choices(len(prompts) * choices)
+    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    llm = asker.service.llm
+    processors = form_processors(asker.service, body.response_format)
+    options = asker.options(body, max(max_tokens, 1), processors)
+    options["raw"] = True
+    if body.logprobs is not None:
+        options["log_probs"] = body.logprobs
+    plans: list[Plan] = []
+    texts: list[str] = []
+    for prompt in prompts:
+        tokens = _tokens(asker, prompt)
+        text = prompt if isinstance(prompt, str) else llm.tokenizer.decode(tokens)
+        ask = asker.ask(body, tokens, options, question=text)
+        scored = bool(body.echo) and body.logprobs is not None
+        if max_tokens == 0:
+            asker.check_length(ask)
+            made = [Plan(partial(scoring, llm, tokens, body.logprobs or 0, None), len(tokens) + 1)] * choices
+        else:
+            made = asker.plans(ask, choices)
+            if scored and ask.kb is None:
+                top = body.logprobs or 0
+                made = [
+                    replace(plan, start=partial(scoring, llm, tokens, top, plan.start), tokens=plan.tokens)
+                    for plan in made
+                ]
+        plans += made
+        texts += [text] * choices
+    return _Job(plans, texts)
+
+
+def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> Sequence[str | list[int]]:
+    if isinstance(prompt, str):
+        return [prompt]
+    if all(isinstance(part, int) for part in prompt):
+        return [prompt]  # type: ignore[list-item]
+    return prompt  # type: ignore[return-value]
+
+
+def _tokens(asker: Asker, prompt: str | list[int]) -> list[int]:
+    llm = asker.service.llm
+    if isinstance(prompt, str):
+        return llm.encode(check_text("prompt", prompt), raw=True)
+    known = llm.model.vocab_size
+    for token in prompt:
+        if not 0 <= token < known:
+            raise InputError("prompt", token, f"give token ids from 0 to {known - 1}")
+    return prompt
+
+
+class _Writer:
+    """Answers in OpenAI's form.
+
+    Args:
+        body: of the request.
+        job: its texts.
+        answering: runs them.
+        names: of tokens.
+        model: as requests call it.
+    """
+
+    def __init__(
+        self, body: CompletionRequest, job: _Job, answering: Answering, names: TokenNames, model: str
+    ) -> None:
+        self._body = body
+        self._job = job
+        self._answering = answering
+        self._names = names
+        self._wish = body.specrag or SpecragField()
+        self._ends = answering.ends
+        self._head = {
+            "id": f"cmpl-{uuid.uuid4().hex}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": answering.fingerprint,
+        }
+
+    async def whole(self) -> dict[str, Any]:
+        """The answer in one piece."""
+        scored: dict[int, PromptScored] = {}
+        await self._answering.enter()
+        async with aclosing(self._answering.emissions()) as emissions:  # type: ignore[type-var]
+            async for emission in emissions:
+                if isinstance(emission.value, PromptScored):
+                    scored[emission.index] = emission.value
+        outcomes = self._answering.finished
+        choices = [self._choice(index, outcome, scored.get(index)) for index, outcome in enumerate(outcomes)]
+        answer = {**self._head, "choices": choices, "usage": add_up(outcomes, self._body.n or 1)}
+        return {**answer, "specrag": self._answering.summary()}
+
+    async def chunks(self) -> AsyncIterator[dict[str, Any]]:
+        """The answer as it comes."""
+        count = len(self._job.plans)
+        tellers = [self._answering.teller() for _ in range(count)]
+        offsets = [0] * count
+        if self._body.echo and self._body.logprobs is None:
+            for index, prompt in enumerate(self._job.prompts):
+                yield self._chunk(index, prompt, offsets=offsets)
+        async with aclosing(self._answering.emissions()) as emissions:  # type: ignore[type-var]
+            async for index, value in ((emission.index, emission.value) async for emission in emissions):
+                if isinstance(value, Ended):
+                    outcome = self._answering.outcomes[index]
+                    assert outcome is not None
+                    done = {"event": "done", **self._answering.describe(outcome)}
+                    told = done if self._body.specrag is not None else None
+                    yield self._chunk(index, "", reason=outcome.finish_reason, event=told, offsets=offsets)
+                elif isinstance(value, PromptScored):
+                    prompt = self._job.prompts[index]
+                    yield self._chunk(index, prompt, value.tokens, offsets=offsets, from_start=True)
+                else:
+                    text = shown_text(value)
+                    event = tellers[index].describe(value) if self._wish.events else None
+                    tokens = value.tokens if isinstance(value, Step) else ()
+                    if text or event or (tokens and self._body.logprobs is not None):
+                        yield self._chunk(index, text, tokens, event=event, offsets=offsets)
+        if self._body.stream_options is not None and self._body.stream_options.include_usage:
+            yield {**self._head, "choices": [], "usage": add_up(self._answering.finished, self._body.n or 1)}
+
+    def _choice(self, index: int, outcome: Outcome, scored: PromptScored | None) -> dict[str, Any]:
+        text, tokens, log_probs = outcome.text, list(outcome.tokens), None
+        if self._body.echo:
+            text = self._job.prompts[index] + text
+        if self._body.logprobs is not None:
+            shown = self._names.shown(tokens, self._ends)
+            prompt = [] if scored is None else list(scored.tokens)
+            log_probs = completion_log_probs(self._names, [*prompt, *shown], 0, from_start=scored is not None)
+        return {
+            "index": index,
+            "text": text,
+            "logprobs": log_probs,
+            "finish_reason": outcome.finish_reason,
+        }
+
+    def _chunk(
+        self,
+        index: int,
+        text: str,
+        tokens: Sequence[DecodedToken] = (),
+        *,
+        offsets: list[int],
+        reason: str | None = None,
+        event: dict[str, Any] | None = None,
+        from_start: bool = False,
+    ) -> dict[str, Any]:
+        log_probs = None
+        if self._body.logprobs is not None and tokens:
+            shown = self._names.shown(tokens, self._ends) if not from_start else list(tokens)
+            log_probs = completion_log_probs(self._names, shown, offsets[index], from_start=from_start)
+            offsets[index] += sum(len(name) for name in log_probs["tokens"])
+        choice = {"index": index, "text": text, "logprobs": log_probs, "finish_reason": reason}
+        chunk = {**self._head, "choices": [choice]}
+        if self._body.stream_options is not None and self._body.stream_options.include_usage:
+            chunk["usage"] = None
+        return chunk if event is None else {**chunk, "specrag": event}

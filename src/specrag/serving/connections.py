@@ -1,0 +1,124 @@
+"""Connections of HTTP/1.1 that cannot be held open for nothing.
+
+uvicorn waits for ever for the rest of a request's head, and for a client that does not read its answer. Here every
+connection is looked at each second: a head that does not arrive in time, an answer that is not read, and the rest of
+a body that goes on long behind the answer end the connection. (Until then such a rest is read and dropped: closed at
+once, the system would throw away the answer that says what was wrong with the body.) Beyond the most connections the
+one that has been idle longest makes room; one that is being answered never does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from specrag.serving.settings import Settings
+
+_PERIOD = 1.0
+_DROP = struct.pack("ii", 1, 0)  # linger on close, for no time
+
+
+class Watch:
+    """The connections of one server.
+
+    Args:
+        settings: the limits.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.connections: dict[WatchedProtocol, None] = {}  # in the order of their arrival
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, connection: WatchedProtocol) -> None:
+        """Take in a new connection, if need be in the place of an idle one."""
+        if len(self.connections) >= self.settings.max_connections:
+            idle = min(
+                (other for other in self.connections if not other.busy),
+                key=lambda other: other.idle_since,
+                default=connection,
+            )
+            idle.end()
+            self.connections.pop(idle, None)
+            if idle is connection:
+                return
+        self.connections[connection] = None
+        if self._timer is None:
+            self._timer = connection.loop.call_later(_PERIOD, self._look)
+
+    def remove(self, connection: WatchedProtocol) -> None:
+        """Forget a connection that has ended."""
+        self.connections.pop(connection, None)
+        if not self.connections and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        for connection in list(self.connections):
+            connection.look(loop.time())
+        self._timer = loop.call_later(_PERIOD, self._look) if self.connections else None
+
+
+class WatchedProtocol(H11Protocol):
+    """uvicorn's own protocol under a watch. A subclass names the watch; see :func:`watched_protocol`."""
+
+    watch: Watch
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.idle_since = self.loop.time()
+        self._written_since = self.idle_since
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request has arrived here that is not answered yet."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def end(self) -> None:
+        """Close the connection at once; what is still to be sent is dropped, also by the system."""
+        if self.transport is not None:
+            peer = self.transport.get_extra_info("socket")
+            with contextlib.suppress(OSError):
+                peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _DROP)
+            self.transport.abort()
+
+    def look(self, now: float) -> None:
+        """End the connection if it has been of no use for too long."""
+        settings = self.watch.settings
+        if self.transport.get_write_buffer_size() == 0:
+            self._written_since = now
+        stalled = now - self._written_since > settings.write_seconds
+        late = not self.busy and now - self.idle_since > settings.header_seconds
+        if stalled or late:
+            self.end()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client has connected."""
+        super().connection_made(transport)
+        self.watch.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client has gone."""
+        self.watch.remove(self)
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        """An answer has been written; what is left of the body counts as idle time."""
+        self.idle_since = self.loop.time()
+        super().on_response_complete()
+
+
+def watched_protocol(settings: Settings) -> type[WatchedProtocol]:
+    """The class to give to uvicorn as ``http``."""
+    shared = Watch(settings)
+
+    class Protocol(WatchedProtocol):
+        watch = shared
+
+    return Protocol

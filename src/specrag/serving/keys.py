@@ -1,0 +1,111 @@
+"""API keys and what each of them may do.
+
+Of a key only its SHA-256 digest is kept, so that neither a log nor a dump of the memory can show it. Keys are
+long random strings, for which one round of a fast hash is as good as many of a slow one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+SHORTEST = 16
+"""Characters of a key; `openssl rand -hex 32` gives 64."""
+
+EVERY = "*"
+
+
+class ApiKey(BaseModel):
+    """One key.
+
+    Args:
+        key: the key itself, at least :data:`SHORTEST` printable ASCII characters; replaced by its digest at once.
+        digest: in place of ``key``, its SHA-256 in hexadecimal (``printf %s "$KEY" | sha256sum``).
+        name: what logs and metrics call it.
+        kbs: names of the knowledge bases that it may read; ``*`` for all.
+        upload: whether it may add documents to them and delete documents.
+        create: whether it may make new knowledge bases; it needs ``kbs = ["*"]``.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+    digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", repr=False)]
+    kbs: tuple[str, ...] = (EVERY,)
+    upload: bool = False
+    create: bool = False
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__(**values)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _hash(cls, values: Any) -> Any:
+        """Put the digest in the key's place."""
+        if not isinstance(values, dict) or "key" not in values:
+            return values
+        if "digest" in values:
+            raise ValueError("give key or digest, not both")
+        rest = {name: value for name, value in values.items() if name != "key"}
+        key = values["key"]
+        if not isinstance(key, str) or len(key) < SHORTEST or not all("!" <= letter <= "~" for letter in key):
+            raise ValueError(f"give a key of at least {SHORTEST} ASCII characters without spaces")
+        return {**rest, "digest": hashlib.sha256(key.encode()).hexdigest()}
+
+    @model_validator(mode="after")
+    def _check(self) -> ApiKey:
+        if self.create and EVERY not in self.kbs:
+            raise ValueError('create needs kbs = ["*"]: what is made must be seen by who made it')
+        return self
+
+    def may_read(self, kb: str) -> bool:
+        """Whether it may search a knowledge base and learn that it exists."""
+        return EVERY in self.kbs or kb in self.kbs
+
+    def may_upload(self, kb: str) -> bool:
+        """Whether it may change a knowledge base."""
+        return self.upload and self.may_read(kb)
+
+
+#: Who asks where no keys are set: whoever sits at this machine.
+ANYBODY = ApiKey(name="local", digest="0" * 64, kbs=(EVERY,), upload=True, create=True)
+
+
+class KeyRing:
+    """All keys.
+
+    Args:
+        keys: none lets everybody in as :data:`ANYBODY`; the settings see to it that only this machine asks.
+    """
+
+    def __init__(self, keys: Sequence[ApiKey]) -> None:
+        self._keys = tuple(keys)
+
+    @property
+    def open(self) -> bool:
+        """Whether no key is asked for."""
+        return not self._keys
+
+    def find(self, authorization: str | None) -> ApiKey | None:
+        """Whose key a request carries; None for none that is known.
+
+        Every digest is compared, in a time that does not depend on where they differ.
+
+        Args:
+            authorization: the header, ``Bearer KEY``.
+        """
+        if self.open:
+            return ANYBODY
+        kind, _, given = (authorization or "").partition(" ")
+        if kind.lower() != "bearer":
+            return None
+        digest = hashlib.sha256(given.strip().encode("utf-8", "surrogateescape")).hexdigest()
+        found = None
+        for key in self._keys:
+            if hmac.compare_digest(digest, key.digest):
+                found = key
+        return found

@@ -1,0 +1,321 @@
+"""The knowledge bases of a server: found by name, opened once, replaced when they change, never under a reader."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from specrag.errors import InputError, ModelFilesError, SpecragError
+from specrag.retrieval.build_settings import BuildSettings, settle
+from specrag.retrieval.disk import replace_file
+from specrag.retrieval.generation import Generation
+from specrag.retrieval.knowledge_base import KnowledgeBase
+from specrag.retrieval.manifest import MANIFEST, Manifest
+from specrag.retrieval.passage_store import PASSAGES, PassageStore, StoredFile
+from specrag.serving.places import Place, check_name, is_name
+from specrag.serving.settings import Settings
+from specrag.serving.tables import TableBase, open_table
+
+if TYPE_CHECKING:
+    from specrag.retrieval.encoder import Encoder
+
+Base: TypeAlias = KnowledgeBase | TableBase
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A knowledge base in short.
+
+    Attributes:
+        name: in this server.
+        kind: a folder of this machine, or a table of PostgreSQL.
+        documents: files indexed; None where that is not known.
+        passages: pieces that they were cut into.
+        generation: grows with each change; 0 for one without documents.
+        encoder: that made its vectors.
+        writable: whether documents can be uploaded.
+        problem: why it cannot be used now, if it cannot.
+    """
+
+    name: str
+    kind: Literal["folder", "table"]
+    documents: int | None = None
+    passages: int | None = None
+    generation: int = 0
+    encoder: str | None = None
+    writable: bool = False
+    problem: str | None = None
+
+
+@dataclass(slots=True)
+class _Opened:
+    """A knowledge base that is open.
+
+    Attributes:
+        version: of its manifest; another one there means that it has changed.
+        readers: leases on it.
+        kept: whether somebody without a lease may hold it, who closes it by forgetting it.
+    """
+
+    base: Base
+    version: object
+    readers: int = 0
+    kept: bool = False
+    stale: bool = field(default=False)
+
+    def close_if_free(self) -> None:
+        if self.stale and not self.readers and not self.kept:
+            self.base.close()
+
+
+class KnowledgeBases:
+    """All knowledge bases; safe to use from several threads.
+
+    Args:
+        settings: where they are.
+        encoder: the server's own encoder, loaded on first use; bases made with another load theirs.
+    """
+
+    def __init__(self, settings: Settings, encoder: Callable[[], Encoder] | None = None) -> None:
+        self._settings = settings
+        self._encoder = encoder
+        self._others: dict[tuple[str, str], Encoder] = {}
+        self._opened: dict[str, _Opened] = {}
+        self._lock = threading.RLock()
+
+    # -- names ----------------------------------------------------------------------------------------------
+
+    def names(self) -> list[str]:
+        """Of all knowledge bases, sorted."""
+        made: set[str] = set()
+        root = self._settings.kb_root
+        if root is not None:
+            with contextlib.suppress(OSError):
+                made = {
+                    path.name
+                    for path in root.iterdir()
+                    if is_name(path.name) and Place(path).record.is_file()
+                }
+        return sorted({*self._settings.kbs, *self._settings.tables, *made})
+
+    def __contains__(self, name: str) -> bool:
+        return is_name(name) and (
+            name in self._settings.kbs
+            or name in self._settings.tables
+            or (self._settings.kb_root is not None and self.place(name).record.is_file())
+        )
+
+    def kind(self, name: str) -> Literal["folder", "table"]:
+        """What it is."""
+        return "table" if name in self._settings.tables else "folder"
+
+    def place(self, name: str) -> Place:
+        """Its folders in ``kb_root``.
+
+        Raises:
+            InputError: there is no such folder: nothing can be uploaded here.
+        """
+        root = self._settings.kb_root
+        if root is None:
+            raise InputError("kb", name, "this server takes no uploads; its operator can set kb_root")
+        return Place(root / check_name(name))
+
+    def folder(self, name: str) -> Path:
+        """Where its index lies."""
+        configured = self._settings.kbs.get(name)
+        return self.place(name).index if configured is None else configured
+
+    # -- use ------------------------------------------------------------------------------------------------
+
+    def get(self, name: str) -> Base:
+        """A knowledge base to search for as long as it is referred to.
+
+        Raises:
+            KeyError: there is none of this name.
+            InputError: it holds no documents yet.
+            SpecragError: it is damaged, or its database does not answer.
+        """
+        with self._lock:
+            opened = self._open(name)
+            opened.kept = True
+            return opened.base
+
+    @contextlib.contextmanager
+    def lease(self, name: str) -> Iterator[Base]:
+        """A knowledge base that stays open inside the block, whatever is indexed meanwhile; raises as `get`."""
+        with self._lock:
+            opened = self._open(name)
+            opened.readers += 1
+        try:
+            yield opened.base
+        finally:
+            with self._lock:
+                opened.readers -= 1
+                opened.close_if_free()
+
+    def _open(self, name: str) -> _Opened:
+        if name not in self:
+            raise KeyError(name)
+        version = self._version(name)
+        opened = self._opened.get(name)
+        if opened is not None and opened.version == version:
+            return opened
+        fresh = _Opened(
+            open_table(self._settings.tables[name])
+            if self.kind(name) == "table"
+            else self._open_folder(name),
+            version,
+        )
+        self._opened[name] = fresh
+        if opened is not None:
+            opened.stale = True
+            opened.close_if_free()
+        return fresh
+
+    def _version(self, name: str) -> object:
+        """Another value means another content: the state of the manifest, which every change replaces."""
+        if self.kind(name) == "table":
+            return None
+        try:
+            status = (self.folder(name) / MANIFEST).stat()
+        except OSError:
+            return None
+        return status.st_ino, status.st_mtime_ns, status.st_size
+
+    def _open_folder(self, name: str) -> KnowledgeBase:
+        folder = self.folder(name)
+        if not Manifest.exists(folder) and name not in self._settings.kbs:
+            raise InputError("kb", name, "it holds no documents yet; upload some first")
+        made = Manifest.read(folder).encoder
+        try:
+            encoder = self._encoder_of(made.name, made.dtype)
+        except (InputError, ModelFilesError):
+            encoder = None  # BM25 needs none; a dense search says what is missing
+        return KnowledgeBase.open(folder, encoder=encoder)
+
+    def _encoder_of(self, name: str, dtype: str) -> Encoder:
+        if self._encoder is not None and name == self._settings.encoder:
+            encoder = self._encoder()
+            if encoder.dtype == dtype:
+                return encoder
+        if (name, dtype) not in self._others:
+            from specrag.retrieval.encoder import load_encoder  # it imports torch
+
+            self._others[name, dtype] = load_encoder(name, dtype=dtype)
+        return self._others[name, dtype]
+
+    def close(self) -> None:
+        """Let all of them go."""
+        with self._lock:
+            for opened in self._opened.values():
+                opened.stale, opened.kept = True, False
+                opened.close_if_free()
+            self._opened.clear()
+
+    # -- descriptions ---------------------------------------------------------------------------------------
+
+    def describe(self, name: str) -> Description:
+        """What can be said of it without loading it.
+
+        Raises:
+            KeyError: there is none of this name.
+        """
+        if name not in self:
+            raise KeyError(name)
+        if self.kind(name) == "table":
+            return self._describe_table(name)
+        writable = self._settings.kb_root is not None
+        folder = self.folder(name)
+        if name not in self._settings.kbs and not Manifest.exists(folder):
+            return Description(name, "folder", 0, 0, writable=writable)
+        try:
+            manifest = Manifest.read(folder)
+        except SpecragError:
+            return Description(
+                name, "folder", writable=writable, problem="it cannot be read; see the server's log"
+            )
+        return Description(
+            name,
+            "folder",
+            manifest.documents,
+            manifest.passages,
+            manifest.generation,
+            manifest.encoder.name,
+            writable,
+        )
+
+    def _describe_table(self, name: str) -> Description:
+        with self._lock:
+            opened = self._opened.get(name)
+        if opened is None:
+            return Description(name, "table")
+        return Description(name, "table", passages=len(opened.base))
+
+    def files(self, name: str) -> list[StoredFile]:
+        """The documents that it holds, sorted by name; none for one that is empty.
+
+        Raises:
+            KnowledgeBaseError: it is damaged.
+        """
+        folder = self.folder(name)
+        if not Manifest.exists(folder):
+            return []
+        generation = Generation.open(folder)
+        try:
+            store = PassageStore(generation.folder / PASSAGES)
+            try:
+                return store.files()
+            finally:
+                store.close()
+        finally:
+            generation.close()
+
+    # -- new ones -------------------------------------------------------------------------------------------
+
+    def create(self, name: str, chunk_tokens: int | None = None, chunk_overlap: int | None = None) -> None:
+        """Make a knowledge base without documents.
+
+        Raises:
+            InputError: the name or a value cannot be used, or nothing can be made here.
+            FileExistsError: there is one of this name.
+            OSError: the disk refuses.
+        """
+        place = self.place(name)
+        settle(BuildSettings(self._settings.encoder, None, chunk_tokens, chunk_overlap), place.index, None)
+        with self._lock:
+            if name in self:
+                raise FileExistsError(name)
+            root = self._settings.kb_root
+            assert root is not None
+            if sum(Place(path).record.is_file() for path in root.glob("*")) >= self._settings.max_kbs:
+                raise InputError(
+                    "name", name, f"there are {self._settings.max_kbs} already; delete one first"
+                )
+            place.folder.mkdir(parents=True, exist_ok=True)
+            record = {"chunk_tokens": chunk_tokens, "chunk_overlap": chunk_overlap}
+            write_json(place.record, record)
+
+    def build_settings(self, name: str) -> BuildSettings:
+        """How its documents become vectors; nothing for one that was made elsewhere, which knows."""
+        if name in self._settings.kbs or Manifest.exists(self.folder(name)):
+            return BuildSettings()
+        record = json.loads(self.place(name).record.read_text(encoding="utf-8"))
+        return BuildSettings(
+            encoder=self._settings.encoder,
+            chunk_tokens=record["chunk_tokens"],
+            chunk_overlap=record["chunk_overlap"],
+        )
+
+
+def write_json(path: Path, content: object) -> None:
+    """Write a small file so that a kill leaves the old one or the new one.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    replace_file(path, json.dumps(content, indent=1).encode())

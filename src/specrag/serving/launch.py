@@ -1,0 +1,104 @@
+"""Starts the server and ends it in order."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import socket
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from specrag.errors import InputError
+from specrag.serving.connections import watched_protocol
+from specrag.serving.logs import take_over_libraries
+from specrag.serving.settings import Settings
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+_SPARE_FILES = 256  # beside the connections: models, indexes, uploads
+
+
+class _Server(uvicorn.Server):
+    """Tells the application as soon as it is asked to stop."""
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI, seconds: float) -> None:
+        super().__init__(config)
+        self._app = app
+        self._seconds = seconds
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let nobody in any more, wait for those who are, then end."""
+        self._app.state.operation.readiness.stop()
+        self._app.state.service.begin_stop(self._seconds)
+        await super().shutdown(sockets)
+
+
+def serve(settings: Settings, app: FastAPI | None = None) -> None:
+    """Serve until a signal comes.
+
+    Args:
+        settings: checked ones.
+        app: with its operation; by default the whole application.
+
+    Raises:
+        InputError: the address cannot be listened on.
+    """
+    if app is None:
+        from specrag.serving.app import create_app
+
+        app = create_app(settings)
+    log = app.state.operation.log
+    take_over_libraries(log)
+    raise_file_limit(settings.max_connections + _SPARE_FILES)
+    config = uvicorn.Config(
+        app,
+        http=watched_protocol(settings),
+        ws="none",
+        loop="asyncio",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=int(settings.shutdown_seconds) + 5,
+    )
+    with _listen(settings.host, settings.port) as listener:
+        host, port = listener.getsockname()[:2]
+        log.info(
+            "listening",
+            url=f"http://{f'[{host}]' if ':' in host else host}:{port}",
+            model=settings.name,
+            keys=len(settings.all_keys()),
+            knowledge_bases=app.state.operation.bases.names(),
+            note=None if settings.needs_key else "no API key is set: only this machine is served",
+        )
+        _Server(config, app, settings.shutdown_seconds).run([listener])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family[0], family[1])
+    except OSError as error:
+        raise InputError(
+            "host", host, f"{error.strerror or error}; give an address of this machine"
+        ) from None
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(family[4])
+        listener.listen(2048)
+        listener.set_inheritable(False)
+    except OSError as error:
+        listener.close()
+        raise InputError("port", port, f"{(error.strerror or str(error)).lower()}; take another") from None
+    return listener
+
+
+def raise_file_limit(wanted: int) -> None:
+    """Allow so many open files, as far as the system lets us."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    target = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < target:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))

@@ -1,0 +1,89 @@
+"""What a request may tell the methods: ``specrag.options``, with their defaults, their limits and a word for people."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field
+
+from specrag.serving.schemas import Body
+
+#: Methods that decode tokens, for those that leave it to another.
+Decoder: TypeAlias = Literal["plain", "respec", "prompt-lookup", "token-recycling", "sam-decoding"]
+
+
+class NoOptions(Body):
+    """None."""
+
+
+class ReSpecOptions(Body):
+    """Of ReSpec; see :class:`specrag.methods.respec.ReSpec`."""
+
+    drafter: Literal["recycling", "lookup", "none"] = Field(
+        "recycling", description="Who guesses where nothing can be copied."
+    )
+    relaxed: bool = Field(
+        False, description="Accept copied tokens near the model's choice: faster, another text."
+    )
+    tolerance: Annotated[float, Field(ge=0, le=20)] = Field(
+        3.0, description="Nats that a relaxed token may lie below the best."
+    )
+    cost_aware: bool = Field(True, description="Weigh every guess by its measured cost.")
+
+
+class StandardRAGOptions(Body):
+    """Of standard RAG."""
+
+    decoder: Decoder = Field("plain", description="How tokens are decoded.")
+
+
+class RaLMOptions(Body):
+    """Of iterative retrieval; see :class:`specrag.methods.iterative_ralm.IterativeRaLM`."""
+
+    interval: Annotated[int, Field(ge=1, le=128)] = Field(4, description="New tokens between two retrievals.")
+    query_tokens: Annotated[int, Field(ge=1, le=512)] = Field(32, description="Most tokens of a query.")
+    passage_tokens: Annotated[int, Field(ge=16, le=2048)] = Field(
+        256, description="Most tokens of a passage; the rest is cut."
+    )
+    prompt_tokens: Annotated[int, Field(ge=32, le=8192)] = Field(
+        512, description="Most tokens of passage and question together."
+    )
+    decoder: Decoder = Field("plain", description="How the tokens between two retrievals are decoded.")
+
+
+class RaLMSpecOptions(RaLMOptions):
+    """Of RaLMSpec; see :class:`specrag.methods.ralmspec.RaLMSpec`."""
+
+    stride: Annotated[int, Field(ge=1, le=16)] | Literal["os3"] = Field(
+        3, description="Retrievals guessed before a search verifies them, or os3."
+    )
+    prefetch: Annotated[int, Field(ge=1, le=256)] = Field(
+        1, description="Passages that a search brings into the cache."
+    )
+    asynchronous: bool = Field(False, description="Decode on while guesses are verified.")
+
+
+class SpeculativeRAGOptions(Body):
+    """Of Speculative RAG; see :class:`specrag.methods.speculative_rag.SpeculativeRAG`."""
+
+    drafts: Annotated[int, Field(ge=1, le=16)] = Field(5, description="Drafts (the paper's m).")
+    passages_per_draft: Annotated[int, Field(ge=1, le=8)] = Field(
+        2, description="Passages that each is written from (the paper's k)."
+    )
+    strategy: Literal["multi-perspective", "random", "same-cluster"] = Field(
+        "multi-perspective", description="How passages are dealt out to drafts."
+    )
+    draft_tokens: Annotated[int, Field(ge=16, le=512)] = Field(
+        128, description="Most tokens of a draft, its rationale included."
+    )
+    decoder: Decoder = Field("plain", description="How drafts are decoded.")
+
+
+class RapidOptions(Body):
+    """Of RAPID; see :class:`specrag.methods.rapid.RAPID`. The model drafts for itself."""
+
+    eta: Annotated[float, Field(ge=0, le=100)] = Field(
+        0.0,
+        description="How much of the drafter's opinion the answer takes over; 0 gives the model's own text.",
+    )
+    gamma: Annotated[int, Field(ge=1, le=32)] = Field(10, description="Most guesses in a round.")

@@ -1,0 +1,216 @@
+"""Plans of the methods that answer from passages or from a long text."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from specrag.engine.passes import Coroutine
+from specrag.engine.session import Session
+from specrag.errors import InputError
+from specrag.methods.base import DecodingMethod
+from specrag.methods.generation import Generation, Prompt
+from specrag.methods.iterative import DEFAULT_MAX_TOKENS as ITERATIVE_MAX_TOKENS
+from specrag.methods.options import DEFAULT_MAX_TOKENS, Options
+from specrag.methods.rag_prompt import LEAD
+from specrag.methods.standard_rag import StandardRAG
+from specrag.serving.method_options import (
+    RaLMOptions,
+    RaLMSpecOptions,
+    RapidOptions,
+    SpeculativeRAGOptions,
+    StandardRAGOptions,
+)
+from specrag.serving.plans import (
+    DEFAULT_K,
+    GUESSES,
+    PASSAGE_TOKENS,
+    Ask,
+    Plan,
+    decoder,
+    passage_retriever,
+    refuse_form,
+    retrieval,
+)
+
+if TYPE_CHECKING:
+    from specrag.methods.rapid import RAPID
+    from specrag.retrieval.context import ContextRetriever
+
+
+def plan_answer(ask: Ask, method: DecodingMethod) -> Plan:
+    """Standard RAG, its text decoded by a method."""
+    llm = ask.llm
+    given: Options = {"max_tokens": DEFAULT_MAX_TOKENS, **ask.options}
+    found = retrieval(ask)
+    room = min(
+        llm.context_length - given["max_tokens"],
+        (found.k + 1) * PASSAGE_TOKENS + ask.said_tokens,
+    )
+    rag = StandardRAG(
+        llm,
+        found.retriever,
+        k=found.k,
+        index=found.index,
+        where=found.where,
+        min_score=found.min_score,
+        max_prompt_tokens=max(room, 1),
+        system=ask.system,
+        lead="" if ask.formed else LEAD,
+        rewrite=ask.wish.rewrite,
+    )
+    options: Options = {**given, "method": method}
+    rag.check(ask.question, ask.history, **options)
+    tokens = max(room, 1) + given["max_tokens"] + GUESSES
+    return Plan(lambda: rag.answering(ask.question, ask.history, **options), tokens)
+
+
+def plan_standard_rag(ask: Ask, options: StandardRAGOptions) -> Plan:
+    """Standard RAG."""
+    return plan_answer(ask, decoder(options.decoder))
+
+
+def plan_iterative(ask: Ask, options: RaLMOptions) -> Plan:
+    """A passage every few tokens, one search after the other."""
+    from specrag.methods.iterative_ralm import IterativeRaLM
+
+    method = IterativeRaLM(
+        ask.llm,
+        passage_retriever(ask),
+        interval=options.interval,
+        query_tokens=options.query_tokens,
+        passage_tokens=options.passage_tokens,
+        prompt_tokens=options.prompt_tokens,
+        decoder=decoder(options.decoder),
+        system=ask.system,
+    )
+    given: Options = {"max_tokens": ITERATIVE_MAX_TOKENS, **ask.options}
+    method.check(ask.question, **given)
+    return Plan(lambda: method.answering(ask.question, **given), _tokens(options, given, 2))
+
+
+def plan_ralmspec(ask: Ask, options: RaLMSpecOptions) -> Plan:
+    """The same, speculated."""
+    from specrag.methods.ralmspec import RaLMSpec
+
+    retriever = passage_retriever(ask)
+    method = RaLMSpec(
+        ask.llm,
+        retriever,
+        stride=options.stride,
+        prefetch=min(options.prefetch, max(len(retriever), 1)),
+        asynchronous=options.asynchronous,
+        interval=options.interval,
+        query_tokens=options.query_tokens,
+        passage_tokens=options.passage_tokens,
+        prompt_tokens=options.prompt_tokens,
+        decoder=decoder(options.decoder),
+        system=ask.system,
+    )
+    given: Options = {"max_tokens": ITERATIVE_MAX_TOKENS, **ask.options}
+    method.check(ask.question, **given)
+    # A session is kept for every passage that may still turn out to be the right one.
+    sessions = 2 + (options.stride if isinstance(options.stride, int) else 8)
+    return Plan(lambda: method.answering(ask.question, **given), _tokens(options, given, sessions))
+
+
+def plan_speculative_rag(ask: Ask, options: SpeculativeRAGOptions) -> Plan:
+    """Drafts from subsets, the best one chosen; the server's model drafts and verifies."""
+    from specrag.methods.drafting import Drafting
+    from specrag.methods.local_generator import LocalGenerator
+    from specrag.methods.speculative_rag import SpeculativeRAG
+    from specrag.models.scoring import LocalScorer
+
+    refuse_form(ask, "drafts have a form of their own")
+    found = retrieval(ask, 2 * DEFAULT_K)
+    method = SpeculativeRAG(
+        LocalGenerator(_Tenant(ask), method=decoder(options.decoder)),
+        LocalScorer(ask.llm.loaded),
+        found.retriever,
+        m=options.drafts,
+        k=min(options.passages_per_draft, found.k),
+        passages=found.k,
+        strategy=options.strategy,
+        drafting=Drafting(
+            max_tokens=options.draft_tokens, rationale_tokens=max(options.draft_tokens * 5 // 8, 1)
+        ),
+        seed=ask.options.get("seed", 0) % 2**32,
+        index=found.index,
+        where=found.where,
+        min_score=found.min_score,
+        executor=ask.llm.executor,
+    )
+    method.answering(ask.question).close()
+    prompt = (options.passages_per_draft + 1) * PASSAGE_TOKENS + ask.said_tokens
+    # Each draft has a session of the drafter and rows of the verifier's pass.
+    each = min(prompt, ask.llm.context_length) + 2 * options.draft_tokens
+    return Plan(lambda: method.answering(ask.question), 2 * options.drafts * each)
+
+
+def plan_rapid(ask: Ask, options: RapidOptions) -> Plan:
+    """A long text in the request itself: the earlier messages, or all but the last paragraph of a single one."""
+    from specrag.methods.long_context import LongContext
+
+    if ask.kb is not None:
+        remedy = "leave it out; rapid reads a long text that the request itself holds"
+        raise InputError("specrag.kb", ask.wish.kb, remedy)
+    refuse_form(ask, "a long text is answered freely")
+    documents: tuple[str, ...] = ()
+    question, history = ask.question, ask.history
+    if not history:
+        text, cut, question = ask.question.strip().rpartition("\n\n")
+        if not cut or not text.strip():
+            remedy = "send a long text and, as its last paragraph or as a message of its own, the question"
+            raise InputError("messages", "no long text", remedy)
+        # A text, never the name of a file.
+        documents = (text,)
+    given: Options = {"max_tokens": DEFAULT_MAX_TOKENS, **ask.options}
+    given.pop("raw", None)
+    method = LongContext(
+        ask.llm,
+        method=_rapid(options.eta, options.gamma),
+        retriever=_context_retriever(),
+        reuse=False,
+        system=ask.system,
+    )
+    method.answering(question, documents, history=history, **given).close()
+    tokens = min(ask.said_tokens + PASSAGE_TOKENS, ask.llm.context_length) + given["max_tokens"] + GUESSES
+    return Plan(lambda: method.answering(question, documents, history=history, **given), 2 * tokens)
+
+
+class _Tenant:
+    """The model, whose prefix cache keeps what is read for one key apart from the others'.
+
+    Args:
+        ask: whose.
+    """
+
+    def __init__(self, ask: Ask) -> None:
+        self._llm = ask.llm
+        self._tenant = ask.options.get("tenant", "")
+        self.executor = ask.llm.executor
+        self.loaded = ask.llm.loaded
+
+    def generating(
+        self, prompt: Prompt, options: Options, begun: Session | None = None
+    ) -> Coroutine[Generation]:
+        """As the model's own."""
+        return self._llm.generating(prompt, {**options, "tenant": self._tenant}, begun)
+
+
+@lru_cache(maxsize=16)
+def _rapid(eta: float, gamma: int) -> RAPID:
+    from specrag.methods.rapid import RAPID
+
+    return RAPID(eta=eta, gamma=gamma)
+
+
+@lru_cache(maxsize=1)
+def _context_retriever() -> ContextRetriever:
+    from specrag.retrieval.context import ContextRetriever
+
+    return ContextRetriever()
+
+
+def _tokens(options: RaLMOptions, given: Options, sessions: int) -> int:
+    return sessions * (options.prompt_tokens + given["max_tokens"] + GUESSES)

@@ -1,0 +1,210 @@
+"""What all requests share: the model and its executor, the encoder, the knowledge bases, the places and the memory."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+from specrag.errors import InputError, SpecragError
+from specrag.serving.admission import Admission
+from specrag.serving.knowledge import Base, KnowledgeBases
+from specrag.serving.problems import ApiError
+
+if TYPE_CHECKING:
+    from specrag.language_model import LanguageModel
+    from specrag.models.grammar import GrammarVocabulary
+    from specrag.retrieval.encoder import Encoder
+    from specrag.serving.metrics import FinishedGeneration
+    from specrag.serving.running import RunningTexts
+    from specrag.serving.settings import Settings
+
+State = Literal["loading", "ready", "failed", "stopping"]
+
+#: Rows of a prompt in one pass, and of one pass in all. Smaller than a program's own: others wait for a pass.
+PREFILL_ROWS, PASS_ROWS = 256, 512
+
+_log = logging.getLogger("specrag.serving")
+
+
+class Service:
+    """One server's working parts.
+
+    Args:
+        settings: checked ones.
+
+    Attributes:
+        admission: places, queue and memory.
+        encodings: the queue for embeddings, made one call after the other: they take the processors from all passes.
+        observers: called in the event loop with the figures of every answer that has ended.
+        searches: called with the seconds and the passages of every search.
+        knowledge_bases: by name; closed by whoever has put them there.
+        created: when it was started, in seconds since 1970.
+        running: what is to be ended when the server stops.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.state: State = "loading"
+        self.failure: str | None = None
+        self.admission = Admission(settings.max_concurrent, settings.max_queue, None)
+        self.encodings = Admission(1, settings.max_queue, None)
+        self.observers: list[Callable[[FinishedGeneration], None]] = []
+        self.knowledge_bases = KnowledgeBases(settings, self.encoder)
+        self.created = int(time.time())
+        self._llm: LanguageModel | None = None
+        self._encoder: Encoder | None = None
+        self._encoder_lock = threading.Lock()
+        self._loading: asyncio.Task[None] | None = None
+        self.running: set[RunningTexts] = set()
+        self.searches: Callable[[float, int], None] | None = None
+
+    # -- life -----------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Load what is needed in a thread; called in the event loop."""
+        self._loading = asyncio.get_running_loop().create_task(self._load())
+
+    async def _load(self) -> None:
+        try:
+            await asyncio.to_thread(self.load)
+        except Exception as error:  # the server stays up to say so
+            self.state = "failed"
+            known = isinstance(error, SpecragError)
+            self.failure = str(error) if known else f"{type(error).__name__} while loading"
+            _log.error("loading failed: %s", error, exc_info=not known)
+
+    def load(self) -> None:
+        """Load the model and open the knowledge bases; takes seconds.
+
+        Raises:
+            SpecragError: a model or a knowledge base cannot be used.
+        """
+        from specrag.engine.memory import free_bytes
+        from specrag.language_model import LanguageModel
+        from specrag.models.loading import load_model
+        from specrag.serving.methods import served_method
+
+        settings = self.settings
+        served_method(settings.method)
+        loaded = load_model(
+            settings.model,
+            dtype=settings.dtype,
+            device=settings.device,
+            adapter=settings.adapter,
+            batch_invariant=settings.batch_invariant,
+        )
+        llm = LanguageModel(
+            loaded,
+            prefix_cache_bytes=settings.prefix_cache_bytes,
+            max_rows=PASS_ROWS,
+            prefill_rows=PREFILL_ROWS,
+        )
+        # One short text, so that nobody's request waits for loops to be compiled.
+        llm.generate("Hello", max_tokens=2, method=_decoding(settings.method))
+        for name in settings.kbs:
+            self.knowledge_bases.get(name)
+        free = settings.kv_memory_bytes
+        if free is None:
+            known = free_bytes(loaded.device)
+            free = None if known is None else known // 2
+        if free is not None:
+            free = max(free - settings.prefix_cache_bytes, 0)
+        self._llm = llm
+        self.admission.budget = free
+        if self.state == "loading":
+            self.state = "ready"
+
+    @property
+    def llm(self) -> LanguageModel:
+        """The model.
+
+        Raises:
+            ApiError: 503 where it is not loaded.
+        """
+        if self._llm is None or self.state in ("loading", "failed"):
+            message = self.failure or "the model is being loaded; try again in a moment"
+            code = "failed" if self.state == "failed" else "loading"
+            raise ApiError(503, message, code=code, headers={"Retry-After": "5"})
+        return self._llm
+
+    @cached_property
+    def grammars(self) -> GrammarVocabulary:
+        """Makes grammars for the model's tokens."""
+        from specrag.models.grammar import GrammarVocabulary
+
+        return GrammarVocabulary(self.llm.tokenizer, self.llm.model.vocab_size)
+
+    def encoder(self) -> Encoder:
+        """The sentence encoder of ``/v1/embeddings``, loaded on first use; takes a second then."""
+        with self._encoder_lock:
+            if self._encoder is None:
+                from specrag.retrieval.encoder import load_encoder
+
+                self._encoder = load_encoder(self.settings.encoder)
+            return self._encoder
+
+    def begin_stop(self, seconds: float) -> None:
+        """Let no request in any more, and end those that run after so many seconds; called in the event loop."""
+        if self.state != "stopping":
+            self.state = "stopping"
+            self.admission.close()
+            self.encodings.close()
+            asyncio.get_running_loop().call_later(seconds, self._end_running)
+
+    def _end_running(self) -> None:
+        for texts in list(self.running):
+            texts.interrupt(
+                ApiError(503, "the server is being stopped", code="stopping", headers={"Retry-After": "10"})
+            )
+
+    async def close(self) -> None:
+        """End what is left and release models and files."""
+        self.state = "stopping"
+        self.admission.close()
+        if self._loading is not None:
+            with suppress(asyncio.CancelledError):
+                await self._loading  # a thread cannot be cancelled
+        if self._llm is not None:
+            await asyncio.to_thread(self._llm.close)
+
+    # -- what requests ask ------------------------------------------------------------------------------------
+
+    def check_model(self, name: str) -> None:
+        """Make sure that a request's model is the one that is served.
+
+        Raises:
+            ApiError: it is another.
+        """
+        if name not in (self.settings.name, self.settings.model):
+            message = f"the model {name[:80]!r} is not served here; take {self.settings.name!r}"
+            raise ApiError(404, message, code="model_not_found", param="model")
+
+    def bytes_for(self, tokens: int) -> int:
+        """Memory of keys and values of so many tokens."""
+        from specrag.engine.memory import keys_values_bytes
+
+        return keys_values_bytes(self.llm.model, tokens)
+
+    def knowledge_base(self, name: str, may_read: Callable[[str], bool]) -> Base:
+        """A knowledge base that the caller may read.
+
+        Raises:
+            InputError: there is none that it may know of.
+        """
+        if may_read(name):
+            with suppress(KeyError):
+                return self.knowledge_bases.get(name)
+        raise InputError("specrag.kb", name, "there is no knowledge base of this name; GET /v1/kb lists them")
+
+
+def _decoding(method: str) -> str:
+    """The method that decodes tokens, of any served one."""
+    from specrag.methods.registry import METHODS
+
+    return method if method in METHODS else "plain"

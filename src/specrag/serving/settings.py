@@ -1,0 +1,333 @@
+"""What an operator may set, in one scheme: every setting has one name, wherever it is given.
+
+The setting ``max_queue`` is the line ``max_queue = 64`` of a TOML file, the environment variable
+``SPECRAG_SERVE_MAX_QUEUE=64`` and the flag ``--max-queue 64``. A flag wins over the environment, the environment
+over the file, the file over the default. Names that do not exist are refused.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import (
+    BaseSettings,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
+
+from specrag.errors import InputError
+from specrag.serving.keys import ApiKey
+
+PREFIX = "SPECRAG_SERVE_"
+
+CONFIG_VARIABLE = "SPECRAG_SERVE_CONFIG"
+"""Names the TOML file where no flag does."""
+
+#: What a knowledge base may be called: a part of a path and of a URL without any surprise.
+NAME_PATTERN = r"[a-z0-9][a-z0-9_-]{0,63}"
+
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+
+
+class Table(BaseModel):
+    """A knowledge base in PostgreSQL.
+
+    Args:
+        url: of the database; may hold a password and is never shown.
+        table: its name.
+        index: ``flat`` or ``hnsw``.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    url: SecretStr
+    table: str = "passages"
+    index: Literal["flat", "hnsw"] = "flat"
+
+
+Name = Annotated[str, Field(pattern=f"^{NAME_PATTERN}$")]
+Count = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Words = Annotated[tuple[str, ...], NoDecode]
+
+
+class Settings(BaseSettings):
+    """Everything that ``specrag serve`` can be told. Made by :func:`load_settings`.
+
+    Sizes are in bytes, times in seconds.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX,
+        extra="forbid",
+        frozen=True,
+        hide_input_in_errors=True,
+        nested_model_default_partial_update=False,
+    )
+
+    # -- the model ------------------------------------------------------------------------------------------
+    model: str = Field("smollm2-135m", description="A catalog name, a folder, a .gguf file or a hub id.")
+    served_name: str | None = Field(
+        None, description="What /v1/models calls it; by default the model's name."
+    )
+    dtype: Literal["fp32", "bf16", "fp16", "int8"] = Field("bf16", description="fp32, bf16, fp16 or int8.")
+    device: str | None = Field(
+        None, description="Such as cpu or cuda:0; by default the first GPU, else the CPU."
+    )
+    adapter: Path | None = Field(None, description="A folder with a LoRA adapter, merged into the weights.")
+    batch_invariant: bool = Field(False, description="Equal bits whatever else is in a pass.")
+    method: str = Field("respec", description="How to decode where a request does not say.")
+    encoder: str = Field("minilm-l6-v2", description="Of /v1/embeddings and of knowledge bases made here.")
+    prefix_cache_bytes: int = Field(0, ge=0, description="Memory for keys and values of earlier prompts.")
+
+    # -- the knowledge bases --------------------------------------------------------------------------------
+    kbs: Annotated[dict[Name, Path], NoDecode] = Field({}, description="Folders of `specrag index`, by name.")
+    tables: dict[Name, Table] = Field({}, description="Tables of PostgreSQL, by name.")
+    kb_root: Path | None = Field(
+        None,
+        description="Folder for knowledge bases made through the API and for all uploads; without it none.",
+    )
+
+    # -- who may ask ----------------------------------------------------------------------------------------
+    host: str = Field("127.0.0.1", description="Address to listen on; without a key only this machine's own.")
+    port: int = Field(8000, ge=0, le=65535, description="Port; 0 takes a free one.")
+    api_key: SecretStr | None = Field(None, description="One key that may do everything.")
+    api_key_file: Path | None = Field(None, description="A file whose first line is that key.")
+    keys: tuple[ApiKey, ...] = Field((), description="Keys with scopes.")
+    cors_origins: Words = Field((), description="Sites whose pages may call this server; none by default.")
+    allowed_hosts: Words = Field(
+        (), description="Names that a request may call this server by; without a key those of this machine."
+    )
+
+    # -- limits ---------------------------------------------------------------------------------------------
+    max_body_bytes: Count = Field(4 * MIB, description="Of a request that is no upload.")
+    max_upload_bytes: Count = Field(256 * MIB, description="Of one upload, all files together.")
+    max_upload_files: Count = Field(256, description="Files of one upload.")
+    max_prompt_tokens: Count | None = Field(None, description="By default the model's context.")
+    max_output_tokens: Count | None = Field(None, description="By default what is left of the context.")
+    max_choices: Count = Field(16, description="Answers of one request: n times its prompts.")
+    max_concurrent: Count = Field(32, description="Requests that decode at the same time.")
+    max_queue: int = Field(128, ge=0, description="Requests that wait behind them; more are answered 429.")
+    max_jobs: Count = Field(16, description="Uploads that wait to be indexed; more are answered 429.")
+    max_kbs: Count = Field(100, description="Knowledge bases in kb_root.")
+    max_connections: Count = Field(
+        1024, description="Open connections; the longest idle one is closed for a new."
+    )
+    deadline: Seconds = Field(600.0, description="Of a request, from its arrival to its last token.")
+    header_seconds: Seconds = Field(15.0, description="For the head of a request to arrive.")
+    body_seconds: Seconds = Field(30.0, description="For the body of a request to arrive.")
+    upload_seconds: Seconds = Field(900.0, description="For an upload to arrive.")
+    search_seconds: Seconds = Field(30.0, description="For a search of a knowledge base.")
+    write_seconds: Seconds = Field(60.0, description="That a client may leave an answer unread.")
+    shutdown_seconds: Seconds = Field(
+        30.0, description="For running requests to end when the server is stopped."
+    )
+    kv_memory_bytes: Count | None = Field(
+        None,
+        description="For keys and values of all requests; by default half of the free memory at the start.",
+    )
+
+    # -- what it tells --------------------------------------------------------------------------------------
+    log_format: Literal["json", "text"] = Field("json", description="json or text.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="debug to error.")
+    log_prompts: bool = Field(False, description="Write prompts and answers into the log.")
+    metrics: bool = Field(True, description="Serve /metrics.")
+    page: bool = Field(True, description="Serve the page at /.")
+    tracing: bool = Field(False, description="Send OpenTelemetry traces; needs specrag[tracing].")
+
+    @field_validator("kbs", mode="before")
+    @classmethod
+    def _split_kbs(cls, value: object) -> object:
+        """``NAME=FOLDER`` pairs, as a list or with commas between them."""
+        words = _split(value) if isinstance(value, str) else value
+        if not isinstance(words, (list, tuple)):
+            return words
+        pairs = [str(word).partition("=") for word in words]
+        for name, equals, folder in pairs:
+            if not (name and equals and folder):
+                raise ValueError("give NAME=FOLDER")
+        if len({name for name, _, _ in pairs}) < len(pairs):
+            raise ValueError("give every name once")
+        return {name: folder for name, _, folder in pairs}
+
+    @field_validator("cors_origins", "allowed_hosts", mode="before")
+    @classmethod
+    def _split_words(cls, value: object) -> object:
+        return _split(value) if isinstance(value, str) else value
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _check_origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in value:
+            if not origin.startswith(("http://", "https://")) or origin.count("/") != 2:
+                raise ValueError(
+                    "give origins such as https://app.example.org, without a path; * is not taken"
+                )
+        return value
+
+    @field_validator("kb_root", "adapter")
+    @classmethod
+    def _expand(cls, value: Path | None) -> Path | None:
+        return None if value is None else value.expanduser()
+
+    @field_validator("kbs")
+    @classmethod
+    def _expand_all(cls, value: dict[str, Path]) -> dict[str, Path]:
+        return {name: folder.expanduser() for name, folder in value.items()}
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],  # noqa: ARG003 - the frame's signature
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags, then the environment; the file's lines come with the flags (see :func:`load_settings`)."""
+        return init_settings, env_settings
+
+    @property
+    def name(self) -> str:
+        """What the model is called in requests and answers."""
+        return self.served_name or Path(self.model).name
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether a request must name a key."""
+        return bool(self.all_keys())
+
+    def all_keys(self) -> tuple[ApiKey, ...]:
+        """Every key, whichever way it was given.
+
+        Raises:
+            InputError: the file with the key cannot be read or holds none.
+        """
+        keys = list(self.keys)
+        if self.api_key is not None:
+            keys.append(_master(self.api_key.get_secret_value(), "api_key"))
+        if self.api_key_file is not None:
+            keys.append(_master(_read_key(self.api_key_file), "api_key_file"))
+        return tuple(keys)
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine can reach the address."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ip_address(self.host.strip("[]")).is_loopback
+        except ValueError:
+            return False
+
+    def check(self) -> None:
+        """What can only be seen of all settings together.
+
+        Raises:
+            InputError: without a key the server would listen to other machines; two knowledge bases have one
+                name; two keys have one name or one value; a key's scope names no knowledge base.
+        """
+        keys = self.all_keys()
+        if not keys and not self.loopback:
+            remedy = (
+                "without an API key only 127.0.0.1 is served; set api_key_file, or keys, or leave host out"
+            )
+            raise InputError("host", self.host, remedy)
+        for name in self.kbs.keys() & self.tables.keys():
+            raise InputError(
+                "tables", name, "kbs has the same name; give every knowledge base one of its own"
+            )
+        for field, values in {
+            "name": [key.name for key in keys],
+            "key": [key.digest for key in keys],
+        }.items():
+            if len(set(values)) < len(values):
+                raise InputError(
+                    "keys", f"{len(values)} keys", f"two have the same {field}; give each its own"
+                )
+        if self.kb_root is None:
+            for key in keys:
+                for name in sorted(set(key.kbs) - {"*"} - self.kbs.keys() - self.tables.keys()):
+                    raise InputError(f"keys: {key.name}", name, "there is no knowledge base of this name")
+
+
+def load_settings(file: Path | None = None, flags: Mapping[str, Any] | None = None) -> Settings:
+    """Settings from flags, environment and file, checked.
+
+    Args:
+        file: TOML; by default what ``SPECRAG_SERVE_CONFIG`` names, else none.
+        flags: values by setting; None stands for a flag that was not given.
+
+    Raises:
+        InputError: a value cannot be used; a secret is not shown.
+    """
+    variable = os.environ.get(CONFIG_VARIABLE)
+    if file is None and variable:
+        file = Path(variable)
+    values = {} if file is None else _read_toml(file)
+    named = {
+        name.upper().removeprefix(PREFIX).lower() for name in os.environ if name.upper().startswith(PREFIX)
+    }
+    for name in sorted(named - {"config"} - Settings.model_fields.keys()):
+        raise InputError(f"{PREFIX}{name.upper()}", "", "there is no such setting; see docs/deployment.md")
+    # The environment stands between file and flags: what it says is taken out of the file.
+    values = {name: value for name, value in values.items() if name not in named}
+    values |= {name: value for name, value in (flags or {}).items() if value is not None}
+    try:
+        settings = Settings(**values)
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        field = ".".join(str(part) for part in problem["loc"]) or "settings"
+        raise InputError(field, "the value given", _message(problem["msg"])) from None
+    except SettingsError as error:
+        raise InputError("settings", PREFIX, f"{error}; lists of tables are given as JSON") from None
+    settings.check()
+    return settings
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    try:
+        content = tomllib.loads(file.expanduser().read_text(encoding="utf-8"))
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise InputError("config", str(file), f"{reason}; give a TOML file that can be read") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError("config", str(file), f"it is no TOML: {error}") from None
+    for name in sorted(content.keys() - Settings.model_fields.keys()):
+        raise InputError(f"config {file}", name, "there is no such setting; see docs/deployment.md")
+    return content
+
+
+def _read_key(file: Path) -> str:
+    try:
+        lines = file.expanduser().read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise InputError(
+            "api_key_file", str(file), f"{reason}; give a file whose first line is the key"
+        ) from None
+    return lines[0].strip() if lines else ""
+
+
+def _master(key: str, field: str) -> ApiKey:
+    try:
+        return ApiKey(name="master", key=key, kbs=("*",), upload=True, create=True)
+    except ValidationError as error:
+        message = _message(error.errors(include_input=False)[0]["msg"])
+        raise InputError(field, "the value given", message) from None
+
+
+def _message(text: str) -> str:
+    return text.removeprefix("Value error, ")
+
+
+def _split(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]

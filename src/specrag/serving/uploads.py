@@ -1,0 +1,176 @@
+"""Files of a multipart body, written as they arrive, checked, and kept only if all of them are good."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+
+from specrag.errors import InputError
+from specrag.retrieval.disk import sync
+from specrag.serving.content import check_content
+from specrag.serving.places import check_document
+from specrag.serving.problems import ApiError
+
+_FIELDS = frozenset({"file", "files", "files[]"})
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+class _Receiver:
+    """Takes a multipart body apart; methods named ``on_`` are called by the parser.
+
+    Args:
+        boundary: between the parts.
+        folder: new; takes the files.
+        most_files: that may come.
+        most_bytes: of all files together.
+    """
+
+    def __init__(self, boundary: bytes, folder: Path, most_files: int, most_bytes: int) -> None:
+        self.names: list[str] = []
+        self.finished = False
+        self._folder = folder
+        self._most_files = most_files
+        self._most_bytes = most_bytes
+        self._bytes = 0
+        self._file: BinaryIO | None = None
+        self._field, self._value = b"", b""
+        self._headers: dict[bytes, bytes] = {}
+        callbacks: dict[str, Callable[..., None]] = {
+            "on_part_begin": self._begin,
+            "on_header_field": self._on_field,
+            "on_header_value": self._on_value,
+            "on_header_end": self._on_header_end,
+            "on_headers_finished": self._open,
+            "on_part_data": self._on_data,
+            "on_part_end": self._close,
+            "on_end": self._end,
+        }
+        self._parser = MultipartParser(boundary, callbacks)  # type: ignore[arg-type]
+
+    def feed(self, data: bytes) -> None:
+        """Take in a part of the body."""
+        try:
+            self._parser.write(data)
+        except FormParserError:
+            raise ApiError(
+                400, "the body is no well-formed multipart/form-data", code="invalid_multipart"
+            ) from None
+
+    def abandon(self) -> None:
+        """Let the file go that is open."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _begin(self) -> None:
+        self._headers = {}
+        self._field = self._value = b""
+
+    def _on_field(self, data: bytes, start: int, end: int) -> None:
+        self._field += data[start:end]
+
+    def _on_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+
+    def _on_header_end(self) -> None:
+        self._headers[self._field.lower()] = self._value
+        self._field = self._value = b""
+
+    def _open(self) -> None:
+        _, options = parse_options_header(self._headers.get(b"content-disposition", b""))
+        field = options.get(b"name", b"").decode("utf-8", "replace")
+        if field not in _FIELDS or b"filename" not in options:
+            raise ApiError(400, "send files, in fields named files", code="invalid_multipart", param="files")
+        if len(self.names) >= self._most_files:
+            raise ApiError(413, f"send at most {self._most_files} files at once", param="files")
+        name = check_document(options[b"filename"].decode("utf-8", "surrogateescape"))
+        if name.casefold() in {other.casefold() for other in self.names}:
+            raise InputError("files", name, "it is there twice")
+        self.names.append(name)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._file = open(os.open(self._folder / name, flags, 0o600), "wb")  # noqa: SIM115 - closed in _close
+
+    def _on_data(self, data: bytes, start: int, end: int) -> None:
+        assert self._file is not None
+        self._bytes += end - start
+        if self._bytes > self._most_bytes:
+            raise ApiError(413, f"the files are larger than {self._most_bytes:,} bytes")
+        self._file.write(data[start:end])
+
+    def _close(self) -> None:
+        assert self._file is not None
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        self._file = None
+
+    def _end(self) -> None:
+        self.finished = True
+
+
+async def receive_files(request: Request, folder: Path, most_files: int, most_bytes: int) -> tuple[str, ...]:
+    """Write the files of a request into a new folder; all of them, or none and no folder.
+
+    Args:
+        request: with a multipart body.
+        folder: to make.
+        most_files: that may come.
+        most_bytes: of all files together.
+
+    Returns:
+        Their names.
+
+    Raises:
+        ApiError: the body is malformed, too large, or the disk is full.
+        InputError: a name or a content cannot be used.
+        ClientDisconnect: the client went away.
+    """
+    kind, options = parse_options_header(request.headers.get("content-type", ""))
+    boundary = options.get(b"boundary", b"")
+    if kind != b"multipart/form-data" or not 1 <= len(boundary) <= 70:
+        raise ApiError(415, "send the files as multipart/form-data")
+    receiver: _Receiver | None = None
+    kept = False
+    try:
+        await run_in_threadpool(folder.mkdir, parents=True)
+        receiver = _Receiver(boundary, folder, most_files, most_bytes)
+        async for chunk in request.stream():
+            if chunk:
+                await run_in_threadpool(receiver.feed, chunk)
+        if not receiver.finished:
+            raise ApiError(400, "the body ends in the middle of a file", code="invalid_multipart")
+        if not receiver.names:
+            raise ApiError(400, "send at least one file", code="invalid_multipart", param="files")
+        await run_in_threadpool(_check, folder, receiver.names)
+        kept = True
+        return tuple(receiver.names)
+    except OSError as error:
+        raise disk_error(error) from error
+    finally:
+        if not kept:
+            if receiver is not None:
+                receiver.abandon()
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _check(folder: Path, names: list[str]) -> None:
+    for name in names:
+        check_content(folder / name, name)
+    sync(folder)
+    sync(folder.parent)
+
+
+def disk_error(error: OSError) -> ApiError:
+    """What a client is told where the disk refuses."""
+    if error.errno in _FULL:
+        return ApiError(507, "no space is left on the server's disk", code="disk_full")
+    return ApiError(500, "the server cannot write the files; its log says why", code="disk_error")

@@ -1,0 +1,196 @@
+"""Asking through the page: what is shown is what the server said."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.serving.page.conftest import Visit
+from tests.serving.page.live import LiveServer, serve, wait_until
+
+QUESTION = "Who discovered radium?"
+LONG = "Write a very long story about the sea, with many chapters."
+
+
+def served(server: LiveServer, question: str, method: str, max_tokens: int) -> dict[str, Any]:
+    """The server's own answer to what the page asks, without a stream."""
+    body = {
+        "model": server.app.state.service.settings.name,
+        "messages": [{"role": "user", "content": question}],
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "seed": 0,
+        "specrag": {"kb": "sample", "method": method},
+    }
+    answer = httpx.post(f"{server.url}v1/chat/completions", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+def test_an_answer_with_its_sources(visit: Callable[..., Visit], server: LiveServer) -> None:
+    here = visit()
+    page = here.page
+    here.choose("respec", max_tokens="48")
+    here.ask(QUESTION)
+    expected = served(server, QUESTION, "respec", 48)
+    said = expected["choices"][0]["message"]["content"]
+    assert page.inner_text("#run-1-answer").strip() == said.strip()
+    assert "Marie Curie" in said
+
+    # Tokens of more than one origin, each told by its class and in words; the legend's counts add up.
+    kinds = set(page.eval_on_selector_all("#run-1-answer .token", "all => all.map(one => one.className)"))
+    assert "token target" in kinds
+    assert len(kinds - {"token target", "token given"}) >= 1
+    titles = page.eval_on_selector_all("#run-1-answer .token", "all => all.map(one => one.title)")
+    assert all(titles)
+    counts = [int(text.split()[0]) for text in page.locator(".run .legend .muted").all_inner_texts()]
+    tokens = expected["specrag"]["usage"]["completion_tokens"]
+    assert sum(counts) == tokens
+
+    # Sources as served, in their order; what the answer cites is marked, a citation leads there.
+    sources = expected["specrag"]["sources"]
+    assert page.locator(".source-title").all_inner_texts() == [source["title"] for source in sources]
+    cited = [source["number"] for source in sources if source["cited"]]
+    assert page.locator(".source.cited").count() == len(cited) >= 1
+    passage = sources[cited[0] - 1]["text"]
+    marked = page.locator(f"#run-1-source-{cited[0]} mark").all_inner_texts()
+    assert marked
+    assert all(text in passage for text in marked)
+    page.click("#run-1-answer a.citation >> nth=0")
+    assert page.url.endswith(f"#run-1-source-{cited[0]}")
+
+    # The passes: one bar group each, and the same as a table.
+    page.click(".passes summary")
+    rows = page.locator(".passes tbody tr")
+    assert 1 <= rows.count() < tokens
+    texts = page.locator(".passes td.text").evaluate_all("all => all.map(one => one.textContent)")
+    assert said.endswith("".join(texts).rstrip())
+    kept = [int(text) for text in page.locator(".passes tr td:nth-child(4)").all_inner_texts()]
+    assert sum(kept) == expected["specrag"]["usage"]["accepted"]
+    assert page.locator("svg[role=img] .block.verifying").count() == rows.count()
+    label = page.get_attribute(".timeline svg[role=img]", "aria-label") or ""
+    assert f"{rows.count()} rounds made {tokens} tokens" in label
+    assert page.get_attribute("#run-1-answer", "aria-busy") is None
+    assert "done" in page.inner_text("#status")
+
+
+def test_two_methods_one_after_the_other(visit: Callable[..., Visit]) -> None:
+    here = visit()
+    page = here.page
+    page.evaluate("""() => {
+        window.states = [];
+        const look = () => [...document.querySelectorAll(".run-state")].map((place) => place.dataset.state).join(" ");
+        new MutationObserver(() => window.states.push(look()))
+            .observe(document.getElementById("runs"), { childList: true, subtree: true, attributes: true });
+    }""")
+    here.choose("respec", "plain", max_tokens="40")
+    here.ask(QUESTION)
+    states = set(page.evaluate("window.states"))
+    assert {"running waiting", "done running", "done done"} <= states
+    assert "running running" not in states
+    answers = page.locator(".answer").all_inner_texts()
+    assert answers[0] == answers[1]
+    assert page.locator("#comparison").is_visible()
+    assert "Both wrote the same text" in page.inner_text("#comparison")
+    rates = [float(text) for text in page.locator("#comparison td.number:nth-child(2)").all_inner_texts()]
+    shown = [float(text) for text in page.locator(".figures div:first-child dd").all_inner_texts()]
+    assert rates == shown
+    assert min(rates) > 0
+    assert all(
+        text.endswith(" s") for text in page.locator("#comparison td.number:nth-child(n+4)").all_inner_texts()
+    )
+    boxes = [page.locator(".run").nth(index).bounding_box() for index in (0, 1)]
+    assert boxes[0]
+    assert boxes[1]
+    assert boxes[0]["y"] == boxes[1]["y"]
+
+
+def test_stopping_frees_the_server(visit: Callable[..., Visit], server: LiveServer) -> None:
+    here = visit()
+    page = here.page
+    here.choose("plain", kb="", max_tokens="2000")
+    page.fill("#question", LONG)
+    page.press("#question", "Enter")
+    page.locator("#run-1-answer .token").nth(5).wait_for()
+    page.press("body", "Escape")
+    page.wait_for_selector("#submit", state="visible")
+    assert page.inner_text(".run-state") == "Stopped"
+    assert "stopped" in page.inner_text("#status")
+    so_far = page.inner_text("#run-1-answer")
+    wait_until(lambda: server.app.state.service.admission.running == 0, 5)
+    assert page.inner_text("#run-1-answer") == so_far != ""
+    here.choose("plain", kb="", max_tokens="4")
+    here.ask("Hello")
+    assert page.inner_text(".run-state") == "Done"
+
+
+def test_refusals_and_a_lost_server_are_told_in_words(visit: Callable[..., Visit]) -> None:
+    here = visit()
+    page = here.page
+    here.choose("respec", k="99")
+    here.ask(QUESTION)
+    told = page.inner_text(".run [role=alert]")
+    assert told.startswith("k: 99 is not usable: give a whole number from 1 to ")
+    assert page.inner_text(".run-state") == "Failed"
+    here.choose("respec", k="3")
+    page.context.set_offline(True)
+    here.ask(QUESTION)
+    assert "does not answer" in page.inner_text(".run [role=alert]")
+    page.context.set_offline(False)
+    here.choose("respec", max_tokens="8")
+    here.ask(QUESTION)
+    assert page.locator(".run [role=alert]").count() == 0
+    assert page.inner_text(".run-state") == "Done"
+
+
+def test_abstention_is_no_models_text(visit: Callable[..., Visit]) -> None:
+    here = visit()
+    here.choose("respec")
+    here.ask("How do I reset my router password?")
+    assert "holds nothing about this question" in here.page.inner_text("#run-1-answer")
+    assert here.page.locator("#run-1-answer .token:not(.given)").count() == 0
+
+
+def test_drafts_of_speculative_rag(visit: Callable[..., Visit]) -> None:
+    here = visit()
+    page = here.page
+    if not page.locator("#method-1 option[value=speculative-rag]").count():
+        pytest.skip("this server has no Speculative RAG")
+    here.choose("speculative-rag", k="5")
+    page.fill("#option-1-drafts", "3")
+    page.fill("#option-1-draft_tokens", "64")
+    assert page.inner_text("#settings-changed") == "3 changed"
+    here.ask(QUESTION)
+    assert page.inner_text(".run-state") == "Done"
+    assert page.locator(".draft-card").count() == 3
+    assert page.locator(".draft-card.won").count() == 1
+    won = page.locator(".draft-card.won")
+    assert won.locator(".badge").inner_text() == "chosen"
+    assert page.inner_text("#run-1-answer").strip() == won.locator(".draft-answer").inner_text().strip()
+    totals = [float(text) for text in page.locator(".draft-card .total dd").all_inner_texts()]
+    assert float(won.locator(".total dd").inner_text()) == max(totals)
+    assert all(re.search(r"from \d", text) for text in page.locator(".draft-head").all_inner_texts())
+
+
+def test_a_key_is_asked_for_and_kept_for_the_tab(visit: Callable[..., Visit]) -> None:
+    with serve(ready=False, api_key="0123456789abcdef") as locked:  # the page waits for the model
+        here = visit(url=locked.url)
+        page = here.page
+        page.wait_for_selector("#key-dialog[open]", timeout=60_000)
+        page.fill("#key", "not-the-right-one")
+        page.press("#key", "Enter")
+        page.wait_for_selector("#key-dialog[open]")
+        page.fill("#key", "0123456789abcdef")
+        page.press("#key", "Enter")
+        page.wait_for_selector("#method-1 option", state="attached")
+        here.choose("plain", kb=None, max_tokens="4")
+        here.ask("Hello")
+        assert page.inner_text(".run-state") == "Done"
+        page.reload()
+        page.wait_for_selector("#method-1 option", state="attached")
+        assert not page.locator("#key-dialog[open]").count()
+        assert page.evaluate("JSON.stringify(localStorage)").count("0123456789abcdef") == 0
