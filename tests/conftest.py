@@ -44,6 +44,16 @@ def llm(smollm2: Path) -> Iterator[LanguageModel]:
 
 
 @pytest.fixture(scope="session")
+def exact_llm(smollm2: Path) -> Iterator[LanguageModel]:
+    """Give the same model in fp32, where texts and scores are those of any other batch; leave it as it was."""
+    import specrag
+
+    llm = specrag.load("smollm2-135m", dtype="fp32", device="cpu")
+    yield llm
+    llm.close()
+
+
+@pytest.fixture(scope="session")
 def shared_data() -> Path:
     """Give the folder of measuring data beside the checkout; for tests of its loaders only."""
     folder = ROOT.parent / "shared" / "data"

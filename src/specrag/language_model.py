@@ -8,24 +8,23 @@ from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequenc
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar, Unpack, cast
+from typing import Unpack, cast
 
-from specrag.engine.executor import Executor
+from specrag.engine.executor import MAX_ROWS, Executor
 from specrag.engine.passes import Coroutine, Emit, gather
 from specrag.engine.prefix_cache import PrefixCache
-from specrag.engine.session import check_room
+from specrag.engine.session import PREFILL_ROWS, Session, check_room
 from specrag.engine.stopping import FinishReason
 from specrag.engine.task import Task
 from specrag.errors import InputError
 from specrag.methods.base import DecodingMethod, read_prompt
 from specrag.methods.generation import Generation, Prompt, Timing, Usage
 from specrag.methods.options import Options, check_options
+from specrag.methods.quiet import overhear
 from specrag.methods.registry import make_method
 from specrag.models.loading import LoadedModel, load_model
 from specrag.models.tokenizer import TextStream
 from specrag.speculation.decode import TARGET, Settings, Step
-
-T = TypeVar("T")
 
 _PROMPT_KINDS = "give a text, a list of messages, or a list of token ids"
 
@@ -49,6 +48,8 @@ class LanguageModel:
     Args:
         loaded: the model.
         prefix_cache_bytes: memory for keys and values of earlier prompts; 0 for none.
+        max_rows: of a pass that several requests share.
+        prefill_rows: of one prompt in a pass: fewer let others wait less.
         clock: seconds, for deadlines and timings.
     """
 
@@ -57,20 +58,28 @@ class LanguageModel:
         loaded: LoadedModel,
         *,
         prefix_cache_bytes: int = 0,
+        max_rows: int = MAX_ROWS,
+        prefill_rows: int = PREFILL_ROWS,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.loaded = loaded
         self.model = loaded.model
         self.tokenizer = loaded.tokenizer
-        self.executor = Executor(clock=clock)
+        self.executor = Executor(clock=clock, max_rows=max_rows)
         self._prefixes = PrefixCache(prefix_cache_bytes)
         self._clock = clock
+        self._prefill_rows = prefill_rows
         self._methods: dict[str, DecodingMethod] = {}
 
     @property
     def context_length(self) -> int:
         """Largest number of tokens of prompt and output together."""
         return self.model.context_length
+
+    @property
+    def prefixes(self) -> PrefixCache:
+        """Keys and values of earlier prompts, for coroutines of :attr:`executor`."""
+        return self._prefixes
 
     def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Generation:
         """Generate a text; the arguments are :class:`Options`.
@@ -117,12 +126,18 @@ class LanguageModel:
             async for step in steps:
                 yield step
 
-    def generating(self, prompt: Prompt, options: Options) -> Coroutine[Generation]:
+    def generating(
+        self, prompt: Prompt, options: Options, begun: Session | None = None
+    ) -> Coroutine[Generation]:
         """A coroutine for `executor` that does what :meth:`generate` does and emits what :meth:`stream` yields.
 
         The prompt and the options are checked at the call; a timeout is the business of who submits it.
+
+        Args:
+            begun: holds the first tokens of the prompt, at most all but one; closed at the end. By default they are
+                looked for in the prefix cache.
         """
-        return self._decode(self._request(prompt, options))
+        return self._decode(self._request(prompt, options), begun)
 
     def close(self) -> None:
         """End what is running and release the prefix cache."""
@@ -186,21 +201,21 @@ class LanguageModel:
         generation = yield from self._decode(request)
         yield Emit(generation)
 
-    def _decode(self, request: _Request) -> Coroutine[Generation]:
+    def _decode(self, request: _Request, begun: Session | None = None) -> Coroutine[Generation]:
         """Prefill, decode, and sum up."""
         started = self._clock()
-        session = self._prefixes.start(self.model, request.prompt, request.tenant)
+        session = self._prefixes.start(self.model, request.prompt, request.tenant) if begun is None else begun
         try:
             cached = len(session)
             prompt_rows = yield from read_prompt(
-                session, request.prompt[cached:], request.method.prompt_needs
+                session, request.prompt[cached:], request.method.prompt_needs, self._prefill_rows
             )
             self._prefixes.keep(session, request.tenant)
             prefilled = self._clock()
             steps: list[Step] = []
             text = TextStream(self.tokenizer)
             # The loop's steps pass through here on their way to the caller, so that they can be summed up.
-            reason = yield from _overhear(
+            reason = yield from overhear(
                 request.method.decode(session, request.settings, text, self._clock, prompt_rows), steps
             )
             timing = Timing(
@@ -240,28 +255,6 @@ def load(
         name, dtype=dtype, device=device, adapter=adapter, batch_invariant=batch_invariant, progress=progress
     )
     return LanguageModel(loaded, prefix_cache_bytes=prefix_cache_bytes)
-
-
-def _overhear(coroutine: Coroutine[T], steps: list[Step]) -> Coroutine[T]:
-    """Pass a coroutine's requests on, noting the steps that it emits."""
-    answer: object = None
-    failure: BaseException | None = None
-    while True:
-        try:
-            request = coroutine.send(answer) if failure is None else coroutine.throw(failure)
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
-        if isinstance(request, Emit) and isinstance(request.value, Step):
-            steps.append(request.value)
-        answer = failure = None
-        try:
-            answer = yield request
-        except GeneratorExit:
-            coroutine.close()
-            raise
-        except BaseException as error:  # the coroutine's own to handle, such as a failed search
-            failure = error
 
 
 def _sum_up(

@@ -80,8 +80,12 @@ def _show_sources(answer: Answer) -> None:
         show_sources(answer.sources)
 
 
-def show_sources(sources: Sequence[Source]) -> None:
-    """A line for each source behind an empty line; nothing where there is none."""
+def show_sources(sources: Sequence[Source], mark: str = "cited") -> None:
+    """A line for each source behind an empty line; nothing where there is none.
+
+    Args:
+        mark: what is said of those that are cited.
+    """
     from rich.console import Console
     from rich.text import Text
 
@@ -97,7 +101,7 @@ def show_sources(sources: Sequence[Source]) -> None:
         line.append(f"{printable(passage.title or passage.source)}  ", style="bold" if source.cited else "")
         line.append(f"{where}  score {source.score:.3g}", style="dim")
         if source.cited:
-            line.append("  ", style="dim").append("cited", style="green")
+            line.append("  ", style="dim").append(mark, style="green")
         console.print(line, soft_wrap=True)
 
 

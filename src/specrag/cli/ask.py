@@ -4,32 +4,40 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specrag.cli import common, iterative, speculation
-from specrag.cli.answers import describe_answer, show_answer
-from specrag.cli.chat import run_chat
+from specrag.cli import (
+    ask_context,
+    ask_options,
+    ask_speculative,
+    ask_standard,
+    common,
+    iterative,
+    sampling,
+    speculation,
+    speculative_options,
+    store,
+)
 from specrag.cli.iterative_answers import describe_iterative, show_iterative
 from specrag.errors import InputError
 
 if TYPE_CHECKING:
     from specrag.language_model import LanguageModel
     from specrag.methods.options import Options
-    from specrag.methods.standard_rag import StandardRAG
-    from specrag.retrieval.reranker import Reranker
-
-_RETRIEVAL = "Retrieval"
-_SAMPLING = "Sampling"
-_DEFAULT_K = 5
+    from specrag.methods.retriever import PassageRetriever
+    from specrag.retrieval.knowledge_base import KnowledgeBase
 
 
 def ask(
-    kb: Annotated[Path, typer.Option("--kb", metavar="DIR", help="A folder made by specrag index.")],
     question: Annotated[
         str | None, typer.Argument(metavar="QUESTION", help="What to ask; by default standard input.")
+    ] = None,
+    kb: Annotated[
+        Path | None, typer.Option("--kb", metavar="DIR", help="A folder made by specrag index.")
     ] = None,
     chat: Annotated[
         bool, typer.Option("--chat", help="Ask again and again; follow-up questions are understood.")
@@ -56,83 +64,25 @@ def ask(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object at the end in place of the text.")
     ] = False,
-    k: Annotated[
-        int | None,
-        typer.Option(
-            "-k",
-            parser=common.integer,
-            metavar="N",
-            help="How many passages; by default 5.",
-            rich_help_panel=_RETRIEVAL,
-        ),
-    ] = None,
-    index: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="flat, hnsw, bm25 or hybrid.", rich_help_panel=_RETRIEVAL),
-    ] = "hybrid",
-    where: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="CONDITION",
-            help="Such as year>=2000 or title=A,B; may be repeated.",
-            rich_help_panel=_RETRIEVAL,
-        ),
-    ] = None,
-    rerank: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="Order the passages anew by this cross-encoder.", rich_help_panel=_RETRIEVAL
-        ),
-    ] = None,
-    min_score: Annotated[
-        float | None,
-        typer.Option(
-            parser=common.number,
-            metavar="X",
-            help="Do not answer where no passage has this cosine similarity (default 0.4).",
-            rich_help_panel=_RETRIEVAL,
-            show_default=False,
-        ),
-    ] = None,
-    no_abstain: Annotated[
-        bool, typer.Option("--no-abstain", help="Answer whatever is found.", rich_help_panel=_RETRIEVAL)
-    ] = False,
-    no_rewrite: Annotated[
-        bool,
-        typer.Option(
-            "--no-rewrite", help="Search for follow-up questions as they are.", rich_help_panel=_RETRIEVAL
-        ),
-    ] = False,
-    temperature: Annotated[
-        float,
-        typer.Option(
-            parser=common.number, metavar="X", help="0: the likeliest token.", rich_help_panel=_SAMPLING
-        ),
-    ] = 0.0,
-    top_k: Annotated[
-        int,
-        typer.Option(
-            parser=common.integer, metavar="N", help="Draw among N tokens; 0: all.", rich_help_panel=_SAMPLING
-        ),
-    ] = 0,
-    top_p: Annotated[
-        float,
-        typer.Option(
-            parser=common.number,
-            metavar="X",
-            help="Draw among the likeliest tokens that hold this probability.",
-            rich_help_panel=_SAMPLING,
-        ),
-    ] = 1.0,
-    seed: Annotated[
-        int,
-        typer.Option(
-            parser=common.integer,
-            metavar="N",
-            help="The same seed gives the same text.",
-            rich_help_panel=_SAMPLING,
-        ),
-    ] = 0,
+    context: ask_context.Context = None,
+    eta: ask_context.Eta = None,
+    gamma: ask_context.Gamma = None,
+    retrieval_tokens: ask_context.RetrievalTokens = None,
+    truncate_middle: ask_context.TruncateMiddle = False,
+    keep_prefix: ask_context.KeepPrefix = None,
+    k: ask_options.K = None,
+    index: ask_options.Index = None,
+    where: ask_options.Where = None,
+    rerank: ask_options.Rerank = None,
+    min_score: ask_options.MinScore = None,
+    no_abstain: ask_options.NoAbstain = False,
+    no_rewrite: ask_options.NoRewrite = False,
+    temperature: sampling.Temperature = 0.0,
+    top_k: sampling.TopK = 0,
+    top_p: sampling.TopP = 1.0,
+    seed: sampling.Seed = 0,
+    pgvector: store.Url = None,
+    table: store.Table = None,
     method: iterative.Method = "plain",
     stride: iterative.Stride = None,
     uncapped: iterative.Uncapped = False,
@@ -141,6 +91,16 @@ def ask(
     early: iterative.Early = False,
     decoder: iterative.Decoder = None,
     drafter: speculation.Drafter = None,
+    verifier: speculative_options.Verifier = None,
+    drafts: speculative_options.Drafts = None,
+    passages: speculative_options.Passages = None,
+    strategy: speculative_options.Strategy = None,
+    evidence: speculative_options.Evidence = None,
+    without: speculative_options.Without = None,
+    product: speculative_options.Product = False,
+    option: speculative_options.Option = None,
+    claim: speculative_options.Claim = False,
+    show_drafts: speculative_options.ShowDrafts = False,
     relaxed: speculation.Relaxed = False,
     tolerance: speculation.Tolerance = 3.0,
     show_sources: speculation.ShowSources = False,
@@ -150,16 +110,107 @@ def ask(
     adapter: common.Adapter = None,
     batch_invariant: common.BatchInvariant = False,
 ) -> None:
-    """Answer a question from a knowledge base, citing its passages.
+    """Answer a question from a knowledge base, citing its passages, or from a long context.
 
     Example: specrag ask "Who discovered radium?" --kb notes-kb
     """
     from specrag.language_model import load
     from specrag.methods.options import check_options
-    from specrag.methods.standard_rag import MIN_SCORE, StandardRAG, check_min_score
     from specrag.retrieval.filters import parse_conditions
-    from specrag.retrieval.knowledge_base import KnowledgeBase, check_index
+    from specrag.retrieval.knowledge_base import KnowledgeBase
+    from specrag.retrieval.single_index import SingleIndex
 
+    options: Options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    if max_tokens is not None:
+        options["max_tokens"] = max_tokens
+    if timeout is not None:
+        options["timeout"] = timeout
+    own = ask_speculative.Own(
+        verifier, drafts, passages, strategy, evidence, without, product, option, claim, show_drafts
+    )
+    asked = ask_context.choose(
+        context,
+        method=method,
+        drafter=drafter,
+        eta=eta,
+        gamma=gamma,
+        retrieval_tokens=retrieval_tokens,
+        index=index,
+        truncate_middle=truncate_middle,
+        keep_prefix=keep_prefix,
+        system=system,
+    )
+    if asked is not None:
+        asked.refuse(
+            {
+                "--kb": None if kb is None else str(kb),
+                "--pgvector": pgvector,
+                "--table": table,
+                "-k": k,
+                "--where": where,
+                "--rerank": rerank,
+                "--min-score": min_score,
+                "--no-abstain": no_abstain,
+                "--no-rewrite": no_rewrite,
+                "--stride": stride,
+                "--decoder": decoder,
+            }
+        )
+        ask_speculative.refuse(own.given(), method)
+        reading = asked.decoding(lambda: speculation.method_of(method, drafter, relaxed, tolerance))
+        settings = asked.settings()
+        check_options(options)
+        asking = _first_question(question, file, chat, as_json)
+        files = ask_context.read(asked)
+        ask_context.check_weights(model, dtype, device)
+        llm = load(
+            model,
+            dtype=dtype,
+            device=device,
+            adapter=adapter,
+            batch_invariant=batch_invariant,
+            progress=sys.stderr.isatty(),
+        )
+        made = asked.make(llm, reading, settings, reuse=chat)
+        if chat:
+            ask_context.chat(made, files, asking, options)
+            return
+        assert asking is not None
+        colours = _colours(llm, show_sources)
+        ask_context.answer(asked, made, files, asking, options, colours, as_json=as_json)
+        return
+    if method == speculative_options.SPECULATIVE_RAG:
+        others: dict[str, object] = {
+            "--pgvector": pgvector,
+            "--table": table,
+            "--chat": chat,
+            "--system": system,
+        }
+        others |= {"--temperature": temperature or None, "--show-sources": show_sources, "--relaxed": relaxed}
+        others |= {
+            "--stride": stride,
+            "--prefetch": prefetch,
+            "--early": early,
+            "--asynchronous": asynchronous,
+        }
+        ask_speculative.refuse(others, method)
+        searched = _index(index, kb, None, None, iterates=False)
+        ask_speculative.answer(
+            own,
+            ask_standard.StandardChoice(
+                k, searched, rerank, min_score, no_abstain, rewrite=False, system=None
+            ),
+            ask_speculative.Models(model, drafter, decoder, dtype, device, adapter, batch_invariant),
+            common.read_prompt(question, file, raw=False),
+            kb,
+            parse_conditions(where or ()),
+            max_tokens=max_tokens,
+            timeout=timeout,
+            seed=seed,
+            as_json=as_json,
+        )
+        return
+    ask_speculative.refuse(own.given(), method)
     chosen = iterative.choose(
         method,
         stride=stride,
@@ -182,28 +233,30 @@ def ask(
             }
         )
     decoding = speculation.method_of(chosen.decoder if chosen else method, drafter, relaxed, tolerance)
-    options: Options = {
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "seed": seed,
-    }
-    if max_tokens is not None:
-        options["max_tokens"] = max_tokens
-    if timeout is not None:
-        options["timeout"] = timeout
     # All that can be wrong without the model is said before it is fetched and loaded.
     check_options({**options, "method": decoding})
-    check_index(index)
-    threshold = _threshold(MIN_SCORE, min_score, no_abstain)
-    check_min_score(threshold)
+    searched = _index(index, kb, pgvector, table, iterates=chosen is not None)
+    standard = ask_standard.StandardChoice(
+        k, searched, rerank, min_score, no_abstain, rewrite=not no_rewrite, system=system
+    )
+    if chosen is None:
+        standard.check()
     words = _first_question(question, file, chat, as_json)
     conditions = parse_conditions(where or ())
-    with KnowledgeBase.open(kb) as base:
-        wanted = min(_DEFAULT_K, len(base)) if k is None else k
-        base.check_k(wanted)
-        base.allowed(conditions)
-        retriever = chosen.retriever(base, index, conditions) if chosen is not None else None
+    with ExitStack() as opened:
+        base: KnowledgeBase | None = None
+        retriever: PassageRetriever | None = None
+        if kb is None:
+            retriever = opened.enter_context(store.open_store(pgvector, table, searched, where=conditions))
+        else:
+            base = opened.enter_context(KnowledgeBase.open(kb))
+            base.allowed(conditions)
+            if chosen is None:
+                standard.passages(base)
+            else:
+                retriever = SingleIndex(base, searched, conditions)
+        if chosen is not None and retriever is not None:
+            chosen.check(retriever)
         llm = load(
             model,
             dtype=dtype,
@@ -222,33 +275,43 @@ def ask(
                 show_iterative(iterating.stream(words, **options), colours, early=early)
                 return
             described = describe_iterative(words, iterating.answer(words, **options))
-            _print_json(described | {"method": method, "decoder": chosen.decoder, "index": index}, llm)
+            _print_json(described | {"method": method, "decoder": chosen.decoder, "index": searched}, llm)
             return
+        assert base is not None
         options["method"] = decoding
-        rag = StandardRAG(
-            llm,
-            base,
-            k=wanted,
-            index=index,
-            where=conditions,
-            reranker=_load_reranker(rerank),
-            min_score=threshold,
-            system=system,
-            rewrite=not no_rewrite,
-        )
-        if words is not None:
-            rag.check(words, **options)
-        _warm_up(rag)
+        rag = standard.make(llm, base, conditions)
         if chat:
-            run_chat(rag, words, options)
+            ask_standard.chat(rag, words, options)
             return
         assert words is not None
-        if not as_json:
-            show_answer(rag.stream(words, **options), colours)
-            return
-        described = describe_answer(words, rag.answer(words, **options))
-        found = {"method": method, "index": index, "k": wanted, "min_score": threshold}
-        _print_json(described | found, llm)
+        if as_json:
+            _print_json(ask_standard.describe(rag, words, options) | {"method": method}, llm)
+        else:
+            ask_standard.answer(rag, words, options, colours)
+
+
+def _index(
+    name: str | None, kb: Path | None, pgvector: str | None, table: str | None, *, iterates: bool
+) -> str:
+    """The index that is searched, after a check of where it is.
+
+    Raises:
+        InputError: there is no knowledge base, there are two, or the method cannot use a table.
+    """
+    if pgvector is None and table is None:
+        if kb is None:
+            raise typer.BadParameter(
+                "name a knowledge base with --kb, a table of PostgreSQL with --pgvector, or files with --context"
+            )
+        return name or "hybrid"
+    option, value = ("--pgvector", pgvector) if pgvector is not None else ("--table", table)
+    if kb is not None:
+        raise InputError(option, value, "give a folder with --kb or a table, not both")
+    if not iterates:
+        raise InputError(
+            option, value, f"add --method {iterative.RALMSPEC}; other methods need a folder, --kb"
+        )
+    return name or "flat"
 
 
 def _print_json(described: dict[str, object], llm: LanguageModel) -> None:
@@ -263,14 +326,6 @@ def _colours(llm: LanguageModel, wanted: bool) -> speculation.SourceColours | No
     return speculation.SourceColours(TextStream(llm.tokenizer)) if wanted else None
 
 
-def _threshold(default: float, given: float | None, no_abstain: bool) -> float | None:
-    if no_abstain and given is not None:
-        raise InputError("--min-score", given, "give --min-score or --no-abstain, not both")
-    if no_abstain:
-        return None
-    return default if given is None else given
-
-
 def _first_question(question: str | None, file: str | None, chat: bool, as_json: bool) -> str | None:
     """The question; ``None`` for a chat that begins with the first line of standard input."""
     if not chat:
@@ -280,16 +335,3 @@ def _first_question(question: str | None, file: str | None, chat: bool, as_json:
     if file is not None:
         raise InputError("--file", file, "a chat reads its questions from standard input; leave out --file")
     return None if question is None else common.read_prompt(question, None, raw=False)
-
-
-def _load_reranker(name: str | None) -> Reranker | None:
-    if name is None:
-        return None
-    from specrag.retrieval.reranker import load_reranker
-
-    return load_reranker(name)
-
-
-def _warm_up(rag: StandardRAG) -> None:
-    """Read index and encoder and compile loops: what a server pays once is no part of an answer's time."""
-    rag.knowledge_base.search(["warm-up"], 1, index=rag.index, reranker=rag.reranker)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def run_chat(rag: StandardRAG, first: str | None, options: Options) -> None:
     """Answer questions until the input ends. An answer that fails costs neither the chat nor its history."""
     history: list[dict[str, str]] = []
-    question = first if first is not None else _next_question()
+    question = first if first is not None else next_question()
     while question is not None:
         if question.strip():
             try:
@@ -30,10 +30,10 @@ def run_chat(rag: StandardRAG, first: str | None, options: Options) -> None:
                     {"role": "user", "content": question},
                     {"role": "assistant", "content": answer.text},
                 ]
-        question = _next_question()
+        question = next_question()
 
 
-def _next_question() -> str | None:
+def next_question() -> str | None:
     """The next line of standard input; ``None`` at its end."""
     if not sys.stdin.isatty():
         line = sys.stdin.readline()

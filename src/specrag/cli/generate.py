@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specrag.cli import common, speculation
+from specrag.cli import common, knn, sampling, speculation
 from specrag.cli.streaming import show
 from specrag.errors import InputError
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from specrag.methods.generation import Generation, Prompt
     from specrag.methods.options import Options
     from specrag.speculation.decode import DecodedToken
-
-_SAMPLING = "Sampling"
 
 
 def generate(
@@ -54,34 +52,16 @@ def generate(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object at the end in place of the text.")
     ] = False,
-    temperature: Annotated[
-        float,
-        typer.Option(
-            parser=common.number, metavar="X", help="0: the likeliest token.", rich_help_panel=_SAMPLING
-        ),
-    ] = 0.0,
-    top_k: Annotated[
-        int,
-        typer.Option(
-            parser=common.integer, metavar="N", help="Draw among N tokens; 0: all.", rich_help_panel=_SAMPLING
-        ),
-    ] = 0,
-    top_p: Annotated[
-        float,
-        typer.Option(
-            parser=common.number,
-            metavar="X",
-            help="Draw among the likeliest tokens that hold this probability.",
-            rich_help_panel=_SAMPLING,
-        ),
-    ] = 1.0,
+    temperature: sampling.Temperature = 0.0,
+    top_k: sampling.TopK = 0,
+    top_p: sampling.TopP = 1.0,
     min_p: Annotated[
         float,
         typer.Option(
             parser=common.number,
             metavar="X",
             help="Leave out tokens less likely than this share of the likeliest.",
-            rich_help_panel=_SAMPLING,
+            rich_help_panel=sampling.PANEL,
         ),
     ] = 0.0,
     repetition_penalty: Annotated[
@@ -90,7 +70,7 @@ def generate(
             parser=common.number,
             metavar="X",
             help="Above 1: tokens of prompt and text become less likely.",
-            rich_help_panel=_SAMPLING,
+            rich_help_panel=sampling.PANEL,
         ),
     ] = 1.0,
     presence_penalty: Annotated[
@@ -99,7 +79,7 @@ def generate(
             parser=common.number,
             metavar="X",
             help="Taken from the logits of tokens in the text.",
-            rich_help_panel=_SAMPLING,
+            rich_help_panel=sampling.PANEL,
         ),
     ] = 0.0,
     frequency_penalty: Annotated[
@@ -108,7 +88,7 @@ def generate(
             parser=common.number,
             metavar="X",
             help="Taken once for each time a token is in the text.",
-            rich_help_panel=_SAMPLING,
+            rich_help_panel=sampling.PANEL,
         ),
     ] = 0.0,
     logit_bias: Annotated[
@@ -117,23 +97,24 @@ def generate(
             parser=common.token_bias,
             metavar="TOKEN=VALUE",
             help="Add to a token's logit, -inf bans it; may be repeated.",
-            rich_help_panel=_SAMPLING,
+            rich_help_panel=sampling.PANEL,
         ),
     ] = None,
-    seed: Annotated[
-        int,
-        typer.Option(
-            parser=common.integer,
-            metavar="N",
-            help="The same seed gives the same text.",
-            rich_help_panel=_SAMPLING,
-        ),
-    ] = 0,
+    seed: sampling.Seed = 0,
     method: speculation.Method = "plain",
     drafter: speculation.Drafter = None,
     relaxed: speculation.Relaxed = False,
     tolerance: speculation.Tolerance = 3.0,
     show_sources: speculation.ShowSources = False,
+    datastore: knn.DatastoreFolder = None,
+    index: knn.Index = None,
+    k: knn.Neighbours = None,
+    weight: knn.Weight = None,
+    knn_temperature: knn.Temperature = None,
+    stride: knn.Stride = None,
+    prefetch: knn.Prefetch = None,
+    asynchronous: knn.Asynchronous = False,
+    uncapped: knn.Uncapped = False,
     model: common.Model = "smollm2-135m",
     dtype: common.Dtype = "bf16",
     device: common.Device = None,
@@ -150,8 +131,23 @@ def generate(
     from specrag.methods.options import check_options
     from specrag.models.tokenizer import TextStream
 
+    neighbours = knn.method_of(
+        method,
+        datastore,
+        index=index,
+        k=k,
+        weight=weight,
+        temperature=knn_temperature,
+        stride=stride,
+        prefetch=prefetch,
+        asynchronous=asynchronous,
+        uncapped=uncapped,
+    )
+    if neighbours is not None and (drafter is not None or relaxed):
+        option, value = ("--relaxed", relaxed) if relaxed else ("--drafter", drafter)
+        raise InputError(option, value, f"--method {knn.METHOD} guesses from its datastore; leave it out")
     options: Options = {
-        "method": speculation.method_of(method, drafter, relaxed, tolerance),
+        "method": neighbours or speculation.method_of(method, drafter, relaxed, tolerance),
         "max_tokens": max_tokens,
         "stop": stop or (),
         "raw": raw,
@@ -191,7 +187,7 @@ def generate(
         _show_log_probs(llm, result)
     if show_sources:
         Console(stderr=True).print(speculation.legend(result.usage), soft_wrap=True)
-    _show_status(result)
+    _show_status(result, None if neighbours is None else knn.status(result))
 
 
 def _with_system(prompt: str, system: str | None, raw: bool) -> Prompt:
@@ -202,8 +198,12 @@ def _with_system(prompt: str, system: str | None, raw: bool) -> Prompt:
     return [{"role": "system", "content": system}, {"role": "user", "content": prompt}]
 
 
-def _show_status(result: Generation) -> None:
-    """One line for people, on standard error."""
+def _show_status(result: Generation, guessing: str | None = None) -> None:
+    """One line for people, on standard error.
+
+    Args:
+        guessing: how that went, where guesses are not checked by passes.
+    """
     from rich.console import Console
     from rich.text import Text
 
@@ -214,10 +214,11 @@ def _show_status(result: Generation) -> None:
         f"prefill {timing.prefill:.2f} s, decoding {timing.decode:.2f} s",
     ]
     if usage.drafted:
-        parts.append(
+        checked = (
             f"{usage.mean_accepted_tokens:.2f} tokens a pass, "
             f"{usage.accepted} of {usage.drafted} guesses accepted"
         )
+        parts.append(guessing or checked)
     if result.finish_reason == "length":
         parts.append("cut at the limit")
     Console(stderr=True).print(Text("; ".join(parts), style="dim"), soft_wrap=True)

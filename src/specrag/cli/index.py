@@ -11,14 +11,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specrag.cli import common, store
+from specrag.cli import common, knn_index, store
 from specrag.cli.printable import printable
+from specrag.errors import InputError
 
 if TYPE_CHECKING:
     from specrag.retrieval.progress import BuildReport, Progress
 
 _SHOWN = 20  # skipped documents that are listed
-_UNITS = {"reading": "documents", "encoding": "passages", "indexing": "indexes", "loading": "passages"}
+_UNITS = {
+    "reading": "documents",
+    "reading text": "tokens",
+    "encoding": "passages",
+    "indexing": "indexes",
+    "loading": "passages",
+}
+_KNN = "kNN-LM"
 
 
 def index(
@@ -50,12 +58,58 @@ def index(
     hnsw: Annotated[
         bool,
         typer.Option(
-            "--hnsw", help="Also build an approximate index in the table.", rich_help_panel="PostgreSQL"
+            "--hnsw",
+            help="Also build an approximate index in the table, or in a datastore.",
+            rich_help_panel="PostgreSQL",
         ),
     ] = False,
     replace: Annotated[
         bool,
         typer.Option("--replace", help="Replace a table that is there.", rich_help_panel="PostgreSQL"),
+    ] = False,
+    knn_lm: Annotated[
+        bool,
+        typer.Option(
+            "--knn-lm",
+            help="Make a datastore for kNN-LM in place of a knowledge base.",
+            rich_help_panel=_KNN,
+        ),
+    ] = False,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model", "-m", metavar="NAME", help="That reads the text (smollm2-135m).", rich_help_panel=_KNN
+        ),
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(metavar="TYPE", help="Of the model (bf16).", rich_help_panel=_KNN)
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="DEVICE", help="Of the model, such as cpu.", rich_help_panel=_KNN),
+    ] = None,
+    window: Annotated[
+        int | None,
+        typer.Option(
+            parser=common.integer, metavar="N", help="Tokens read in one go (512).", rich_help_panel=_KNN
+        ),
+    ] = None,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            parser=common.integer,
+            metavar="N",
+            help="Of them, tokens repeated from the window before (128).",
+            rich_help_panel=_KNN,
+        ),
+    ] = None,
+    pq: Annotated[
+        bool,
+        typer.Option(
+            "--pq",
+            help="Also build a product-quantised index, for a large datastore.",
+            rich_help_panel=_KNN,
+        ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for programs.")] = False,
 ) -> None:
@@ -65,9 +119,40 @@ def index(
     chunking are chosen once, when the knowledge base is made. With --table or --pgvector it is then loaded into
     PostgreSQL.
 
+    With --knn-lm it is a datastore for --method knn-lm: an entry for each token that the model reads.
+
     Example: specrag index docs/ notes.txt --kb kb/
     """
     to_table = pgvector is not None or table is not None
+    of_model = {
+        "--model": model,
+        "--dtype": dtype,
+        "--device": device,
+        "--window": window,
+        "--context": context,
+    }
+    of_passages = {
+        "--encoder": encoder,
+        "--encoder-dtype": encoder_dtype,
+        "--chunk-tokens": chunk_tokens,
+        "--chunk-overlap": chunk_overlap,
+        "--pgvector": pgvector,
+        "--table": table,
+        "--replace": replace or None,
+    }
+    for option, value in (of_passages if knn_lm else {**of_model, "--pq": pq or None}).items():
+        if value is not None:
+            remedy = "leave it out with --knn-lm" if knn_lm else "it is for datastores; add --knn-lm"
+            raise InputError(option, value, remedy)
+    if knn_lm:
+        if not paths:
+            raise typer.BadParameter("name at least one PATH")
+        options = knn_index.DatastoreOptions(
+            model or "smollm2-135m", dtype or "bf16", device, window, context, hnsw, pq
+        )
+        bar = _Bar()
+        knn_index.index_datastore(paths, kb, options, bar.show, bar.close, as_json=as_json)
+        return
     if not paths and not to_table:
         raise typer.BadParameter("name at least one PATH, or a --table to load the knowledge base into")
     target = _Target(pgvector, table, hnsw, replace) if to_table else None

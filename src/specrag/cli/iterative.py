@@ -6,7 +6,7 @@ import difflib
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from specrag.methods.ralm_prompt import SessionGenerator
     from specrag.methods.ralmspec import Stride as StrideChoice
     from specrag.methods.retriever import PassageRetriever
-    from specrag.retrieval.knowledge_base import KnowledgeBase
 
 RALMSPEC = "ralmspec"
 SEQUENTIAL = ("sequential", "sequential-kv-reuse")
@@ -35,7 +34,7 @@ Method = Annotated[
     typer.Option(
         metavar="NAME",
         help="Passages found once: plain, respec, or a rival of it. A retrieval every 4 tokens: ralmspec, or the "
-        "baselines sequential and sequential-kv-reuse.",
+        "baselines sequential and sequential-kv-reuse. Several drafts, of which the best is chosen: speculative-rag.",
         rich_help_panel="Speculation",
     ),
 ]
@@ -112,20 +111,15 @@ class Chosen:
             if value is not None and value is not False:
                 raise InputError(option, value, f"leave it out; --method {self.method} has no use for it")
 
-    def retriever(
-        self, knowledge_base: KnowledgeBase, index: str, where: Mapping[str, Any] | None
-    ) -> PassageRetriever:
-        """What is searched.
+    def check(self, retriever: PassageRetriever) -> None:
+        """Check that there are as many passages as a search brings into the cache.
 
         Raises:
-            InputError: the knowledge base has fewer passages than are to be prefetched.
+            InputError: there are fewer.
         """
         from specrag.methods.ralm_search import check_prefetch
-        from specrag.retrieval.single_index import SingleIndex
 
-        found = SingleIndex(knowledge_base, index, where)
-        check_prefetch(self.prefetch, len(found))
-        return found
+        check_prefetch(self.prefetch, len(retriever))
 
     def make(
         self,

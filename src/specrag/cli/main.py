@@ -20,7 +20,7 @@ import typer
 
 from specrag.errors import SpecragError
 
-COMMANDS = ("models", "index", "search", "generate", "ask", "bench", "train", "doctor")
+COMMANDS = ("models", "index", "search", "generate", "perplexity", "ask", "serve", "bench", "train", "doctor")
 """In the order of ``specrag --help``."""
 
 EXIT_FAILED = 1
@@ -60,7 +60,7 @@ def _mount(name: str) -> None:
     if hasattr(module, "app"):
         app.add_typer(module.app, name=name)
     else:
-        app.command(name)(getattr(module, name))
+        app.command(name, context_settings=getattr(module, "context_settings", None))(getattr(module, name))
 
 
 for _name in COMMANDS:

@@ -33,7 +33,9 @@ Drafter = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Who guesses where nothing can be copied: recycling, lookup, none, model:NAME, or eagle:NAME.",
+        help="Who guesses where nothing can be copied: recycling, lookup, none, model:NAME, or eagle:NAME. Of "
+        "rapid: self or a model. Of "
+        "speculative-rag: who writes drafts, a model or http://HOST:PORT/v1#MODEL.",
         rich_help_panel=_PANEL,
     ),
 ]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from specrag.engine.outputs import NOTHING, Outputs, Row
 from specrag.engine.passes import Coroutine
-from specrag.engine.session import Session
+from specrag.engine.session import PREFILL_ROWS, Session
 from specrag.engine.stopping import FinishReason
 from specrag.speculation.decode import Settings, TextSink
 
@@ -34,13 +34,15 @@ class PromptNeeds:
     features: int = 0
 
 
-def read_prompt(session: Session, tokens: Sequence[int], needs: PromptNeeds) -> Coroutine[list[Row]]:
-    """Feed a prompt; the answers for those of its last rows that a method asks for."""
+def read_prompt(
+    session: Session, tokens: Sequence[int], needs: PromptNeeds, chunk: int = PREFILL_ROWS
+) -> Coroutine[list[Row]]:
+    """Feed a prompt, at most ``chunk`` rows a pass; the answers for those of its last rows that a method asks for."""
     fed = len(session.pending) + len(tokens) - 1
     full = min(needs.rows, fed)
     wanted = max(full, min(needs.features, fed))
     outputs = [NOTHING] * (fed - wanted) + [_FEATURE] * (wanted - full) + [needs.outputs] * full
-    rows = yield from session.extend(tokens, outputs)
+    rows = yield from session.extend(tokens, outputs, chunk)
     return rows[fed - wanted :]
 
 

@@ -1,10 +1,12 @@
-"""A part of a request whose steps are nobody else's business, such as rewriting a question."""
+"""Listening in on a part of a request: its steps kept back, as of rewriting a question, or noted and passed on."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from specrag.engine.passes import Coroutine, Emit
+from specrag.engine.passes import Coroutine, Emit, Start
+from specrag.speculation.decode import Step
 
 T = TypeVar("T")
 
@@ -15,14 +17,54 @@ def quietly(coroutine: Coroutine[T], emitted: list[object] | None = None) -> Cor
     Args:
         emitted: what it emits is appended here.
     """
+
+    def keep(value: object) -> tuple[()]:
+        if emitted is not None:
+            emitted.append(value)
+        return ()
+
+    return (yield from retell(coroutine, keep))
+
+
+def overhear(coroutine: Coroutine[T], steps: list[Step]) -> Coroutine[T]:
+    """Pass a coroutine's requests on, noting the steps that it emits."""
+    answer: object = None
+    failure: BaseException | None = None
+    while True:
+        try:
+            request = coroutine.send(answer) if failure is None else coroutine.throw(failure)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+        if isinstance(request, Emit) and isinstance(request.value, Step):
+            steps.append(request.value)
+        answer = failure = None
+        try:
+            answer = yield request
+        except GeneratorExit:
+            coroutine.close()
+            raise
+        except BaseException as error:  # the coroutine's own to handle, such as a failed search
+            failure = error
+
+
+def retell(coroutine: Coroutine[T], tell: Callable[[object], Iterable[object]]) -> Coroutine[T]:
+    """Run a coroutine, passing on what it asks for, and emit other things in place of those that it emits, or that
+    the coroutines emit which it starts.
+
+    Args:
+        tell: what to emit for something that it emits.
+    """
     try:
         request = next(coroutine)
         while True:
             if isinstance(request, Emit):
-                if emitted is not None:
-                    emitted.append(request.value)
+                for value in tell(request.value):
+                    yield Emit(value)
                 request = coroutine.send(None)
                 continue
+            if isinstance(request, Start):
+                request = Start(retell(request.coroutine, tell))
             try:
                 answer = yield request
             except GeneratorExit:

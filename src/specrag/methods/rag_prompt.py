@@ -120,14 +120,14 @@ def fit_prompt(
     old = tuple(history)
     while old and count(build((), old)) - bare > (room - bare) // 2:
         old = old[1:]
-    kept = _most(len(passages), lambda n: count(build(passages[:n], old)) <= room)
+    kept = most_that_fit(len(passages), lambda n: count(build(passages[:n], old)) <= room)
     if kept or not passages:
         return Fitted(build(passages[:kept], old), kept, False, len(old))
     words = passages[0].text.split()
-    fitting = _most(len(words), lambda n: count(build([_cut(passages[0], n)], old)) <= room)
+    fitting = most_that_fit(len(words), lambda n: count(build([cut_passage(passages[0], n)], old)) <= room)
     if fitting < FEWEST_WORDS:
         raise _too_long(question, bare, room)
-    return Fitted(build([_cut(passages[0], fitting)], old), 1, True, len(old))
+    return Fitted(build([cut_passage(passages[0], fitting)], old), 1, True, len(old))
 
 
 def as_text(messages: Sequence[Message], lead: str = "") -> str:
@@ -146,12 +146,16 @@ def _numbered(number: int, passage: Passage) -> str:
     return head + passage.text.strip()
 
 
-def _cut(passage: Passage, words: int) -> Passage:
-    text = " ".join(passage.text.split()[:words])
+def cut_passage(passage: Passage, words: int) -> Passage:
+    """A passage's first words; the passage itself if it has no more."""
+    all_words = passage.text.split()
+    if len(all_words) <= words:
+        return passage
+    text = " ".join(all_words[:words])
     return Passage(passage.id, passage.source, passage.title, passage.place, f"{text} ...", passage.metadata)
 
 
-def _most(limit: int, fits: Callable[[int], bool]) -> int:
+def most_that_fit(limit: int, fits: Callable[[int], bool]) -> int:
     """The largest n up to ``limit`` that fits, given that fewer fit wherever more do; 0 if none does."""
     low, high = 0, limit
     while low < high:

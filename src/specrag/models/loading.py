@@ -34,6 +34,7 @@ class LoadedModel:
         tokenizer: of the same files.
         dtype: one of :data:`DTYPES`.
         device: such as ``cpu`` or ``cuda:0``.
+        adapter: the folder of the adapter that its weights hold.
     """
 
     name: str
@@ -42,6 +43,7 @@ class LoadedModel:
     tokenizer: Tokenizer
     dtype: str
     device: str
+    adapter: Path | None = None
 
 
 def load_model(
@@ -75,7 +77,8 @@ def load_model(
     files = resolve(name, progress=progress)
     tokenizer = Tokenizer(files)
     model = _build(files, _TORCH[dtype](torch), place, dtype == "int8", adapter, batch_invariant)
-    return LoadedModel(str(name), files, model, tokenizer, dtype, str(place))
+    merged = None if adapter is None else Path(adapter)
+    return LoadedModel(str(name), files, model, tokenizer, dtype, str(place), merged)
 
 
 _TORCH = {

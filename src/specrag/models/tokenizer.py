@@ -5,14 +5,31 @@ from __future__ import annotations
 import codecs
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from specrag.errors import InputError, ModelFilesError
 from specrag.models.chat import END_TOKENS, render_chat
 
 if TYPE_CHECKING:
     from specrag.models.catalog import ModelFiles
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The tokens of a text with their places.
+
+    Attributes:
+        tokens: ids.
+        starts: the character with which each of them starts, ascending.
+    """
+
+    tokens: Sequence[int]
+    starts: Sequence[int]
 
 
 class Tokenizer:
@@ -75,6 +92,11 @@ class Tokenizer:
         added = self._backend.get_added_tokens_decoder()
         return {token.content: index for index, token in added.items() if token.special}
 
+    @cached_property
+    def line_ends(self) -> NDArray[np.int64]:
+        """The tokens that hold a line end, ascending."""
+        return np.array([token for token in range(self.vocab_size) if b"\n" in self.token_bytes(token)])
+
     def encode(self, text: str, *, special: bool) -> list[int]:
         """The tokens of a text; ``special`` adds those that the model expects around it (such as BOS)."""
         tokens: list[int] = self._backend.encode(text, add_special_tokens=special).ids
@@ -85,11 +107,29 @@ class Tokenizer:
         text: str = self._backend.decode(list(tokens), skip_special_tokens=True)
         return text
 
+    def encode_with_starts(self, text: str, *, special: bool) -> Placed:
+        """:meth:`encode`, and where each token starts: where the token before it has ended, so that a leading space
+        belongs to its word also where the tokenizer's own offsets leave it out."""
+        encoded = self._backend.encode(text, add_special_tokens=special)
+        starts, end = [], 0
+        for first, last in encoded.offsets:
+            starts.append(min(first, end))
+            end = max(last, end)
+        return Placed(encoded.ids, starts)
+
     def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """The tokens of a conversation, up to where the assistant's answer begins.
 
         Args:
             messages: ``{"role": ..., "content": ...}``, oldest first.
+
+        Raises:
+            InputError: the model has no chat template, or the template refuses the messages.
+        """
+        return self.encode(self.chat_text(messages), special=False)
+
+    def chat_text(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """The text that :meth:`chat` encodes.
 
         Raises:
             InputError: the model has no chat template, or the template refuses the messages.
@@ -106,10 +146,14 @@ class Tokenizer:
             if key in ("bos_token", "eos_token", "unk_token", "pad_token") and value is not None
         }
         try:
-            text = render_chat(self._template, messages, special)
+            return render_chat(self._template, messages, special)
         except (TemplateError, TypeError, KeyError) as error:
             raise InputError("messages", list(messages), f"the chat template says: {error}") from error
-        return self.encode(text, special=False)
+
+    def definition(self) -> str:
+        """The tokenizer as the JSON of a ``tokenizer.json``, for libraries that read one."""
+        text: str = self._backend.to_str()
+        return text
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that a token stands for inside a text; none for a special or unknown token."""
