@@ -9,4 +9,5 @@ scripts/install_browser.sh
 # Two processes of one thread each: torch's threads are of little use to small tests, and two processes of two threads
 # on two cores would wait for one another.
 export OMP_NUM_THREADS=1
-exec .venv/bin/python -m pytest -n 2 "$@" </dev/null
+# A file stays in one process: servers and models that its tests share are started once.
+exec .venv/bin/python -m pytest -n 2 --dist loadfile "$@" </dev/null

@@ -65,7 +65,16 @@ def test_json_holds_everything(kb: str) -> None:
         "ask",
         "Marie Curie discovered radium.",
         *("--kb", kb, *SPECULATIVE, "--claim", "--drafts", "2", "-k", "1", "--passages", "3"),
-        *("--evidence", "both", "--without", "self-reflect", "--product", "--max-tokens", "24", "--json"),
+        *(
+            "--evidence",
+            "both",
+            "--without",
+            "self-reflect",
+            "--length-normalized",
+            "--max-tokens",
+            "24",
+            "--json",
+        ),
     )
     assert (done.code, done.err) == (0, "")
     found = json.loads(done.out)
@@ -80,7 +89,7 @@ def test_json_holds_everything(kb: str) -> None:
         assert best["scores"]["self_contain"] == pytest.approx(parts["self_contain"]["log_prob"])
         assert parts["self_contain"]["tokens"] > 40  # the passage too
     assert found["scoring"]["evidence"] == "both"
-    assert not found["scoring"]["length_normalized"]
+    assert found["scoring"]["length_normalized"]
     assert found["sampling"]["encoder"] is None  # one passage a draft needs no clusters
     assert len(found["sources"]) == 3
     assert found["timing"]["total_seconds"] >= found["timing"]["drafting_seconds"] > 0

@@ -266,12 +266,12 @@ MEASURED = Measured(
 
 
 def test_factors() -> None:
-    product = score(MEASURED, Scoring(length_normalized=False))
+    product = score(MEASURED, Scoring())
     draft = math.log(math.exp(-3.0) + math.exp(-0.5))
     assert product.draft == pytest.approx(draft)
     assert (product.self_contain, product.self_reflect) == (-4.0, -0.25)
     assert product.total == pytest.approx(draft - 4.25)
-    mean = score(MEASURED, Scoring())
+    mean = score(MEASURED, Scoring(length_normalized=True))
     assert mean.draft == pytest.approx(math.log(math.exp(-1.5) + math.exp(-0.5)))
     assert mean.self_contain == -2.0
 

@@ -97,7 +97,7 @@ def ask(
     strategy: speculative_options.Strategy = None,
     evidence: speculative_options.Evidence = None,
     without: speculative_options.Without = None,
-    product: speculative_options.Product = False,
+    length_normalized: speculative_options.LengthNormalized = False,
     option: speculative_options.Option = None,
     claim: speculative_options.Claim = False,
     show_drafts: speculative_options.ShowDrafts = False,
@@ -126,7 +126,7 @@ def ask(
     if timeout is not None:
         options["timeout"] = timeout
     own = ask_speculative.Own(
-        verifier, drafts, passages, strategy, evidence, without, product, option, claim, show_drafts
+        verifier, drafts, passages, strategy, evidence, without, length_normalized, option, claim, show_drafts
     )
     asked = ask_context.choose(
         context,

@@ -46,7 +46,7 @@ class Own:
     strategy: str | None
     evidence: str | None
     without: list[str] | None
-    product: bool
+    length_normalized: bool
     option: list[str] | None
     claim: bool
     show_drafts: bool
@@ -73,7 +73,7 @@ class Own:
             self_contain="self-contain" not in left_out,
             self_reflect="self-reflect" not in left_out,
             evidence=evidence,
-            length_normalized=not self.product,
+            length_normalized=self.length_normalized,
         )
 
     def task(self, text: str) -> Task:

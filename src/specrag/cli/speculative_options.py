@@ -71,11 +71,11 @@ Without = Annotated[
         rich_help_panel=_PANEL,
     ),
 ]
-Product = Annotated[
+LengthNormalized = Annotated[
     bool,
     typer.Option(
-        "--product",
-        help="Score by the product of all tokens' probabilities, not by the mean.",
+        "--length-normalized",
+        help="Score by the mean log-probability of a token, not by the product of all.",
         rich_help_panel=_PANEL,
     ),
 ]

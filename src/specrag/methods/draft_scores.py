@@ -28,7 +28,7 @@ DEFAULT_STATEMENT = "explanation"
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """How drafts are scored; the defaults are the paper's, but for the length.
+    """How drafts are scored; the defaults are the paper's.
 
     Args:
         draft: count rho_draft, the drafter's own confidence.
@@ -48,7 +48,7 @@ class Scoring:
     self_contain: bool = True
     self_reflect: bool = True
     evidence: Evidence = "rationale"
-    length_normalized: bool = True
+    length_normalized: bool = False
     statement: str = DEFAULT_STATEMENT
     chat: bool = False
 

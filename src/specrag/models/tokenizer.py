@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -146,9 +147,31 @@ class Tokenizer:
             if key in ("bos_token", "eos_token", "unk_token", "pad_token") and value is not None
         }
         try:
-            return render_chat(self._template, messages, special)
+            return render_chat(self._template, [self._harmless(message) for message in messages], special)
         except (TemplateError, TypeError, KeyError) as error:
             raise InputError("messages", list(messages), f"the chat template says: {error}") from error
+
+    def _harmless(self, message: Mapping[str, str]) -> Mapping[str, str]:
+        """A message whose content begins and ends no turn: a document may hold ``<|im_end|>``, and a space after its
+        first character makes plain text of it."""
+        content = message.get("content")
+        if not isinstance(content, str):
+            return message
+        return {
+            **message,
+            "content": self._controls.sub(lambda found: f"{found[0][0]} {found[0][1:]}", content),
+        }
+
+    @cached_property
+    def _controls(self) -> re.Pattern[str]:
+        """The special tokens that the chat format is made of, and those that end a text."""
+        used = [
+            text
+            for text, token in self.special_tokens.items()
+            if text in (self._template or "") or token in self.eos_tokens
+        ]
+        longest_first = sorted(used, key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
     def definition(self) -> str:
         """The tokenizer as the JSON of a ``tokenizer.json``, for libraries that read one."""

@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from specrag.errors import Cancelled, DeadlineExceeded
 from specrag.methods.answer import Sources
@@ -21,6 +22,7 @@ from specrag.serving.outcome import Outcome, describe_source, outcome_of
 from specrag.serving.plans import Plan, same_prompts
 from specrag.serving.problems import ApiError
 from specrag.serving.running import Emission, Ended, RunningTexts
+from specrag.serving.streaming import EventStream, unless_gone
 from specrag.speculation.decode import Step
 
 if TYPE_CHECKING:
@@ -178,6 +180,31 @@ class Answering:
         for outcome in self.outcomes:
             if outcome is None:
                 self._count(Outcome("", "stop", 0, 0), reason)
+
+
+class AnswerWriter(Protocol):
+    """Puts an answer into OpenAI's form."""
+
+    async def whole(self) -> dict[str, Any]:
+        """The answer as one object."""
+
+    def chunks(self) -> AsyncIterator[dict[str, Any]]:
+        """The answer as it comes."""
+
+
+async def respond(request: Request, answering: Answering, writer: AnswerWriter, *, stream: bool) -> Response:
+    """Answer when a place is free; end the work if the client goes away."""
+    if not stream:
+        try:
+            return JSONResponse(await unless_gone(request, writer.whole()))
+        finally:
+            answering.leave_unused()
+    try:
+        await unless_gone(request, answering.enter())
+    except BaseException:
+        answering.leave_unused()  # a place may have been given in the moment that the client went
+        raise
+    return EventStream(writer.chunks(), answering.leave_unused)
 
 
 def service_of(request: Request) -> Service:

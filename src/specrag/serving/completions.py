@@ -11,10 +11,10 @@ from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from specrag.errors import InputError
-from specrag.serving.answering import Answering, service_of
+from specrag.serving.answering import Answering, respond, service_of
 from specrag.serving.asks import Asker, check_text, prepare
 from specrag.serving.events import shown_text
 from specrag.serving.forms import form_processors
@@ -24,7 +24,6 @@ from specrag.serving.plans import Plan
 from specrag.serving.running import Ended
 from specrag.serving.schemas import CompletionRequest, SpecragField
 from specrag.serving.scoring import PromptScored, scoring
-from specrag.serving.streaming import EventStream, unless_gone
 from specrag.speculation.decode import DecodedToken, Step
 
 router = APIRouter(tags=["completions"])
@@ -44,17 +43,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     wish = body.specrag or SpecragField()
     answering = Answering(service, asker.method(wish), job.plans, arrived, wish.deadline)
     writer = _Writer(body, job, answering, TokenNames(service.llm.tokenizer), service.settings.name)
-    if not body.stream:
-        try:
-            return JSONResponse(await unless_gone(request, writer.whole()))
-        finally:
-            answering.leave_unused()
-    try:
-        await unless_gone(request, answering.enter())
-    except BaseException:
-        answering.leave_unused()  # a place may have been given in the moment that the client went
-        raise
-    return EventStream(writer.chunks(), answering.leave_unused)
+    return await respond(request, answering, writer, stream=bool(body.stream))
 
 
 @dataclass(frozen=True, slots=True)

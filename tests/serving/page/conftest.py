@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
-@pytest.fixture(scope="session")
+# Playwright keeps an event loop running in this thread, in which no other test could start one of its own: both end
+# with the module.
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """Give Debian's Chromium, headless (scripts/install_browser.sh installs it)."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="the page's tests need playwright")
@@ -34,7 +36,7 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def server(browser: Browser, smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """Give a server on a free port with the knowledge base ``sample``; uploads make others."""
     folder = tmp_path_factory.mktemp("page")

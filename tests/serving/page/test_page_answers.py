@@ -66,6 +66,7 @@ def test_an_answer_with_its_sources(visit: Callable[..., Visit], server: LiveSer
     # The passes: one bar group each, and the same as a table.
     page.click(".passes summary")
     rows = page.locator(".passes tbody tr")
+    rows.first.wait_for()
     assert 1 <= rows.count() < tokens
     texts = page.locator(".passes td.text").evaluate_all("all => all.map(one => one.textContent)")
     assert said.endswith("".join(texts).rstrip())
