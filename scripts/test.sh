@@ -9,5 +9,6 @@ scripts/install_browser.sh
 # Two processes of one thread each: torch's threads are of little use to small tests, and two processes of two threads
 # on two cores would wait for one another.
 export OMP_NUM_THREADS=1
-# A file stays in one process: servers and models that its tests share are started once.
-exec .venv/bin/python -m pytest -n 2 --dist loadfile "$@" </dev/null
+# Each process takes half of the files, and from the other's end when it is done: what the tests of a file share, such as
+# a server, is started once as a rule.
+exec .venv/bin/python -m pytest -n 2 --dist worksteal "$@" </dev/null
