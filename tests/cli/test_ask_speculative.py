@@ -85,9 +85,9 @@ def test_json_holds_everything(kb: str) -> None:
     else:
         assert best["answer"] == found["answer"]
         assert best["scores"]["self_reflect"] is None
-        parts = best["measured"]
-        assert best["scores"]["self_contain"] == pytest.approx(parts["self_contain"]["log_prob"])
-        assert parts["self_contain"]["tokens"] > 40  # the passage too
+        part = best["measured"]["self_contain"]
+        assert best["scores"]["self_contain"] == pytest.approx(part["log_prob"] / part["tokens"])
+        assert part["tokens"] > 40  # the passage too
     assert found["scoring"]["evidence"] == "both"
     assert found["scoring"]["length_normalized"]
     assert found["sampling"]["encoder"] is None  # one passage a draft needs no clusters
