@@ -144,7 +144,7 @@ def test_a_quick_run_measures_and_resumes(smollm2: Path, tmp_path: Path) -> None
     oracle = found["sample", PAIR, f"{SPECULATIVE}+oracle"]
     assert (oracle.accuracy or 0.0) >= (drafted.accuracy or 0.0)
     assert oracle.speedup is None
-    chosen = found["scores/sample", PAIR, f"{SPECULATIVE}+mean-all"]
+    chosen = found["scores/sample", PAIR, f"{SPECULATIVE}+product-all"]
     assert chosen.accuracy == drafted.accuracy  # the default, judged again from the record
     records = tmp_path / ".records" / "answers.jsonl"
     before = records.read_bytes()
