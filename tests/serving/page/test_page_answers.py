@@ -34,9 +34,10 @@ def served(server: LiveServer, question: str, method: str, max_tokens: int) -> d
 def test_an_answer_with_its_sources(visit: Callable[..., Visit], server: LiveServer) -> None:
     here = visit()
     page = here.page
-    here.choose("respec", max_tokens="48")
+    # It guesses whenever it can; ReSpec guesses where that pays, which a busy machine may deny.
+    here.choose("prompt-lookup", max_tokens="48")
     here.ask(QUESTION)
-    expected = served(server, QUESTION, "respec", 48)
+    expected = served(server, QUESTION, "prompt-lookup", 48)
     said = expected["choices"][0]["message"]["content"]
     assert page.inner_text("#run-1-answer").strip() == said.strip()
     assert "Marie Curie" in said
