@@ -31,12 +31,17 @@ def overviews(measurements: Sequence[Measurement]) -> list[str]:
     return tables
 
 
+def as_table(lines: Sequence[Sequence[str]]) -> str:
+    """Cells as a table of Markdown; the second line is the rule."""
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
 def _table(entries: Sequence[Measurement], tasks: Sequence[str]) -> str:
     cells = {(entry.method, _last(entry.task)): _figure(entry) for entry in entries}
     lines = [["method", *tasks], ["---", *("---:" for _ in tasks)]]
     for method in dict.fromkeys(entry.method for entry in entries):
         lines.append([method, *(cells.get((method, task), "") for task in tasks)])
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return as_table(lines)
 
 
 def _last(task: str) -> str:

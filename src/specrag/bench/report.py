@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from specrag.bench.load import BUSY_SHARE, LoadNote
 from specrag.bench.measurement import OVERALL, Measurement
-from specrag.bench.overview import overviews
+from specrag.bench.overview import as_table, overviews
 from specrag.bench.statistics import Interval, never_slower
 
 _SPEEDUP_KEYS = ("bound", "share")
@@ -105,7 +105,7 @@ def _table(rows: Sequence[Measurement], section: str) -> str:
     rule = ["---" if columns[index].heading in texts else "---:" for index in kept]
     lines = [[columns[index].heading for index in kept], rule]
     lines += [[line[index] for index in kept] for line in cells]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return as_table(lines)
 
 
 def _columns(section: str) -> list[_Column]:
