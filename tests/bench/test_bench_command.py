@@ -121,12 +121,24 @@ def test_more_repeats_are_added_to_those_that_are_there(tmp_path: Path) -> None:
     assert len(after) == RUNS * 5 // REPEATS
 
 
+def test_rows_are_limited_by_task_and_added_to_those_that_are_there(tmp_path: Path) -> None:
+    run("small", "--out", str(tmp_path), "--no-plots", "--rows", "1")
+    before = records_of(tmp_path)
+    assert len(before) == RUNS // 2  # one of two rows of each task
+    assert "--rows 1" in (tmp_path / "small.md").read_text()
+    run("small", "--out", str(tmp_path), "--no-plots")
+    after = records_of(tmp_path)
+    assert after[: len(before)] == before
+    assert len(after) == RUNS
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["smal"], "did you mean small"),
         (["tokens"], "this version has small"),
         (["small", "--repeats", "0"], "--repeats"),
+        (["small", "--rows", "0"], "--rows"),
         (["small", "--threads", "0"], "--threads"),
         (["small", "--device", "abacus"], "--device"),
         (["small", "--data", "/no/such/folder"], "--data"),

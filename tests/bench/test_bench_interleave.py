@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from specrag.bench import load
-from specrag.bench.interleave import Plan, Row, Trial, interleave
+from specrag.bench.interleave import Plan, Row, Trial, first_rows, interleave
 from specrag.bench.load import ProcessorLoad, Unwatched, load_note
 from specrag.bench.progress import Silent
 from specrag.bench.records import Outcome, Record, RecordStore
@@ -263,3 +263,14 @@ def test_the_note_counts_busy_runs() -> None:
     assert (note.busy, note.runs, note.worst, note.is_busy) == (2, 3, 0.2, True)
     assert not load_note(0.02, [0.05]).is_busy
     assert load_note(0.5, []).is_busy
+
+
+def test_fewer_rows_are_the_first_of_each_task_and_those_already_measured(
+    stage: Stage, tmp_path: Path
+) -> None:
+    rows = [stage.row(name, SECONDS, task=name[0]) for name in ("a1", "b1", "a2", "b2", "a3")]
+    stage.run([rows[4]], Plan(repeats=1, warmups=0))
+    store = RecordStore(tmp_path / "s.jsonl", suite="s", version="1", setting="here")
+    with store:
+        assert [row.name for row in first_rows(rows, 1, store)] == ["a1", "b1", "a3"]
+        assert [row.name for row in first_rows(rows, 2, store)] == ["a1", "b1", "a2", "b2", "a3"]

@@ -6,6 +6,7 @@ again, so a killed bench goes on where it stopped.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -99,6 +100,17 @@ def interleave(
             warmed = True
     keys = (key for row in rows for repeat in range(plan.repeats) for key in _keys(row, repeat))
     return [record for key in keys if (record := records.find(key)) is not None]
+
+
+def first_rows(rows: Sequence[Row], most: int, records: RecordStore) -> list[Row]:
+    """The first rows of each task, and those that an earlier run has measured."""
+    seen: Counter[str] = Counter()
+    chosen = []
+    for row in rows:
+        seen[row.task] += 1
+        if seen[row.task] <= most or _complete(row, 0, records):
+            chosen.append(row)
+    return chosen
 
 
 def _keys(row: Row, repeat: int) -> list[RecordKey]:

@@ -34,6 +34,7 @@ class BenchOptions:
         quick: the short run.
         data: folder of the user's data.
         repeats: timed runs of each method on a row; None for the suite's choice.
+        rows: most rows of each task; None for all.
         fresh: start without the old records, which are kept as ``NAME.old``.
         retry_failed: run failures again when resuming.
         draw: draw pictures.
@@ -46,6 +47,7 @@ class BenchOptions:
     quick: bool = False
     data: Path | None = None
     repeats: int | None = None
+    rows: int | None = None
     fresh: bool = False
     retry_failed: bool = False
     draw: bool = True
@@ -53,6 +55,8 @@ class BenchOptions:
     def __post_init__(self) -> None:
         if self.repeats is not None and self.repeats < 1:
             raise InputError("--repeats", self.repeats, "give 1 or more")
+        if self.rows is not None and self.rows < 1:
+            raise InputError("--rows", self.rows, "give 1 or more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +110,7 @@ def run_suite(
             model=options.model,
             device=options.device,
             repeats=options.repeats,
+            rows=options.rows,
             command=options.command,
             version=version,
             date=now().date().isoformat(),

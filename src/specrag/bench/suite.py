@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from specrag.bench.interleave import Clock, Plan, Row, interleave
+from specrag.bench.interleave import Clock, Plan, Row, first_rows, interleave
 from specrag.bench.load import LoadMonitor
 from specrag.bench.machine import Machine
 from specrag.bench.measurement import Extra, Measurement
@@ -28,6 +28,7 @@ class BenchContext:
         model: the target model's name.
         device: torch's name of the device.
         repeats: timed runs of each method on a row as the user wishes, or None for the suite's own choice.
+        rows: most rows of each task as the user wishes, or None for all.
         command, version, date: what goes into every measurement.
         machine: the machine, described.
         records: the open store.
@@ -41,6 +42,7 @@ class BenchContext:
     model: str
     device: str
     repeats: int | None
+    rows: int | None = None
     command: str
     version: str
     date: str
@@ -55,9 +57,12 @@ class BenchContext:
         return Plan(repeats=self.repeats or repeats, warmups=warmups, warm_each_row=warm_each_row)
 
     def measure(self, label: str, rows: Sequence[Row], plan: Plan) -> list[Record]:
-        """Run the rows interleaved (`interleave.interleave`); what is in the records is not run again."""
+        """Run the rows interleaved (`interleave.interleave`); what is in the records is not run again.
+
+        If the user wants fewer, the first rows of each task are run.
+        """
         return interleave(
-            rows,
+            rows if self.rows is None else first_rows(rows, self.rows, self.records),
             plan,
             label=label,
             records=self.records,

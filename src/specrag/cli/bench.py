@@ -56,6 +56,12 @@ def bench_command(registry: SuiteRegistry) -> Callable[..., None]:
         repeats: Annotated[
             int | None, typer.Option(metavar="N", help="Timed runs of each method on each row.")
         ] = None,
+        rows: Annotated[
+            int | None,
+            typer.Option(
+                metavar="N", help="At most N rows of each task; a later run with more goes on from there."
+            ),
+        ] = None,
         threads: Annotated[
             int | None, typer.Option(metavar="N", help="Threads of torch (default: its own choice).")
         ] = None,
@@ -77,10 +83,11 @@ def bench_command(registry: SuiteRegistry) -> Callable[..., None]:
             out=out or (_QUICK_OUT if quick else _FULL_OUT),
             model=model,
             device=_check_device(device),
-            command=_command(suite, quick, model, device, repeats, threads, folder is not None),
+            command=_command(suite, quick, model, device, repeats, rows, threads, folder is not None),
             quick=quick,
             data=folder,
             repeats=repeats,
+            rows=rows,
             fresh=not resume,
             retry_failed=retry_failed,
             draw=plots,
@@ -108,7 +115,14 @@ def bench_command(registry: SuiteRegistry) -> Callable[..., None]:
 
 
 def _command(
-    suite: str, quick: bool, model: str, device: str, repeats: int | None, threads: int | None, data: bool
+    suite: str,
+    quick: bool,
+    model: str,
+    device: str,
+    repeats: int | None,
+    rows: int | None,
+    threads: int | None,
+    data: bool,
 ) -> str:
     """The command that repeats the measurement, without the paths of this machine."""
     words = ["specrag", "bench", suite]
@@ -116,6 +130,7 @@ def _command(
     words += ["--model", model] if model != _DEFAULT_MODEL else []
     words += ["--device", device] if device != "cpu" else []
     words += ["--repeats", str(repeats)] if repeats is not None else []
+    words += ["--rows", str(rows)] if rows is not None else []
     words += ["--threads", str(threads)] if threads is not None else []
     return shlex.join(words) + (' --data "$SPECRAG_DATA"' if data else "")
 

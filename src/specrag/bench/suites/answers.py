@@ -9,7 +9,7 @@ minutes, ten questions a set about 3.5 hours, and everything about a day.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specrag.bench.interleave import Plan, Row, Trial
@@ -132,7 +132,8 @@ class AnswersSuite:
         rows = list(_rows(context, sets, pairs, models))
         try:
             # Models are warm when they are loaded; a method's first run on a row is the one that counts.
-            records = context.measure("answers", rows, Plan(repeats=1, warmups=0))
+            # A question has rows of several models in a task; `--rows` has chosen among the questions.
+            records = replace(context, rows=None).measure("answers", rows, Plan(repeats=1, warmups=0))
         finally:
             models.close()
         found = cases(records)
@@ -151,7 +152,7 @@ def suite() -> AnswersSuite:
 
 def _sets(context: BenchContext) -> dict[str, list[Question]]:
     names = _QUICK_SETS if context.quick else [name for name in SIZES if name != "sample"]
-    return load_sets(context.data, names, 1 if context.quick and context.data else ROWS)
+    return load_sets(context.data, names, 1 if context.quick and context.data else context.rows or ROWS)
 
 
 def _pairs(context: BenchContext) -> tuple[Pair, ...]:
