@@ -91,6 +91,7 @@ def ask(
     early: iterative.Early = False,
     decoder: iterative.Decoder = None,
     drafter: speculation.Drafter = None,
+    corpus: speculation.Corpus = None,
     verifier: speculative_options.Verifier = None,
     drafts: speculative_options.Drafts = None,
     passages: speculative_options.Passages = None,
@@ -157,7 +158,7 @@ def ask(
             }
         )
         ask_speculative.refuse(own.given(), method)
-        reading = asked.decoding(lambda: speculation.method_of(method, drafter, relaxed, tolerance))
+        reading = asked.decoding(lambda: speculation.method_of(method, drafter, relaxed, tolerance, corpus))
         settings = asked.settings()
         check_options(options)
         asking = _first_question(question, file, chat, as_json)
@@ -185,6 +186,7 @@ def ask(
             "--table": table,
             "--chat": chat,
             "--system": system,
+            "--corpus": corpus,
         }
         others |= {"--temperature": temperature or None, "--show-sources": show_sources, "--relaxed": relaxed}
         others |= {
@@ -232,7 +234,9 @@ def ask(
                 "--no-rewrite": no_rewrite,
             }
         )
-    decoding = speculation.method_of(chosen.decoder if chosen else method, drafter, relaxed, tolerance)
+    decoding = speculation.method_of(
+        chosen.decoder if chosen else method, drafter, relaxed, tolerance, corpus
+    )
     # All that can be wrong without the model is said before it is fetched and loaded.
     check_options({**options, "method": decoding})
     searched = _index(index, kb, pgvector, table, iterates=chosen is not None)

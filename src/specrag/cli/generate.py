@@ -103,6 +103,7 @@ def generate(
     seed: sampling.Seed = 0,
     method: speculation.Method = "plain",
     drafter: speculation.Drafter = None,
+    corpus: speculation.Corpus = None,
     relaxed: speculation.Relaxed = False,
     tolerance: speculation.Tolerance = 3.0,
     show_sources: speculation.ShowSources = False,
@@ -143,11 +144,14 @@ def generate(
         asynchronous=asynchronous,
         uncapped=uncapped,
     )
-    if neighbours is not None and (drafter is not None or relaxed):
-        option, value = ("--relaxed", relaxed) if relaxed else ("--drafter", drafter)
-        raise InputError(option, value, f"--method {knn.METHOD} guesses from its datastore; leave it out")
+    if neighbours is not None:
+        given = {"--drafter": drafter, "--relaxed": relaxed or None, "--corpus": corpus}
+        for option, value in given.items():
+            if value is not None:
+                remedy = f"--method {knn.METHOD} guesses from its datastore; leave it out"
+                raise InputError(option, str(value), remedy)
     options: Options = {
-        "method": neighbours or speculation.method_of(method, drafter, relaxed, tolerance),
+        "method": neighbours or speculation.method_of(method, drafter, relaxed, tolerance, corpus),
         "max_tokens": max_tokens,
         "stop": stop or (),
         "raw": raw,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specrag.cli import common, knn_index, store
+from specrag.cli import common, corpus_index, knn_index, store
 from specrag.cli.printable import printable
 from specrag.errors import InputError
 
@@ -26,7 +26,7 @@ _UNITS = {
     "indexing": "indexes",
     "loading": "passages",
 }
-_KNN = "kNN-LM"
+_KNN = "kNN-LM, ReSpec"
 
 
 def index(
@@ -75,6 +75,14 @@ def index(
             rich_help_panel=_KNN,
         ),
     ] = False,
+    corpus: Annotated[
+        bool,
+        typer.Option(
+            "--corpus",
+            help="Make a corpus that respec copies from in place of a knowledge base.",
+            rich_help_panel=_KNN,
+        ),
+    ] = False,
     model: Annotated[
         str | None,
         typer.Option(
@@ -119,7 +127,8 @@ def index(
     chunking are chosen once, when the knowledge base is made. With --table or --pgvector it is then loaded into
     PostgreSQL.
 
-    With --knn-lm it is a datastore for --method knn-lm: an entry for each token that the model reads.
+    With --knn-lm it is a datastore for --method knn-lm: an entry for each token that the model reads. With --corpus
+    it is a text that generate and ask may copy from with --method respec --corpus DIR.
 
     Example: specrag index docs/ notes.txt --kb kb/
     """
@@ -140,10 +149,25 @@ def index(
         "--table": table,
         "--replace": replace or None,
     }
-    for option, value in (of_passages if knn_lm else {**of_model, "--pq": pq or None}).items():
+    if knn_lm and corpus:
+        raise InputError("--corpus", corpus, "leave it or --knn-lm out")
+    of_datastores = {**of_model, "--pq": pq or None}
+    if corpus:
+        del of_datastores["--model"]
+        unused = {**of_passages, **of_datastores, "--hnsw": hnsw or None}
+    else:
+        unused = of_passages if knn_lm else of_datastores
+    for option, value in unused.items():
         if value is not None:
-            remedy = "leave it out with --knn-lm" if knn_lm else "it is for datastores; add --knn-lm"
+            chosen = "--knn-lm" if knn_lm else "--corpus" if corpus else None
+            remedy = f"leave it out with {chosen}" if chosen else "it is for datastores; add --knn-lm"
             raise InputError(option, value, remedy)
+    if corpus:
+        if not paths:
+            raise typer.BadParameter("name at least one PATH")
+        bar = _Bar()
+        corpus_index.index_corpus(paths, kb, model or "smollm2-135m", bar.show, bar.close, as_json=as_json)
+        return
     if knn_lm:
         if not paths:
             raise typer.BadParameter("name at least one PATH")

@@ -159,13 +159,17 @@ def _check(settings: Settings) -> None:
     Raises:
         InputError: there is no such method, or a knowledge base is missing.
         KnowledgeBaseError: one is damaged.
+        DatastoreError: a datastore is missing or damaged.
     """
+    from specrag.retrieval.knn_manifest import DatastoreManifest
     from specrag.retrieval.manifest import Manifest
     from specrag.serving.methods import served_method
 
     served_method(settings.method)
     for folder in settings.kbs.values():
         Manifest.read(folder.expanduser())
+    for folder in settings.datastores.values():
+        DatastoreManifest.read(folder)
 
 
 def _print_settings(as_json: bool) -> None:

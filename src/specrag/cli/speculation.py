@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -36,6 +37,14 @@ Drafter = Annotated[
         help="Who guesses where nothing can be copied: recycling, lookup, none, model:NAME, or eagle:NAME. Of "
         "rapid: self or a model. Of "
         "speculative-rag: who writes drafts, a model or http://HOST:PORT/v1#MODEL.",
+        rich_help_panel=_PANEL,
+    ),
+]
+Corpus = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="A text to copy from, made by index --corpus (respec).",
         rich_help_panel=_PANEL,
     ),
 ]
@@ -73,7 +82,9 @@ _COLOURS = {
 _RELAXED = "red"
 
 
-def method_of(name: str, drafter: str | None, relaxed: bool, tolerance: float) -> str | DecodingMethod:
+def method_of(
+    name: str, drafter: str | None, relaxed: bool, tolerance: float, corpus: Path | None
+) -> str | DecodingMethod:
     """The method that the options describe.
 
     Raises:
@@ -81,8 +92,12 @@ def method_of(name: str, drafter: str | None, relaxed: bool, tolerance: float) -
     """
     if name == "respec":
         from specrag.methods.respec import ReSpec
+        from specrag.speculation.suffix.corpus import SuffixCorpus
 
-        return ReSpec(drafter=drafter or "recycling", relaxed=relaxed, tolerance=tolerance)
+        copied = None if corpus is None else SuffixCorpus.open(corpus.expanduser())
+        return ReSpec(drafter=drafter or "recycling", relaxed=relaxed, tolerance=tolerance, corpus=copied)
+    if corpus is not None:
+        raise InputError("--corpus", str(corpus), "only --method respec copies from one; leave it out")
     if relaxed:
         raise InputError("--relaxed", relaxed, "only --method respec can relax; the other methods are exact")
     if name in ("draft-model", "eagle-2"):

@@ -27,6 +27,7 @@ from specrag.speculation.drafters.retrieval import RetrievalDrafter, RetrievalSe
 from specrag.speculation.drafters.suffix import CORPUS, REFERENCE, SUFFIX
 from specrag.speculation.relaxed import Relaxed
 from specrag.speculation.schedule import TokenSchedule
+from specrag.speculation.suffix.corpus import SuffixCorpus
 from specrag.speculation.suffix.index import SuffixIndex
 
 if TYPE_CHECKING:
@@ -101,6 +102,8 @@ class ReSpec:
     def check(self, loaded: LoadedModel) -> None:
         """See :class:`~specrag.methods.base.DecodingMethod`."""
         self._fallback.check(loaded)
+        if isinstance(self.corpus, SuffixCorpus):
+            self.corpus.require_tokenizer(loaded.tokenizer.fingerprint)
 
     def decode(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -177,6 +178,11 @@ class Tokenizer:
         """The tokenizer as the JSON of a ``tokenizer.json``, for libraries that read one."""
         text: str = self._backend.to_str()
         return text
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Tells this tokenizer from others, wherever its files lie: the same for all models that share it."""
+        return hashlib.blake2b(self.definition().encode(), digest_size=16).hexdigest()
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that a token stands for inside a text; none for a special or unknown token."""

@@ -70,7 +70,8 @@ class Asker:
         kb = None if wish.kb is None else self.service.knowledge_base(wish.kb, self.key.may_read)
         llm = self.service.llm
         formed = bool(options.get("processors"))
-        return Ask(llm, prompt, question, tuple(history), system, options, wish, kb, formed)
+        datastores = self.service.datastores_of(self.key.may_read)
+        return Ask(llm, prompt, question, tuple(history), system, options, wish, kb, datastores, formed)
 
     def options(
         self, body: GenerationBody, max_tokens: int | None, processors: Sequence[LogitsProcessor] = ()

@@ -26,7 +26,7 @@ class ApiKey(BaseModel):
         key: the key itself, at least :data:`SHORTEST` printable ASCII characters; replaced by its digest at once.
         digest: in place of ``key``, its SHA-256 in hexadecimal (``printf %s "$KEY" | sha256sum``).
         name: what logs and metrics call it.
-        kbs: names of the knowledge bases that it may read; ``*`` for all.
+        kbs: names of the knowledge bases and datastores that it may read; ``*`` for all.
         upload: whether it may add documents to them and delete documents.
         create: whether it may make new knowledge bases; it needs ``kbs = ["*"]``.
     """
@@ -63,7 +63,7 @@ class ApiKey(BaseModel):
         return self
 
     def may_read(self, kb: str) -> bool:
-        """Whether it may search a knowledge base and learn that it exists."""
+        """Whether it may search a knowledge base or a datastore and learn that it exists."""
         return EVERY in self.kbs or kb in self.kbs
 
     def may_upload(self, kb: str) -> bool:

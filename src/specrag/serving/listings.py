@@ -31,9 +31,10 @@ async def show_model(model: str, request: Request) -> dict[str, Any]:
 
 
 @router.get("/v1/specrag/methods")
-async def list_methods() -> list[dict[str, Any]]:
+async def list_methods(request: Request) -> list[dict[str, Any]]:
     """The methods that ``specrag.method`` may name, with their options."""
-    return describe_methods()
+    service: Service = request.app.state.service
+    return describe_methods(sorted(filter(request.state.key.may_read, service.settings.datastores)))
 
 
 def _names(service: Service) -> list[str]:

@@ -31,6 +31,28 @@ class ReSpecOptions(Body):
     cost_aware: bool = Field(True, description="Weigh every guess by its measured cost.")
 
 
+class KnnOptions(Body):
+    """Of kNN-LM; see :class:`specrag.methods.knn_lm.KnnLM`."""
+
+    datastore: Annotated[str, Field(max_length=64)] | None = Field(
+        None, description="Which one is searched; the only one where there is one."
+    )
+    k: Annotated[int, Field(ge=1, le=1024)] | None = Field(
+        None, description="Neighbours; 1,024, or all of a small datastore."
+    )
+    weight: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.25, description="Of the neighbours' next tokens; 0 is the model alone."
+    )
+    knn_temperature: Annotated[float, Field(gt=0, le=1e6)] = Field(
+        1.0, description="Divides squared distances; specrag perplexity --sweep finds one."
+    )
+    index: Literal["flat", "hnsw", "pq"] = Field("flat", description="One that the datastore has.")
+    stride: Annotated[int, Field(ge=1, le=16)] | Literal["os3", "sequential"] = Field(
+        "os3", description="Tokens guessed before one search verifies them, os3, or sequential."
+    )
+    asynchronous: bool = Field(False, description="Decode on while guesses are verified.")
+
+
 class StandardRAGOptions(Body):
     """Of standard RAG."""
 

@@ -7,7 +7,7 @@ To serve another method, add its options to ``method_options.py``, a plan and an
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,9 @@ from pydantic import ValidationError
 
 from specrag.errors import InputError
 from specrag.serving import passage_plans
+from specrag.serving.knn_plan import plan_knn
 from specrag.serving.method_options import (
+    KnnOptions,
     NoOptions,
     RaLMOptions,
     RaLMSpecOptions,
@@ -37,12 +39,14 @@ class ServedMethod:
         needs_kb: it cannot answer without a knowledge base.
         options: what ``specrag.options`` may hold.
         plan: checks an ask and makes its plan.
+        needs_datastore: nor without a datastore.
     """
 
     title: str
     needs_kb: bool
     options: type[Body]
     plan: Callable[[Ask, Any], Plan]
+    needs_datastore: bool = False
 
 
 def _decoded(name: str) -> Callable[[Ask, Body], Plan]:
@@ -64,6 +68,13 @@ SERVED: Mapping[str, ServedMethod] = {
     "prompt-lookup": ServedMethod("Prompt lookup", False, NoOptions, _decoded("prompt-lookup")),
     "token-recycling": ServedMethod("Token recycling", False, NoOptions, _decoded("token-recycling")),
     "sam-decoding": ServedMethod("SAM decoding", False, NoOptions, _decoded("sam-decoding")),
+    "knn-lm": ServedMethod(
+        "kNN-LM: every token is weighed with its neighbours in a datastore",
+        False,
+        KnnOptions,
+        plan_knn,
+        needs_datastore=True,
+    ),
     "rapid": ServedMethod(
         "RAPID: a drafter reads the relevant part of a long text",
         False,
@@ -124,20 +135,25 @@ def make_plan(ask: Ask, name: str) -> Plan:
     return method.plan(ask, options)
 
 
-def describe_methods() -> list[dict[str, Any]]:
-    """The table for clients."""
+def describe_methods(datastores: Sequence[str]) -> list[dict[str, Any]]:
+    """The table for clients.
+
+    Args:
+        datastores: names of those that the client may search; without any the methods that need one are left out.
+    """
     return [
         {
             "name": name,
             "title": method.title,
             "needs_kb": method.needs_kb,
-            "options": _describe_options(method.options),
+            "options": _describe_options(method.options, datastores),
         }
         for name, method in SERVED.items()
+        if datastores or not method.needs_datastore
     ]
 
 
-def _describe_options(options: type[Body]) -> dict[str, dict[str, Any]]:
+def _describe_options(options: type[Body], datastores: Sequence[str]) -> dict[str, dict[str, Any]]:
     described = {}
     for name, schema in options.model_json_schema()["properties"].items() if options.model_fields else ():
         # Of alternatives the first tells the type; the others are values by name.
@@ -151,4 +167,6 @@ def _describe_options(options: type[Body]) -> dict[str, dict[str, Any]]:
             "choices": choices,
             "help": schema.get("description", ""),
         }
+    if "datastore" in described:
+        described["datastore"] |= {"type": "choice", "choices": list(datastores), "default": datastores[0]}
     return described

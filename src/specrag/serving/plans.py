@@ -21,6 +21,7 @@ from specrag.serving.schemas import Body, SpecragField
 if TYPE_CHECKING:
     from specrag.language_model import LanguageModel
     from specrag.methods.retriever import PassageRetriever, Retriever
+    from specrag.retrieval.knn_datastore import Datastore
     from specrag.serving.knowledge import Base
 
 #: Passages found where a request does not say how many.
@@ -46,6 +47,7 @@ class Ask:
         options: of the generation, without ``method``.
         wish: the field ``specrag``.
         kb: the knowledge base that it names.
+        datastores: those that the asker may search, by name.
         formed: the text must keep to a form, so that nothing may be put in front of it.
     """
 
@@ -57,6 +59,7 @@ class Ask:
     options: Options
     wish: SpecragField
     kb: Base | None
+    datastores: Mapping[str, Datastore]
     formed: bool
 
     def with_seed(self, seed: int) -> Ask:

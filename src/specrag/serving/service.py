@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from specrag.errors import InputError, SpecragError
@@ -19,7 +20,9 @@ from specrag.serving.problems import ApiError
 if TYPE_CHECKING:
     from specrag.language_model import LanguageModel
     from specrag.models.grammar import GrammarVocabulary
+    from specrag.models.loading import LoadedModel
     from specrag.retrieval.encoder import Encoder
+    from specrag.retrieval.knn_datastore import Datastore
     from specrag.serving.metrics import FinishedGeneration
     from specrag.serving.running import RunningTexts
     from specrag.serving.settings import Settings
@@ -56,6 +59,7 @@ class Service:
         self.encodings = Admission(1, settings.max_queue, None)
         self.observers: list[Callable[[FinishedGeneration], None]] = []
         self.knowledge_bases = KnowledgeBases(settings, self.encoder)
+        self._datastores: dict[str, Datastore] = {}
         self.created = int(time.time())
         self._llm: LanguageModel | None = None
         self._encoder: Encoder | None = None
@@ -109,6 +113,8 @@ class Service:
         llm.generate("Hello", max_tokens=2, method=_decoding(settings.method))
         for name in settings.kbs:
             self.knowledge_bases.get(name)
+        for name, folder in settings.datastores.items():
+            self._datastores[name] = _open_datastore(folder, loaded)
         free = settings.kv_memory_bytes
         if free is None:
             known = free_bytes(loaded.device)
@@ -172,6 +178,8 @@ class Service:
                 await self._loading  # a thread cannot be cancelled
         if self._llm is not None:
             await asyncio.to_thread(self._llm.close)
+        for datastore in self._datastores.values():
+            datastore.close()
 
     # -- what requests ask ------------------------------------------------------------------------------------
 
@@ -191,6 +199,10 @@ class Service:
 
         return keys_values_bytes(self.llm.model, tokens)
 
+    def datastores_of(self, may_read: Callable[[str], bool]) -> dict[str, Datastore]:
+        """The datastores that the caller may search, by name."""
+        return {name: datastore for name, datastore in self._datastores.items() if may_read(name)}
+
     def knowledge_base(self, name: str, may_read: Callable[[str], bool]) -> Base:
         """A knowledge base that the caller may read.
 
@@ -201,6 +213,14 @@ class Service:
             with suppress(KeyError):
                 return self.knowledge_bases.get(name)
         raise InputError("specrag.kb", name, "there is no knowledge base of this name; GET /v1/kb lists them")
+
+
+def _open_datastore(folder: Path, loaded: LoadedModel) -> Datastore:
+    from specrag.retrieval.knn_datastore import Datastore, model_record
+
+    datastore = Datastore.open(folder)
+    datastore.check_model(model_record(loaded))
+    return datastore
 
 
 def _decoding(method: str) -> str:

@@ -91,6 +91,9 @@ class Settings(BaseSettings):
     # -- the knowledge bases --------------------------------------------------------------------------------
     kbs: Annotated[dict[Name, Path], NoDecode] = Field({}, description="Folders of `specrag index`, by name.")
     tables: dict[Name, Table] = Field({}, description="Tables of PostgreSQL, by name.")
+    datastores: Annotated[dict[Name, Path], NoDecode] = Field(
+        {}, description="Folders of `specrag index --knn-lm`, by name, for the method knn-lm."
+    )
     kb_root: Path | None = Field(
         None,
         description="Folder for knowledge bases made through the API and for all uploads; without it none.",
@@ -143,9 +146,9 @@ class Settings(BaseSettings):
     page: bool = Field(True, description="Serve the page at /.")
     tracing: bool = Field(False, description="Send OpenTelemetry traces; needs specrag[tracing].")
 
-    @field_validator("kbs", mode="before")
+    @field_validator("kbs", "datastores", mode="before")
     @classmethod
-    def _split_kbs(cls, value: object) -> object:
+    def _split_folders(cls, value: object) -> object:
         """``NAME=FOLDER`` pairs, as a list or with commas between them."""
         words = _split(value) if isinstance(value, str) else value
         if not isinstance(words, (list, tuple)):
@@ -178,7 +181,7 @@ class Settings(BaseSettings):
     def _expand(cls, value: Path | None) -> Path | None:
         return None if value is None else value.expanduser()
 
-    @field_validator("kbs")
+    @field_validator("kbs", "datastores")
     @classmethod
     def _expand_all(cls, value: dict[str, Path]) -> dict[str, Path]:
         return {name: folder.expanduser() for name, folder in value.items()}
@@ -232,8 +235,8 @@ class Settings(BaseSettings):
         """What can only be seen of all settings together.
 
         Raises:
-            InputError: without a key the server would listen to other machines; two knowledge bases have one
-                name; two keys have one name or one value; a key's scope names no knowledge base.
+            InputError: without a key the server would listen to other machines; two knowledge bases or datastores
+                have one name; two keys have one name or one value; a key's scope names neither.
         """
         keys = self.all_keys()
         if not keys and not self.loopback:
@@ -245,6 +248,11 @@ class Settings(BaseSettings):
             raise InputError(
                 "tables", name, "kbs has the same name; give every knowledge base one of its own"
             )
+        # A key's scope names both kinds in one list.
+        for name in self.datastores.keys() & {*self.kbs, *self.tables}:
+            raise InputError(
+                "datastores", name, "a knowledge base has the same name; give each one of its own"
+            )
         for field, values in {
             "name": [key.name for key in keys],
             "key": [key.digest for key in keys],
@@ -255,8 +263,11 @@ class Settings(BaseSettings):
                 )
         if self.kb_root is None:
             for key in keys:
-                for name in sorted(set(key.kbs) - {"*"} - self.kbs.keys() - self.tables.keys()):
-                    raise InputError(f"keys: {key.name}", name, "there is no knowledge base of this name")
+                known = {"*", *self.kbs, *self.tables, *self.datastores}
+                for name in sorted(set(key.kbs) - known):
+                    raise InputError(
+                        f"keys: {key.name}", name, "there is no knowledge base or datastore of this name"
+                    )
 
 
 def load_settings(file: Path | None = None, flags: Mapping[str, Any] | None = None) -> Settings:

@@ -36,7 +36,7 @@ def build_corpus(texts: Iterable[Tokens], folder: str | Path, *, tokenizer: str)
 
     Args:
         texts: token ids of each text; read once.
-        tokenizer: what tells the tokenizer that made them from others.
+        tokenizer: what tells the tokenizer that made them from others (``Tokenizer.fingerprint``).
 
     Raises:
         InputError: a text holds something else than token ids; no text has two tokens; all together are more
@@ -106,20 +106,20 @@ class SuffixCorpus:
         self._opened: CorpusArrays | None = arrays
 
     @classmethod
-    def open(cls, folder: str | Path, *, tokenizer: str) -> SuffixCorpus:
+    def open(cls, folder: str | Path, *, tokenizer: str | None = None) -> SuffixCorpus:
         """Map the corpus in ``folder``.
 
         Args:
-            tokenizer: fingerprint of the tokenizer whose tokens will be looked up.
+            tokenizer: fingerprint of the tokenizer whose tokens will be looked up; without it whoever looks them up
+                checks (:meth:`require_tokenizer`), as :class:`~specrag.methods.respec.ReSpec` does.
 
         Raises:
             InputError: there is no corpus, it is damaged, or another tokenizer made its tokens.
         """
         folder = Path(folder)
         manifest = files.read_manifest(folder)
-        if manifest.tokenizer != tokenizer:
-            remedy = f"its tokens are of tokenizer {manifest.tokenizer!r}, not {tokenizer!r}: build one for this model"
-            raise InputError("corpus", str(folder), remedy)
+        if tokenizer is not None:
+            _require_tokenizer(folder, manifest, tokenizer)
         tokens = files.map_array(folder, files.TOKENS, manifest)
         positions = files.map_array(folder, files.POSITIONS, manifest)
         texts = files.map_array(folder, files.TEXTS, manifest)
@@ -145,6 +145,14 @@ class SuffixCorpus:
         """Bytes of all arrays; pages of files, which the system keeps in memory as far as they are used."""
         arrays = self._arrays
         return arrays.tokens.nbytes + arrays.positions.nbytes + arrays.texts.nbytes
+
+    def require_tokenizer(self, fingerprint: str) -> None:
+        """Make sure that the corpus holds the tokens of a tokenizer.
+
+        Raises:
+            InputError: another one made them.
+        """
+        _require_tokenizer(self.folder, self.manifest, fingerprint)
 
     def match(self, tail: Tokens, max_length: int = MAX_LENGTH) -> Match:
         """The longest suffix of ``tail``, of at most ``max_length`` tokens, that occurs with a token behind it.
@@ -193,3 +201,9 @@ class SuffixCorpus:
         if opened is None:
             raise InputError("corpus", str(self.folder), "it is closed; open it again")
         return opened
+
+
+def _require_tokenizer(folder: Path, manifest: CorpusManifest, fingerprint: str) -> None:
+    if manifest.tokenizer != fingerprint:
+        remedy = f"its tokens are of tokenizer {manifest.tokenizer!r}, not {fingerprint!r}: build one for this model"
+        raise InputError("corpus", str(folder), remedy)

@@ -115,7 +115,7 @@ def require_target(folder: Path) -> None:
     Raises:
         InputError: ``folder`` holds files that are no corpus, or is a file.
     """
-    if folder.exists() and not (folder / MANIFEST).is_file() and not (folder.is_dir() and _is_empty(folder)):
+    if folder.exists() and not _is_corpus(folder) and not (folder.is_dir() and _is_empty(folder)):
         raise InputError("folder", str(folder), "it holds other files; give a new folder or that of a corpus")
 
 
@@ -150,3 +150,9 @@ def publishing(folder: Path) -> Iterator[Path]:
 
 def _is_empty(folder: Path) -> bool:
     return next(folder.iterdir(), None) is None
+
+
+def _is_corpus(folder: Path) -> bool:
+    """Whether a folder may be replaced: it holds the files of a corpus and nothing else, such as a knowledge base."""
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    return MANIFEST in names and names <= {MANIFEST, TOKENS, POSITIONS, TEXTS}

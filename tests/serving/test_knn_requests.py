@@ -1,0 +1,115 @@
+"""kNN-LM over HTTP: datastores by name, the tokens of the library, and keys that see no other's datastore."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from specrag import load
+from specrag.methods.knn_lm import KnnLM
+from specrag.methods.knn_mixture import Mixture
+from specrag.retrieval.knn_build import build_datastore
+from specrag.retrieval.knn_datastore import Datastore, model_record
+from tests.methods.test_knn_real import PROMPTS, TEXT
+from tests.serving.live_server import EXACT, MODEL, LiveServer, running_server
+
+READER, STRANGER = "reader-key-0123456789", "stranger-key-0123456"
+OPTIONS: dict[str, Any] = {"k": 64, "weight": 0.6, "knn_temperature": 5.0}
+
+
+def build(folder: Path, **settings: Any) -> Path:
+    """Make a datastore of the sample text."""
+    with closing(load(MODEL, **settings)) as llm:
+        tokens = np.array(llm.tokenizer.encode(TEXT, special=True), dtype=np.int32)
+        build_datastore([tokens], folder, llm.model, model_record(llm.loaded))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def knn(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """Give a server with a datastore and two keys, one of which may search it."""
+    folder = build(tmp_path_factory.mktemp("served") / "store", dtype="int8", batch_invariant=True)
+    keys = [
+        {"name": "reader", "key": READER, "kbs": ["village"]},
+        {"name": "stranger", "key": STRANGER, "kbs": []},
+    ]
+    with running_server(datastores={"village": folder}, keys=keys) as server:
+        yield server
+
+
+def ask(server: LiveServer, key: str = READER, **options: Any) -> httpx.Response:
+    body = {
+        "model": MODEL,
+        "prompt": PROMPTS[0],
+        "max_tokens": 12,
+        "temperature": 0,
+        "specrag": {"method": "knn-lm", "options": {**OPTIONS, **options}},
+    }
+    return httpx.post(
+        f"{server.url}/v1/completions", json=body, headers={"Authorization": f"Bearer {key}"}, timeout=120
+    )
+
+
+def test_tokens_are_the_librarys_and_speculation_changes_none(knn: LiveServer) -> None:
+    answers = [ask(knn), ask(knn, stride="sequential"), ask(knn, stride=4, asynchronous=True)]
+    assert [answer.status_code for answer in answers] == [200] * 3, answers[0].text
+    texts = [answer.json()["choices"][0]["text"] for answer in answers]
+    store = knn.service.datastores_of(lambda _: True)["village"]
+    method = KnnLM(store, Mixture(64, 0.6, 5.0), stride=None)
+    expected = knn.service.llm.generate(PROMPTS[0], raw=True, max_tokens=12, method=method)
+    plain = knn.service.llm.generate(PROMPTS[0], raw=True, max_tokens=12)
+    assert texts == [expected.text] * 3
+    assert expected.text != plain.text, "the neighbours changed nothing, so that the test shows nothing"
+    guessed, alone = answers[2].json()["specrag"]["usage"], answers[1].json()["specrag"]["usage"]
+    assert guessed["accepted"] > 0
+    assert alone["drafted"] == 0
+
+
+def test_a_datastore_is_known_to_those_who_may_read_it(knn: LiveServer) -> None:
+    described: dict[str, Any] = {}
+    for key in (READER, STRANGER):
+        answer = httpx.get(f"{knn.url}/v1/specrag/methods", headers={"Authorization": f"Bearer {key}"})
+        described[key] = {method["name"]: method for method in answer.json()}
+    field = described[READER]["knn-lm"]["options"]["datastore"]
+    assert (field["type"], field["choices"], field["default"]) == ("choice", ["village"], "village")
+    assert "knn-lm" not in described[STRANGER]
+    refused = ask(knn, STRANGER, datastore="village")
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "specrag.options.datastore"
+    assert "village" not in refused.json()["error"]["message"].replace("'village'", "", 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"datastore": "town"}, "take one of village"),
+        ({"k": 1024}, "k"),
+        ({"k": 0}, "specrag.options.k"),
+        ({"weight": 1.5}, "specrag.options.weight"),
+        ({"index": "hnsw"}, "hnsw"),
+        ({"stride": "often"}, "specrag.options.stride"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused(knn: LiveServer, options: dict[str, Any], says: str) -> None:
+    answer = ask(knn, **options)
+    assert answer.status_code == 400
+    assert says in answer.json()["error"]["message"]
+
+
+def test_a_datastore_of_another_precision_is_refused_at_the_start(smollm2: Path, tmp_path: Path) -> None:
+    from specrag.errors import SpecragError
+    from specrag.serving.service import Service
+    from specrag.serving.settings import load_settings
+
+    folder = build(tmp_path / "store", dtype="bf16")
+    service = Service(load_settings(None, {**EXACT, "datastores": {"village": folder}}))
+    with pytest.raises(SpecragError, match="int8"):
+        service.load()
+    with Datastore.open(folder) as store:  # it is as it was
+        assert len(store) > 0
