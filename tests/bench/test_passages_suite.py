@@ -31,7 +31,7 @@ from specrag.retrieval.knowledge_base import KnowledgeBase
 from specrag.scheduling.stride_process import best_stride
 from tests.sample import build_sample
 
-SIZE = replace(QUICK, new=16, retrievers=(stores.EXACT,), part_methods=(*BASELINES, "ralmspec+A"))
+SIZE = replace(QUICK, new=8, exact_new=4, retrievers=(stores.EXACT,), part_methods=(*BASELINES, "ralmspec+A"))
 
 
 def bench(out: Path, *words: str) -> list[Measurement]:

@@ -80,7 +80,7 @@ class ExactnessSuite:
             device=context.device,
             batch_invariant=setting.batch_invariant,
         )
-        new = 32 if context.quick else _NEW_TOKENS
+        new = 16 if context.quick else _NEW_TOKENS
         prompts = [llm.encode(text) for text in _texts(context, setting)]
         batches = [prompts[start : start + _TOGETHER] for start in range(0, len(prompts), _TOGETHER)]
 
