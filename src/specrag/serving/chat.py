@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -20,11 +19,12 @@ from specrag.serving.conversation import read_conversation
 from specrag.serving.events import shown_text
 from specrag.serving.forms import form_processors
 from specrag.serving.logprobs import TokenNames, chat_log_probs
-from specrag.serving.outcome import Outcome, add_up
+from specrag.serving.outcome import Outcome
 from specrag.serving.plans import Plan
 from specrag.serving.running import Ended
 from specrag.serving.schemas import ChatCompletionRequest, SpecragField
 from specrag.serving.tools import CallReader, ToolUse, tool_use
+from specrag.serving.writing import AnswerWriter
 from specrag.speculation.decode import Step
 
 router = APIRouter(tags=["chat"])
@@ -91,7 +91,7 @@ def _prepare(body: ChatCompletionRequest, asker: Asker) -> _Job:
     return _Job(asker.plans(ask, choices), tools)
 
 
-class _Writer:
+class _Writer(AnswerWriter):
     """Answers in OpenAI's form.
 
     Args:
@@ -105,36 +105,22 @@ class _Writer:
     def __init__(
         self, body: ChatCompletionRequest, job: _Job, answering: Answering, names: TokenNames, model: str
     ) -> None:
-        self._body = body
+        objects = ("chat.completion", "chat.completion.chunk")
+        super().__init__(body, answering, names, model, "chatcmpl", objects)
         self._job = job
-        self._answering = answering
-        self._names = names
-        self._wish = body.specrag or SpecragField()
-        self._ends = answering.ends
-        self._counted = body.stream_options is not None and body.stream_options.include_usage
-        self._head = {
-            "id": f"chatcmpl-{uuid.uuid4().hex}",
-            "created": int(time.time()),
-            "model": model,
-            "system_fingerprint": answering.fingerprint,
-        }
+        self._shows_log_probs = bool(body.logprobs)
 
     # -- in one piece -----------------------------------------------------------------------------------------
 
     async def whole(self) -> dict[str, Any]:
         """The answer in one piece."""
-        await self._answering.enter()
-        async with aclosing(self._answering.emissions()) as emissions:  # type: ignore[type-var]
+        await self.answering.enter()
+        async with aclosing(self.answering.emissions()) as emissions:  # type: ignore[type-var]
             async for _ in emissions:
                 pass
-        outcomes = self._answering.finished
-        return {
-            **self._head,
-            "object": "chat.completion",
-            "choices": [self._choice(index, outcome) for index, outcome in enumerate(outcomes)],
-            "usage": add_up(outcomes, self._body.n or 1),
-            "specrag": self._answering.summary(),
-        }
+        return self.whole_of(
+            [self._choice(index, outcome) for index, outcome in enumerate(self.answering.finished)]
+        )
 
     def _choice(self, index: int, outcome: Outcome) -> dict[str, Any]:
         reader = CallReader()
@@ -158,11 +144,11 @@ class _Writer:
     async def chunks(self) -> AsyncIterator[dict[str, Any]]:
         """The answer as it comes."""
         count = len(self._job.plans)
-        tellers = [self._answering.teller() for _ in range(count)]
+        tellers = [self.answering.teller() for _ in range(count)]
         readers = [CallReader() for _ in range(count)]
         told = [0] * count
         begun: set[int] = set()
-        async with aclosing(self._answering.emissions()) as emissions:  # type: ignore[type-var]
+        async with aclosing(self.answering.emissions()) as emissions:  # type: ignore[type-var]
             async for index, value in ((emission.index, emission.value) async for emission in emissions):
                 if index not in begun:
                     begun.add(index)
@@ -179,16 +165,15 @@ class _Writer:
                 text = shown_text(value)
                 if self._job.tools is not None:
                     text = reader.push(text)
-                event = tellers[index].describe(value) if self._wish.events else None
+                event = tellers[index].describe(value) if self.tells_events else None
                 log_probs = self._log_probs(value.tokens) if isinstance(value, Step) else None
                 if text or event or log_probs:
                     delta = {"content": text} if text else {}
                     yield self._chunk(index, delta, log_probs=log_probs, event=event)
                 for chunk in self._calls(index, reader, told):
                     yield chunk
-        if self._counted:
-            usage = add_up(self._answering.finished, self._body.n or 1)
-            yield {**self._head, "object": "chat.completion.chunk", "choices": [], "usage": usage}
+        for chunk in self.usage_chunks():
+            yield chunk
 
     def _calls(self, index: int, reader: CallReader, told: list[int]) -> list[dict[str, Any]]:
         """Chunks for calls that are complete and were not told yet."""
@@ -200,11 +185,7 @@ class _Writer:
         return chunks
 
     def _last(self, index: int, reader: CallReader) -> dict[str, Any]:
-        outcome = self._answering.outcomes[index]
-        assert outcome is not None
-        event = {"event": "done", **self._answering.describe(outcome)}
-        told = event if self._body.specrag is not None else None
-        return self._chunk(index, {}, reason=_reason(outcome, reader), event=told)
+        return self._chunk(index, {}, reason=_reason(self.outcome(index), reader), event=self.done(index))
 
     def _chunk(
         self,
@@ -216,16 +197,13 @@ class _Writer:
         event: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
         choice = {"index": index, "delta": delta, "logprobs": log_probs, "finish_reason": reason}
-        chunk = {**self._head, "object": "chat.completion.chunk", "choices": [choice]}
-        if self._counted:
-            chunk["usage"] = None
-        return chunk if event is None else {**chunk, "specrag": event}
+        return self.chunk_of(choice, event)
 
     def _log_probs(self, tokens: Any) -> dict[str, Any] | None:
-        if not self._body.logprobs:
+        if not self._shows_log_probs:
             return None
-        shown = self._names.shown(tokens, self._ends)
-        return chat_log_probs(self._names, shown) if shown or self._answering.finished else None
+        shown = self.names.shown(tokens, self.ends)
+        return chat_log_probs(self.names, shown) if shown or self.answering.finished else None
 
 
 def _reason(outcome: Outcome, reader: CallReader) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -19,11 +18,12 @@ from specrag.serving.asks import Asker, check_text, prepare
 from specrag.serving.events import shown_text
 from specrag.serving.forms import form_processors
 from specrag.serving.logprobs import TokenNames, completion_log_probs
-from specrag.serving.outcome import Outcome, add_up
+from specrag.serving.outcome import Outcome
 from specrag.serving.plans import Plan
 from specrag.serving.running import Ended
 from specrag.serving.schemas import CompletionRequest, SpecragField
 from specrag.serving.scoring import PromptScored, scoring
+from specrag.serving.writing import AnswerWriter
 from specrag.speculation.decode import DecodedToken, Step
 
 router = APIRouter(tags=["completions"])
@@ -117,7 +117,7 @@ def _tokens(asker: Asker, prompt: str | list[int]) -> list[int]:
     return prompt
 
 
-class _Writer:
+class _Writer(AnswerWriter):
     """Answers in OpenAI's form.
 
     Args:
@@ -131,69 +131,57 @@ class _Writer:
     def __init__(
         self, body: CompletionRequest, job: _Job, answering: Answering, names: TokenNames, model: str
     ) -> None:
-        self._body = body
+        super().__init__(body, answering, names, model, "cmpl", ("text_completion", "text_completion"))
         self._job = job
-        self._answering = answering
-        self._names = names
-        self._wish = body.specrag or SpecragField()
-        self._ends = answering.ends
-        self._head = {
-            "id": f"cmpl-{uuid.uuid4().hex}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": model,
-            "system_fingerprint": answering.fingerprint,
-        }
+        self._echo = bool(body.echo)
+        self._shows_log_probs = body.logprobs is not None
 
     async def whole(self) -> dict[str, Any]:
         """The answer in one piece."""
         scored: dict[int, PromptScored] = {}
-        await self._answering.enter()
-        async with aclosing(self._answering.emissions()) as emissions:  # type: ignore[type-var]
+        await self.answering.enter()
+        async with aclosing(self.answering.emissions()) as emissions:  # type: ignore[type-var]
             async for emission in emissions:
                 if isinstance(emission.value, PromptScored):
                     scored[emission.index] = emission.value
-        outcomes = self._answering.finished
-        choices = [self._choice(index, outcome, scored.get(index)) for index, outcome in enumerate(outcomes)]
-        answer = {**self._head, "choices": choices, "usage": add_up(outcomes, self._body.n or 1)}
-        return {**answer, "specrag": self._answering.summary()}
+        outcomes = self.answering.finished
+        return self.whole_of(
+            [self._choice(index, outcome, scored.get(index)) for index, outcome in enumerate(outcomes)]
+        )
 
     async def chunks(self) -> AsyncIterator[dict[str, Any]]:
         """The answer as it comes."""
         count = len(self._job.plans)
-        tellers = [self._answering.teller() for _ in range(count)]
+        tellers = [self.answering.teller() for _ in range(count)]
         offsets = [0] * count
-        if self._body.echo and self._body.logprobs is None:
+        if self._echo and not self._shows_log_probs:
             for index, prompt in enumerate(self._job.prompts):
                 yield self._chunk(index, prompt, offsets=offsets)
-        async with aclosing(self._answering.emissions()) as emissions:  # type: ignore[type-var]
+        async with aclosing(self.answering.emissions()) as emissions:  # type: ignore[type-var]
             async for index, value in ((emission.index, emission.value) async for emission in emissions):
                 if isinstance(value, Ended):
-                    outcome = self._answering.outcomes[index]
-                    assert outcome is not None
-                    done = {"event": "done", **self._answering.describe(outcome)}
-                    told = done if self._body.specrag is not None else None
-                    yield self._chunk(index, "", reason=outcome.finish_reason, event=told, offsets=offsets)
+                    reason = self.outcome(index).finish_reason
+                    yield self._chunk(index, "", reason=reason, event=self.done(index), offsets=offsets)
                 elif isinstance(value, PromptScored):
                     prompt = self._job.prompts[index]
                     yield self._chunk(index, prompt, value.tokens, offsets=offsets, from_start=True)
                 else:
                     text = shown_text(value)
-                    event = tellers[index].describe(value) if self._wish.events else None
+                    event = tellers[index].describe(value) if self.tells_events else None
                     tokens = value.tokens if isinstance(value, Step) else ()
-                    if text or event or (tokens and self._body.logprobs is not None):
+                    if text or event or (tokens and self._shows_log_probs):
                         yield self._chunk(index, text, tokens, event=event, offsets=offsets)
-        if self._body.stream_options is not None and self._body.stream_options.include_usage:
-            yield {**self._head, "choices": [], "usage": add_up(self._answering.finished, self._body.n or 1)}
+        for chunk in self.usage_chunks():
+            yield chunk
 
     def _choice(self, index: int, outcome: Outcome, scored: PromptScored | None) -> dict[str, Any]:
         text, tokens, log_probs = outcome.text, list(outcome.tokens), None
-        if self._body.echo:
+        if self._echo:
             text = self._job.prompts[index] + text
-        if self._body.logprobs is not None:
-            shown = self._names.shown(tokens, self._ends)
+        if self._shows_log_probs:
+            shown = self.names.shown(tokens, self.ends)
             prompt = [] if scored is None else list(scored.tokens)
-            log_probs = completion_log_probs(self._names, [*prompt, *shown], 0, from_start=scored is not None)
+            log_probs = completion_log_probs(self.names, [*prompt, *shown], 0, from_start=scored is not None)
         return {
             "index": index,
             "text": text,
@@ -213,12 +201,9 @@ class _Writer:
         from_start: bool = False,
     ) -> dict[str, Any]:
         log_probs = None
-        if self._body.logprobs is not None and tokens:
-            shown = self._names.shown(tokens, self._ends) if not from_start else list(tokens)
-            log_probs = completion_log_probs(self._names, shown, offsets[index], from_start=from_start)
+        if self._shows_log_probs and tokens:
+            shown = self.names.shown(tokens, self.ends) if not from_start else list(tokens)
+            log_probs = completion_log_probs(self.names, shown, offsets[index], from_start=from_start)
             offsets[index] += sum(len(name) for name in log_probs["tokens"])
         choice = {"index": index, "text": text, "logprobs": log_probs, "finish_reason": reason}
-        chunk = {**self._head, "choices": [choice]}
-        if self._body.stream_options is not None and self._body.stream_options.include_usage:
-            chunk["usage"] = None
-        return chunk if event is None else {**chunk, "specrag": event}
+        return self.chunk_of(choice, event)
