@@ -245,7 +245,7 @@ def load(
         name: a name of the catalog (``specrag models list``), a folder, a GGUF file, or a hub id.
         dtype: ``fp32``, ``bf16``, ``fp16``, or ``int8`` for 8-bit linear layers.
         device: a torch device; by default the first GPU if there is one, else the CPU.
-        adapter: a folder with a LoRA adapter, merged into the weights.
+        adapter: a folder with a LoRA adapter, or the name of one that comes with specrag; merged into the weights.
         batch_invariant: a token's distribution has the same bits whatever else is in its pass.
         prefix_cache_bytes: memory for keys and values of earlier prompts; 0 for none. Without
             ``batch_invariant`` a prompt found there may round differently from one that is read anew.

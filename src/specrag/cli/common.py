@@ -115,7 +115,9 @@ Device = Annotated[
 Adapter = Annotated[
     Path | None,
     typer.Option(
-        metavar="DIR", help="A folder with a LoRA adapter, merged into the weights.", rich_help_panel=_PANEL
+        metavar="DIR",
+        help="A folder with a LoRA adapter, or the name of one that comes with specrag; merged into the weights.",
+        rich_help_panel=_PANEL,
     ),
 ]
 BatchInvariant = Annotated[

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from specrag.training.eagle_run import Outcome, Status
 
 app = typer.Typer(
-    help="Train what guesses: heads that draft for a model.",
+    help="Train what guesses: heads that draft tokens, and drafters of answers.",
     epilog="Example: specrag train eagle --model smollm2-135m --data texts/ --out head/",
     no_args_is_help=True,
 )
@@ -244,3 +244,8 @@ def _tell(outcome: Outcome, as_json: bool) -> None:
         if outcome.measured is not None:
             typer.echo(f"measured:  {outcome.measured.mean_accepted_tokens:.2f} tokens a pass")
         typer.echo(f"written:   {outcome.out}, for --drafter eagle:{outcome.out}")
+
+
+# Behind everything that they need of this module: each adds its commands to `app`.
+import specrag.cli.train_drafter  # noqa: E402
+import specrag.cli.train_rows  # noqa: E402, F401

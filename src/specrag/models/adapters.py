@@ -13,11 +13,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specrag.errors import ModelFilesError
+from specrag.errors import InputError, ModelFilesError
+from specrag.models.sources import SOURCES
 
 if TYPE_CHECKING:
     import torch
 
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+#: What ``specrag train drafter`` puts beside an adapter or a model: how it came about.
+DRAFTER_RECORD = "drafter.json"
+
+#: Adapters that come with specrag, a folder each.
+SHIPPED = Path(__file__).parent / "drafters"
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _KEY = re.compile(
     r"base_model\.model\.(?P<module>.+)\.(lora_(?P<embedding>embedding_)?(?P<side>[AB])(\.weight)?"
     r"|(?P<base>base_layer)\.weight)"
@@ -42,7 +51,28 @@ _UNSUPPORTED = (
 _PLAIN_STARTS = (None, True, False, "gaussian", "orthogonal", "eva")
 
 
-def merge_adapter(state: Mapping[str, torch.Tensor], folder: Path) -> dict[str, torch.Tensor]:
+def find_adapter(name: str | Path) -> Path:
+    """The folder of an adapter: the folder itself, or that of one that comes with specrag.
+
+    Raises:
+        InputError: there is neither.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    shipped = sorted(each.name for each in SHIPPED.glob("*") if (each / ADAPTER_CONFIG).is_file())
+    if str(name) in shipped:
+        return SHIPPED / str(name)
+    known = (
+        f", or one that comes with specrag: {', '.join(shipped)}" if shipped else "; none comes with specrag"
+    )
+    remedy = f"there is no such folder; give one written by peft, with an {ADAPTER_CONFIG}{known}"
+    raise InputError("adapter", str(name), remedy)
+
+
+def merge_adapter(
+    state: Mapping[str, torch.Tensor], folder: Path, *, base: str | None = None
+) -> dict[str, torch.Tensor]:
     """The weights with a LoRA adapter added; tensors that it does not touch are shared with ``state``.
 
     Sums are made in fp32 and rounded once to the weight's own type, before any fusing or quantisation.
@@ -50,11 +80,13 @@ def merge_adapter(state: Mapping[str, torch.Tensor], folder: Path) -> dict[str, 
     Args:
         state: a model's tensors under transformers' names.
         folder: holds adapter_config.json and adapter_model.safetensors.
+        base: the model's name, to compare with the one that the adapter bears.
 
     Raises:
         ModelFilesError: files are missing or damaged, the adapter is no plain LoRA, or it fits another model.
     """
     config = _read_config(folder)
+    _check_base(config, folder, base)
     pairs = _read_pairs(folder)
     merged = dict(state)
     for module, pair in pairs.items():
@@ -77,8 +109,25 @@ def merge_adapter(state: Mapping[str, torch.Tensor], folder: Path) -> dict[str, 
     return merged
 
 
+def _check_base(config: Mapping[str, Any], folder: Path, base: str | None) -> None:
+    """Refuse an adapter that names another model; shapes alone would not tell a model from its chat version.
+
+    Names can be compared where both are of the catalog or both hub ids. A folder may have any name.
+    """
+    wanted = config.get("base_model_name_or_path")
+    if not base or not isinstance(wanted, str) or wanted == base:
+        return
+    of_catalog = wanted in SOURCES and base in SOURCES
+    of_hub = bool(_HUB_ID.fullmatch(wanted) and _HUB_ID.fullmatch(base))
+    if of_catalog or (of_hub and wanted.split("/")[1].lower() != base.split("/")[1].lower()):
+        raise ModelFilesError(
+            f"adapter {str(folder)!r} was trained for {wanted!r} and cannot be added to {base!r}: "
+            f"load it with {wanted!r}, or give an adapter of {base!r}"
+        )
+
+
 def _read_config(folder: Path) -> dict[str, Any]:
-    path = folder / "adapter_config.json"
+    path = folder / ADAPTER_CONFIG
     try:
         config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -113,7 +162,7 @@ def _read_pairs(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    path = folder / "adapter_model.safetensors"
+    path = folder / ADAPTER_WEIGHTS
     if not path.is_file():
         pickled = (folder / "adapter_model.bin").is_file()
         what = "only adapter_model.bin, a pickle, which is never loaded" if pickled else "no weights"

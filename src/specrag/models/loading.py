@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specrag.errors import InputError, ModelFilesError
-from specrag.models.adapters import merge_adapter
+from specrag.models.adapters import DRAFTER_RECORD, find_adapter, merge_adapter
 from specrag.models.catalog import ModelFiles, resolve
 from specrag.models.family import supports
 from specrag.models.tokenizer import Tokenizer
@@ -45,6 +45,11 @@ class LoadedModel:
     device: str
     adapter: Path | None = None
 
+    @property
+    def is_drafter(self) -> bool:
+        """Whether ``specrag train drafter`` made it: it needs no example of how a draft is written."""
+        return ((self.adapter or self.files.folder) / DRAFTER_RECORD).is_file()
+
 
 def load_model(
     name: str | Path,
@@ -61,7 +66,7 @@ def load_model(
         name: a name of the catalog, a folder, a GGUF file, or a hub id.
         dtype: one of :data:`DTYPES`.
         device: a torch device; by default the first GPU if there is one, else the CPU.
-        adapter: a folder with a LoRA adapter, merged into the weights.
+        adapter: a folder with a LoRA adapter, or the name of one that comes with specrag; merged into the weights.
         batch_invariant: a row's bits do not depend on the other rows of its pass (CPU, bf16 or int8).
         progress: show a bar while fetching and converting.
 
@@ -73,11 +78,11 @@ def load_model(
         raise InputError("dtype", dtype, f"take one of {', '.join(DTYPES)}")
     import torch
 
-    place = _device(device)
+    place = find_device(device)
+    merged = None if adapter is None else find_adapter(adapter)
     files = resolve(name, progress=progress)
     tokenizer = Tokenizer(files)
-    model = _build(files, _TORCH[dtype](torch), place, dtype == "int8", adapter, batch_invariant)
-    merged = None if adapter is None else Path(adapter)
+    model = _build(files, _TORCH[dtype](torch), place, dtype == "int8", merged, batch_invariant)
     return LoadedModel(str(name), files, model, tokenizer, dtype, str(place), merged)
 
 
@@ -89,7 +94,12 @@ _TORCH = {
 }
 
 
-def _device(name: str | None) -> torch.device:
+def find_device(name: str | None) -> torch.device:
+    """A torch device by its name; by default the first GPU if there is one, else the CPU.
+
+    Raises:
+        InputError: there is no such device.
+    """
     import torch
 
     if name is None:
@@ -108,7 +118,7 @@ def _build(
     dtype: torch.dtype,
     device: torch.device,
     int8: bool,
-    adapter: str | Path | None,
+    adapter: Path | None,
     batch_invariant: bool,
 ) -> SessionModel:
     from specrag.models.decoder import LeanDecoder
@@ -116,7 +126,7 @@ def _build(
     config = _plain_config(files) or read_config(files)
     weights = read_weights(files)
     if adapter is not None:
-        weights = merge_adapter(weights, Path(adapter))
+        weights = merge_adapter(weights, adapter, base=files.name)
     if supports(config):
         return LeanDecoder(
             config, weights, dtype=dtype, device=device, int8=int8, batch_invariant=batch_invariant
@@ -153,9 +163,18 @@ _LEAN_FIELDS = (
 def _transformers(
     config: object, weights: dict[str, torch.Tensor], dtype: torch.dtype, device: torch.device
 ) -> SessionModel:
-    from transformers import AutoModelForCausalLM
-
     from specrag.models.transformers import TransformersModel
+
+    return TransformersModel(build_module(config, weights, dtype).to(device))
+
+
+def build_module(config: object, weights: dict[str, torch.Tensor], dtype: torch.dtype) -> Any:
+    """transformers' own module with these weights, on the CPU.
+
+    Raises:
+        ModelFilesError: tensors are missing.
+    """
+    from transformers import AutoModelForCausalLM
 
     module = AutoModelForCausalLM.from_config(config, dtype=dtype)
     missing = module.load_state_dict(
@@ -165,7 +184,7 @@ def _transformers(
     lost = [name for name in missing if module.get_parameter(name).data_ptr() not in _tied(module)]
     if lost:
         raise ModelFilesError(f"model tensors are missing, such as {lost[0]!r}: fetch the model again")
-    return TransformersModel(module.to(device))
+    return module
 
 
 def _tied(module: torch.nn.Module) -> set[int]:

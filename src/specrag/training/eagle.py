@@ -13,13 +13,10 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
-from filelock import FileLock, Timeout
 
 from specrag.errors import InputError
 from specrag.language_model import LanguageModel
@@ -44,7 +41,7 @@ from specrag.training.eagle_run import EagleRun, Outcome, Status
 from specrag.training.eagle_settings import DataSettings, as_json, check_same
 from specrag.training.eagle_sources import Sources, read_sources
 from specrag.training.eagle_target import frequent_tokens, read_matrices
-from specrag.training.files import write_errors
+from specrag.training.files import locked, write_errors
 
 
 def _silent(status: Status) -> None:
@@ -82,7 +79,7 @@ def train_eagle(
         return deadline is None or clock() < deadline
 
     sources = read_sources(run.data, run.prompts, llm.loaded.files.folder / "tokenizer.json", run.exclude)
-    with _locked(run.out):
+    with locked(run.out):
         _check_data(llm, run, sources)
         store = _answers(llm, run, sources, proceed)
         if store is None:
@@ -93,22 +90,6 @@ def train_eagle(
         if not cache.is_full:
             return Outcome(run.out, "features")
         return _train(llm, run, config, cache, sources, proceed, clock)
-
-
-@contextmanager
-def _locked(out: Path) -> Iterator[None]:
-    with write_errors(out, "folder"):
-        (out / "work").mkdir(parents=True, exist_ok=True)
-        lock = FileLock(out / "work" / ".lock")
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            remedy = "another process trains there; wait for it or take another folder"
-            raise InputError("--out", str(out), remedy) from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 # -- data ---------------------------------------------------------------------------------------------------

@@ -9,7 +9,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from specrag.errors import SpecragError
+from filelock import FileLock, Timeout
+
+from specrag.errors import InputError, SpecragError
 from specrag.retrieval.disk import replace_file
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -37,6 +39,28 @@ def write_errors(path: Path, what: str) -> Iterator[None]:
             f"{what}: {str(path)!r}: {reason}: {remedy} and run the same command again; "
             "what was written before is intact and is gone on from"
         ) from error
+
+
+@contextlib.contextmanager
+def locked(out: Path) -> Iterator[None]:
+    """Hold the folder of a run, made if need be, against other processes.
+
+    Raises:
+        InputError: another process holds it.
+        SpecragError: the folder cannot be written.
+    """
+    with write_errors(out, "folder"):
+        (out / "work").mkdir(parents=True, exist_ok=True)
+        lock = FileLock(out / "work" / ".lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            remedy = "another process trains there; wait for it or take another folder"
+            raise InputError("--out", str(out), remedy) from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def replace_json(path: Path, content: Mapping[str, Any]) -> None:

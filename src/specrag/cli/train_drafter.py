@@ -1,0 +1,216 @@
+"""``specrag train drafter``: tune what writes drafts for Speculative RAG."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from specrag.cli import common
+from specrag.cli.train import app
+
+if TYPE_CHECKING:
+    from specrag.training.drafter_checkpoint import Drafted, Measured
+    from specrag.training.drafter_settings import Outcome, Status
+
+_DATA, _TRAINING, _RUN = "Rows", "Training", "Run"
+_LINE_SECONDS = 30.0
+
+
+def _integer(panel: str, text: str) -> Any:
+    return typer.Option(parser=common.integer, metavar="N", help=text, rich_help_panel=panel)
+
+
+def _number(panel: str, text: str) -> Any:
+    return typer.Option(parser=common.number, metavar="X", help=text, rich_help_panel=panel)
+
+
+@app.command()
+def drafter(
+    data: Annotated[
+        list[Path],
+        typer.Argument(metavar="ROWS...", help="Files of rows, or folders of specrag train rationales."),
+    ],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the drafter; made if need be.")],
+    exclude: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="PATH",
+            help="Train on no row that shares its question, or its answer with a passage, with this data set; may be "
+            "repeated.",
+            rich_help_panel=_DATA,
+        ),
+    ] = None,
+    rows: Annotated[int, _integer(_DATA, "Train on N rows, a part of any larger N; 0: all.")] = 0,
+    held_back: Annotated[int, _integer(_DATA, "Rows to measure on, of questions not trained on.")] = 64,
+    length: Annotated[int, _integer(_DATA, "Tokens of a row; longer ones lose words of passages.")] = 1024,
+    without_rationales: Annotated[
+        bool,
+        typer.Option(
+            "--without-rationales", help="Train on answers alone, behind a dash.", rich_help_panel=_DATA
+        ),
+    ] = False,
+    full: Annotated[
+        bool,
+        typer.Option("--full", help="Train all weights, not an adapter.", rich_help_panel=_TRAINING),
+    ] = False,
+    rank: Annotated[int, _integer(_TRAINING, "Of the adapter's matrices.")] = 16,
+    alpha: Annotated[float, _number(_TRAINING, "Of the adapter: its change counts X / rank.")] = 32.0,
+    epochs: Annotated[int, _integer(_TRAINING, "Times that the rows are read, at most.")] = 3,
+    batch_rows: Annotated[int, _integer(_TRAINING, "Rows of a step.")] = 16,
+    batch_tokens: Annotated[
+        int, _integer(_TRAINING, "Tokens in memory at a time; 0: a row on a CPU, 16,384 on a GPU.")
+    ] = 0,
+    learning_rate: Annotated[
+        float | None, _number(_TRAINING, "The highest (default 5e-4, with --full 2e-5).")
+    ] = None,
+    precision: Annotated[
+        str, typer.Option(metavar="TYPE", help="bf16 or fp32.", rich_help_panel=_TRAINING)
+    ] = "bf16",
+    evaluations: Annotated[int, _integer(_TRAINING, "Measurements in an epoch.")] = 2,
+    drafts: Annotated[int, _integer(_TRAINING, "Held-back rows to draft for in each; 0: none.")] = 32,
+    patience: Annotated[int, _integer(_TRAINING, "End when N measurements in a row are no better.")] = 4,
+    seed: Annotated[int, _integer(_TRAINING, "Of everything random.")] = 0,
+    minutes: Annotated[float | None, _number(_RUN, "Stop after so long; the same command goes on.")] = None,
+    checkpoint_minutes: Annotated[float, _number(_RUN, "Between checkpoints.")] = 5.0,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Train anew.", rich_help_panel=_RUN)] = False,
+    threads: Annotated[int, _integer(_RUN, "Threads of torch; 0: its own choice.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for programs.")] = False,
+    model: common.Model = "smollm2-135m",
+    device: common.Device = None,
+) -> None:
+    """Tune a drafter for Speculative RAG: to write a rationale and an answer from passages.
+
+    It is an adapter for the model, or with --full a model. A run that is stopped, or killed, goes on with the same
+    command.
+
+    Example: specrag train drafter rationales/ --out drafter/
+    """
+    import torch
+
+    from specrag.errors import InputError
+    from specrag.training.drafter import train_drafter
+    from specrag.training.drafter_settings import DrafterRun, TuningSettings
+
+    run = DrafterRun(
+        model=model,
+        data=tuple(data),
+        exclude=tuple(exclude or ()),
+        out=out,
+        settings=TuningSettings(
+            rows=rows,
+            held_back=held_back,
+            length=length,
+            rationales=not without_rationales,
+            full=full,
+            rank=rank,
+            alpha=alpha,
+            epochs=epochs,
+            batch_rows=batch_rows,
+            batch_tokens=batch_tokens,
+            learning_rate=learning_rate,
+            precision=precision,
+            evaluations=evaluations,
+            drafts=drafts,
+            patience=patience,
+            seed=seed,
+        ),
+        device=device,
+        fresh=fresh,
+        minutes=minutes,
+        checkpoint_minutes=checkpoint_minutes,
+        command=_command(),
+    )
+    if threads < 0:
+        raise InputError("--threads", threads, "give a number of threads, 0 for torch's own choice")
+    if threads:
+        torch.set_num_threads(threads)
+    with _progress() as show:
+        outcome = train_drafter(run, show)
+    _tell(outcome, as_json)
+
+
+def _command() -> str:
+    """The command that repeats the run, without the folders of this machine."""
+    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
+    return shlex.join(["specrag", *words])
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[Status], None]]:
+    """A progress bar on standard error; where that is no terminal, a line now and then."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    said = -_LINE_SECONDS
+    measured: object = None
+
+    def say(status: Status) -> None:
+        nonlocal said, measured
+        now = time.monotonic()
+        if status.measured is not measured or now - said >= _LINE_SECONDS:
+            said, measured = now, status.measured
+            clock = time.strftime("%H:%M:%S")
+            typer.echo(f"{clock} {status.done:,} of {status.total:,} steps{_note(status)}", err=True)
+
+    try:
+        if not console.is_terminal:
+            yield say
+            return
+        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("steps{task.fields[note]}"))
+        with Progress(*columns, TimeRemainingColumn(), console=console) as bar:
+            task = bar.add_task("", note="", total=None)
+
+            def show(status: Status) -> None:
+                bar.update(task, completed=status.done, total=status.total, note=_note(status))
+
+            yield show
+    except KeyboardInterrupt:
+        typer.echo("stopped; the same command goes on from the last checkpoint", err=True)
+        raise
+
+
+def _note(status: Status) -> str:
+    return "" if status.measured is None else f", held back: {_quality(status.measured)}"
+
+
+def _quality(measured: Measured) -> str:
+    text = f"loss {measured.held_back:.4f}, {measured.tokens_right:.0%} of tokens"
+    return text if measured.drafted is None else f"{text}, {_counted(measured.drafted)}"
+
+
+def _counted(drafted: Drafted) -> str:
+    return f"drafts {drafted.right} right, {drafted.wrong} wrong, {drafted.malformed} malformed"
+
+
+def _tell(outcome: Outcome, as_json: bool) -> None:
+    progress = outcome.progress
+    if as_json:
+        found = {
+            "out": str(outcome.out),
+            "finished": bool(progress.ended),
+            "ended": progress.ended,
+            "step": progress.step,
+            "rows": progress.rows,
+            "tokens": progress.tokens,
+            "untuned": asdict(outcome.untuned),
+            "kept": asdict(outcome.kept),
+        }
+        typer.echo(json.dumps(found))
+        return
+    if not progress.ended:
+        typer.echo("stopped; the same command goes on")
+    ended = f" ({progress.ended})" if progress.ended else ""
+    typer.echo(f"trained: {progress.step:,} steps on {progress.rows:,} rows{ended}")
+    typer.echo(f"untuned: {_quality(outcome.untuned)}")
+    typer.echo(f"kept:    {_quality(outcome.kept)}, of step {outcome.kept.step:,}")
+    typer.echo(f"written: {outcome.out}")
