@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -213,7 +213,6 @@ def answer(
         standard: how passages are found.
     """
     from specrag.methods.drafting import Drafting
-    from specrag.methods.local_generator import LocalGenerator
     from specrag.methods.perspectives import check_count, check_sampling
     from specrag.methods.speculative_rag import SpeculativeRAG
     from specrag.retrieval.knowledge_base import KnowledgeBase
@@ -235,8 +234,6 @@ def answer(
         base = opened.enter_context(KnowledgeBase.open(kb))
         base.allowed(where)
         pair = models.open(own.verifier, opened)
-        if isinstance(pair.drafter, LocalGenerator) and pair.drafter.llm.loaded.is_drafter:
-            drafting = replace(drafting, example=False)
         rag = SpeculativeRAG(
             pair.drafter,
             pair.verifier,

@@ -17,6 +17,7 @@ from specrag.methods.draft_format import (
 )
 from specrag.methods.draft_scores import Measured
 from specrag.methods.draft_task import Task
+from specrag.methods.local_generator import LocalGenerator
 from specrag.methods.perspectives import check_count
 from specrag.methods.quiet import retell
 from specrag.methods.rag_prompt import FEWEST_WORDS, cut_passage, most_that_fit
@@ -41,7 +42,7 @@ class Drafting:
     Args:
         max_tokens: of a draft, rationale and answer together.
         rationale_tokens: most tokens of a rationale, where the drafter can be kept to the form.
-        example: show the form by an example in the prompt; a drafter that was trained on it needs none.
+        example: show the form by an example in the prompt; ``None`` shows it to drafters that were not trained on it.
         steer: keep a local drafter to the form (:class:`~specrag.models.roles.Cue`); an endpoint is left to the prompt.
         quote_all: where guesses are copied from passages, also from those that a draft does not see.
 
@@ -51,7 +52,7 @@ class Drafting:
 
     max_tokens: int = 128
     rationale_tokens: int = 80
-    example: bool = True
+    example: bool | None = None
     steer: bool = True
     quote_all: bool = True
 
@@ -61,6 +62,12 @@ class Drafting:
         if self.steer and self.rationale_tokens >= self.max_tokens:
             remedy = f"give fewer than max_tokens, {self.max_tokens}, or no answer would fit"
             raise InputError("rationale_tokens", self.rationale_tokens, remedy)
+
+    def shows_example(self, drafter: TextGenerator) -> bool:
+        """Whether a drafter is shown the form."""
+        if self.example is not None:
+            return self.example
+        return not (isinstance(drafter, LocalGenerator) and drafter.llm.loaded.is_drafter)
 
     def cue(self, task: Task) -> Cue | None:
         """The form that a drafter is kept to; its answers are the task's own, where it has them."""
@@ -98,7 +105,7 @@ def drafting(
     quoted = tuple(passage.text for passage in passages)
     requests = [
         TextRequest(
-            draft_prompt(task, fit.passages, example=settings.example),
+            draft_prompt(task, fit.passages, example=settings.shows_example(drafter)),
             lead=LEAD,
             max_tokens=settings.max_tokens,
             references=quoted if settings.quote_all else tuple(passage.text for passage in fit.passages),
@@ -136,7 +143,7 @@ def _fit(drafter: TextGenerator, task: Task, passages: Sequence[Passage], settin
     room = limit - settings.max_tokens
 
     def count(kept: Sequence[Passage]) -> int:
-        return drafter.count(draft_prompt(task, kept, example=settings.example), LEAD)
+        return drafter.count(draft_prompt(task, kept, example=settings.shows_example(drafter)), LEAD)
 
     if count(passages) <= room:
         return _Fitted(passages, False)

@@ -134,7 +134,6 @@ def plan_speculative_rag(ask: Ask, options: SpeculativeRAGOptions) -> Plan:
         drafting=Drafting(
             max_tokens=options.draft_tokens,
             rationale_tokens=max(options.draft_tokens * 5 // 8, 1),
-            example=not ask.llm.loaded.is_drafter,
         ),
         seed=ask.options.get("seed", 0) % 2**32,
         index=found.index,
