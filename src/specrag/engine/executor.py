@@ -29,6 +29,7 @@ from specrag.engine.passes import (
     report_pass,
 )
 from specrag.engine.task import Task
+from specrag.engine.threads import compute_alone
 from specrag.errors import SpecragError
 
 T = TypeVar("T")
@@ -58,7 +59,9 @@ class Executor:
     ) -> None:
         self._clock = clock
         self._max_rows = max_rows
-        self._threads = ThreadPoolExecutor(search_threads, thread_name_prefix="specrag-search")
+        self._threads = ThreadPoolExecutor(
+            search_threads, thread_name_prefix="specrag-search", initializer=compute_alone
+        )
         self._changed = threading.Condition()
         self._driven = False
         self._driver: threading.Thread | None = None

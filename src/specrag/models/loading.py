@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from specrag.engine.threads import apart
 from specrag.errors import InputError, ModelFilesError
 from specrag.models.adapters import DRAFTER_RECORD, find_adapter, merge_adapter
 from specrag.models.catalog import ModelFiles, resolve
@@ -82,7 +83,9 @@ def load_model(
     merged = None if adapter is None else find_adapter(adapter)
     files = resolve(name, progress=progress)
     tokenizer = Tokenizer(files)
-    model = _build(files, _TORCH[dtype](torch), place, dtype == "int8", merged, batch_invariant)
+    model = apart(
+        lambda: _build(files, _TORCH[dtype](torch), place, dtype == "int8", merged, batch_invariant)
+    )
     return LoadedModel(str(name), files, model, tokenizer, dtype, str(place), merged)
 
 

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+from specrag.engine.threads import compute_alone
 from specrag.errors import ContextLengthError, InputError
 from specrag.methods.generation import Prompt
 from specrag.methods.options import Options
@@ -29,7 +30,7 @@ T = TypeVar("T")
 _NUMBERS = ("top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
 # Reading a long prompt takes a while: not in the event loop, and not in more threads than there are processors to win.
-_threads = ThreadPoolExecutor(2, thread_name_prefix="specrag-prepare")
+_threads = ThreadPoolExecutor(2, thread_name_prefix="specrag-prepare", initializer=compute_alone)
 
 
 async def prepare(function: Callable[[], T]) -> T:

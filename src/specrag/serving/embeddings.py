@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
+from specrag.engine.threads import compute_alone
 from specrag.errors import InputError
 from specrag.serving.answering import service_of
 from specrag.serving.asks import check_text
@@ -20,6 +22,8 @@ from specrag.serving.streaming import unless_gone
 
 if TYPE_CHECKING:
     from specrag.serving.service import Service
+
+T = TypeVar("T")
 
 router = APIRouter(tags=["embeddings"])
 
@@ -44,13 +48,13 @@ async def create_embeddings(body: EmbeddingRequest, request: Request) -> Respons
 async def _encode(service: Service, texts: list[str], body: EmbeddingRequest) -> dict[str, Any]:
     ticket = await service.encodings.enter(1, 0)
     try:
-        encoder = await asyncio.to_thread(service.encoder)
+        encoder = await _beside(service.encoder)
         if body.dimensions is not None and body.dimensions != encoder.dimension:
             raise InputError("dimensions", body.dimensions, f"leave it out; vectors have {encoder.dimension}")
         parts = []
         for start in range(0, len(texts), _BATCH):
-            parts.append(await asyncio.to_thread(encoder.encode_passages, texts[start : start + _BATCH]))
-        count = await asyncio.to_thread(_count, str(encoder.tokenizer_file), texts)
+            parts.append(await _beside(encoder.encode_passages, texts[start : start + _BATCH]))
+        count = await _beside(_count, str(encoder.tokenizer_file), texts)
     finally:
         ticket.release()
     vectors = np.concatenate(parts)
@@ -63,6 +67,16 @@ async def _encode(service: Service, texts: list[str], body: EmbeddingRequest) ->
         ],
         "usage": {"prompt_tokens": count, "total_tokens": count},
     }
+
+
+async def _beside(function: Callable[..., T], *arguments: Any) -> T:
+    """Call a function beside the event loop and the passes."""
+
+    def work() -> T:
+        compute_alone()
+        return function(*arguments)
+
+    return await asyncio.to_thread(work)
 
 
 def _count(tokenizer_file: str, texts: list[str]) -> int:

@@ -13,6 +13,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse
 
+from specrag.engine.threads import compute_alone
 from specrag.errors import InputError
 from specrag.retrieval.passage import Hit
 from specrag.serving.job import Job
@@ -172,6 +173,7 @@ async def search(request: Request, name: str, body: SearchBody) -> dict[str, Any
     started = time.perf_counter()
 
     def work() -> list[Hit]:
+        compute_alone()
         with operation.bases.lease(name) as base:
             return _search(base, body)
 

@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from specrag.engine.threads import apart
 from specrag.errors import InputError, SpecragError
 from specrag.serving.admission import Admission
 from specrag.serving.knowledge import Base, KnowledgeBases
@@ -76,7 +77,7 @@ class Service:
 
     async def _load(self) -> None:
         try:
-            await asyncio.to_thread(self.load)
+            await asyncio.to_thread(apart, self.load)
         except Exception as error:  # the server stays up to say so
             self.state = "failed"
             known = isinstance(error, SpecragError)
