@@ -10,7 +10,6 @@ import torch
 
 from specrag.engine.outputs import HiddenState, Outputs, Row
 
-
 #: Entries of a block of logits.
 _BLOCK = 64
 
