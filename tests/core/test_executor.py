@@ -110,6 +110,30 @@ def test_a_pass_tells_what_was_in_it_and_what_it_took() -> None:
     assert first.seconds == second.seconds == 5
 
 
+def test_a_pass_tells_writers_from_readers_of_prompts() -> None:
+    executor = Executor()
+    model = Recorder()
+
+    def writing(prompt: Sequence[int]) -> Coroutine[list[PassReport | None]]:
+        session = Session(model)
+        yield from session.extend(prompt)
+        reports = []
+        for _ in range(2):
+            yield from session.score(DraftTree.chain([1, 1], "a guess"), ARGMAX)
+            reports.append(session.report)
+        return reports
+
+    def reading() -> Coroutine[None]:
+        yield from Session(model).extend([1, 2, 3, 4, 5, 6, 0, 1, 2], chunk=3)
+
+    reports, _ = executor.run(executor.submit(gather([writing([1, 2]), reading()])))
+    executor.close()
+    for report in reports:
+        assert report is not None
+        assert (report.others.segments, report.others.rows) == (1, 3)
+        assert report.writing == Others()
+
+
 def test_each_model_has_a_pass_of_its_own(executor: Executor) -> None:
     models = [Recorder(), Recorder()]
     tasks = [executor.submit(greedy(models[i % 2], [1, 2, 3], 4)) for i in range(4)]

@@ -252,7 +252,9 @@ def test_the_more_requests_share_a_pass_the_likelier_a_guess_must_be() -> None:
     for count in (0, 2, 8, 32):
         schedule = CostAware(shared)
         tree = DraftTree.chain([1] * 12, "draft")
-        timed = Timed(300, 0.0, 0.05, 0.05, PassReport(packed(1, 300, crowd(count)), crowd(count)))
+        timed = Timed(
+            300, 0.0, 0.05, 0.05, PassReport(packed(1, 300, crowd(count)), crowd(count), crowd(count))
+        )
         schedule.observe(a_round(EMPTY, [1], EMPTY), timed)
         kept = len(schedule.choose(tree, 300))
         chance = shared.acceptance.rate("draft", 0)
@@ -267,8 +269,24 @@ def test_the_more_requests_share_a_pass_the_likelier_a_guess_must_be() -> None:
     assert chosen[0] > chosen[-1]
 
 
+def test_a_prompt_that_others_read_makes_no_guess_cheap() -> None:
+    """What is chosen beside a prompt is what is chosen without it, and the prompt's rows still teach the costs."""
+    shared = SharedCosts(passes=taught())
+    tree = DraftTree.chain([1] * 12, "draft")
+    writing = crowd(8)
+    beside = Others(9, writing.rows + 256, writing.context, writing.row_context)
+    chosen = []
+    for others in (writing, beside):
+        schedule = CostAware(shared)
+        report = PassReport(packed(1, 300, others), others, writing)
+        schedule.observe(a_round(EMPTY, [1], EMPTY), Timed(300, 0.0, 0.05, 0.05, report))
+        chosen.append(len(schedule.choose(tree, 300)))
+    assert chosen[0] == chosen[1] < 12
+    assert shared.passes.seconds(1, 300, beside) > 2 * shared.passes.seconds(1, 300, writing)
+
+
 def test_waiting_for_others_is_no_price_of_a_pass() -> None:
-    report = PassReport(0.02, Others())
+    report = PassReport(0.02, Others(), Others())
     assert Timed(10, 0.0, 0.5, 0.6, report).computing == 0.02
     assert Timed(10, 0.0, 0.5, 0.6).computing == 0.5
 

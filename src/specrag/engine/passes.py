@@ -65,6 +65,15 @@ class Others:
     context: int = 0
     row_context: int = 0
 
+    def without(self, some: Others) -> Others:
+        """All of these but some."""
+        return Others(
+            self.segments - some.segments,
+            self.rows - some.rows,
+            self.context - some.context,
+            self.row_context - some.row_context,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class PassReport:
@@ -73,10 +82,12 @@ class PassReport:
     Attributes:
         seconds: the whole packed pass, without waiting for it.
         others: what was computed beside the segment.
+        writing: those of them that were not reading a prompt.
     """
 
     seconds: float
     others: Others
+    writing: Others
 
 
 @dataclass(slots=True)
@@ -117,14 +128,20 @@ class Segment:
 
 def report_pass(segments: Sequence[Segment], seconds: float) -> None:
     """Tell each segment what its pass took, and what was computed beside it."""
+    every = _together(segments)
+    # A prompt's first rows answer nothing.
+    writes = [bool(segment.outputs) and segment.outputs[0].needs_logits for segment in segments]
+    writing = _together([segment for segment, does in zip(segments, writes, strict=True) if does])
+    for segment, does in zip(segments, writes, strict=True):
+        mine = _together([segment])
+        segment.report = PassReport(seconds, every.without(mine), writing.without(mine) if does else writing)
+
+
+def _together(segments: Sequence[Segment]) -> Others:
     rows = [len(segment.tokens) for segment in segments]
     contexts = [segment.cache.length for segment in segments]
     products = [count * context for count, context in zip(rows, contexts, strict=True)]
-    for segment, count, context, product in zip(segments, rows, contexts, products, strict=True):
-        others = Others(
-            len(segments) - 1, sum(rows) - count, sum(contexts) - context, sum(products) - product
-        )
-        segment.report = PassReport(seconds, others)
+    return Others(len(segments), sum(rows), sum(contexts), sum(products))
 
 
 class SessionModel(Protocol):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from specrag.engine.threads import one_blas_thread
 from specrag.errors import InputError
 from specrag.retrieval.index import (
     Query,
@@ -31,6 +34,8 @@ FILES = (VECTORS_FILE, SETTINGS_FILE)
 # and k entries a query, whatever the number of passages and queries.
 QUERIES_AT_A_TIME = 64
 _BLOCK_BYTES = 6 << 20
+# Bytes of vectors that are worth a thread.
+_PART_BYTES = 12 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,11 +135,18 @@ class FlatIndex:
         mask = checked_mask(allowed, len(self))
         vectors = query_vectors(queries, self.dimension)
         rankings: list[Ranking] = []
-        for start in range(0, len(queries), QUERIES_AT_A_TIME):
-            group = vectors[start : start + QUERIES_AT_A_TIME]
-            slack = dense_slack(norms(group), self.longest, self.dimension)
+        with one_blas_thread():
+            for start in range(0, len(queries), QUERIES_AT_A_TIME):
+                rankings += self._search_group(vectors[start : start + QUERIES_AT_A_TIME], k, mask)
+        return rankings
+
+    def _search_group(self, group: Floats, k: int, mask: Bools | None) -> list[Ranking]:
+        slack = dense_slack(norms(group), self.longest, self.dimension)
+        parts = max(1, min(os.cpu_count() or 1, self.vectors.nbytes // _PART_BYTES))
+
+        def search_part(part: int) -> list[Ranking]:
             heaps = Heaps(len(group), k)
-            for block in self.blocks(mask):
+            for block in self.blocks(mask, part, parts):
                 rank_dense(
                     group,
                     block.vectors,
@@ -145,8 +157,14 @@ class FlatIndex:
                     heaps.ids,
                     heaps.sizes,
                 )
-            rankings.extend(heaps.rankings())
-        return rankings
+            return heaps.rankings()
+
+        if parts == 1:
+            return search_part(0)
+        with ThreadPoolExecutor(parts - 1) as threads:
+            others = [threads.submit(search_part, part) for part in range(1, parts)]
+            found = [search_part(0), *(other.result() for other in others)]
+        return [_merged(rankings, k) for rankings in zip(*found, strict=True)]
 
     def score(self, queries: Sequence[Query], passage_ids: Longs) -> Floats:
         """Inner products by the kernel, float32 [queries, ids given]."""
@@ -157,10 +175,14 @@ class FlatIndex:
             dense_scores(vectors[place], self.vectors, ids, scores[place])
         return scores
 
-    def blocks(self, mask: Bools | None) -> Iterator[Block]:
-        """All passages in ascending order, those of a block that the mask allows."""
+    def blocks(self, mask: Bools | None, part: int = 0, parts: int = 1) -> Iterator[Block]:
+        """All passages in ascending order, those of a block that the mask allows.
+
+        Args:
+            part, parts: every ``parts``-th block from this one on, for threads that share them.
+        """
         rows = max(256, _BLOCK_BYTES // (4 * self.dimension))
-        for first in range(0, len(self), rows):
+        for first in range(part * rows, len(self), parts * rows):
             end = min(first + rows, len(self))
             if mask is None:
                 yield Block(first, end, np.arange(first, end), self.vectors[first:end])
@@ -168,3 +190,12 @@ class FlatIndex:
             ids = np.flatnonzero(mask[first:end]) + first
             if len(ids):
                 yield Block(first, end, ids, self.vectors.take(ids, axis=0))
+
+
+def _merged(rankings: Sequence[Ranking], k: int) -> Ranking:
+    """The best of several parts' best."""
+    return best_of(
+        np.concatenate([ranking.scores for ranking in rankings]),
+        np.concatenate([ranking.ids for ranking in rankings]),
+        k,
+    )

@@ -8,6 +8,9 @@ source, width, depth and whether to guess at all are one decision.
 Requests that share a pass wait for each other's rows. So the rate is that of the whole pass: the tokens of the other
 requests, taken to gain as many a round as this one has lately, over the seconds of all rows. The more requests there
 are, the likelier a guess must be.
+
+Prompts that others read in the same pass are left out of it: they have to be read anyway, and a second that is saved is
+worth what a pass without them yields. Beside a long prompt any guess would look cheap.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ class SharedCosts:
     passes: CostModel = field(default_factory=CostModel)
     acceptance: AcceptanceTable = field(default_factory=AcceptanceTable)
     others: Others = ALONE
-    """What was beside a request's rows in the last pass."""
+    """What wrote beside a request's rows in the last pass."""
 
 
 @dataclass
@@ -132,8 +135,8 @@ class CostAware:
     def observe(self, round: Round, timed: Timed) -> None:
         """See :class:`~specrag.speculation.schedule.TokenSchedule`."""
         rows = 1 + len(round.tree.tokens)
-        others = self._others = self._shared.others = timed.others
-        self._costs.observe(rows, timed.context, timed.computing, others)
+        self._costs.observe(rows, timed.context, timed.computing, timed.others)
+        others = self._others = self._shared.others = timed.writing
         self._gained += _SMOOTHING * (1 + len(round.verdict.path) - self._gained)
         overhead = max(timed.total - timed.verifying - timed.proposing, 0.0)
         self._overhead += _SMOOTHING * (min(overhead, timed.computing) - self._overhead)

@@ -37,6 +37,11 @@ class Timed:
         """What was computed beside this request's rows, as far as that is known."""
         return Others() if self.report is None else self.report.others
 
+    @property
+    def writing(self) -> Others:
+        """Those of the others that write; the rest read their prompts, and may be gone in the next pass."""
+        return Others() if self.report is None else self.report.writing
+
 
 class TokenSchedule(Protocol):
     """Chooses how much to guess, for one request. It changes an output's time, never the output."""
