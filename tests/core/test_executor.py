@@ -124,7 +124,7 @@ def test_a_pass_tells_writers_from_readers_of_prompts() -> None:
         return reports
 
     def reading() -> Coroutine[None]:
-        yield from Session(model).extend([1, 2, 3, 4, 5, 6, 0, 1, 2], chunk=3)
+        yield from Session(model).extend([1, 2, 3, 4, 5, 6, 0, 1, 2, 3], chunk=3)
 
     reports, _ = executor.run(executor.submit(gather([writing([1, 2]), reading()])))
     executor.close()
