@@ -123,8 +123,9 @@ def test_a_pass_tells_writers_from_readers_of_prompts() -> None:
             reports.append(session.report)
         return reports
 
-    def reading() -> Coroutine[None]:
+    def reading() -> Coroutine[list[PassReport | None]]:
         yield from Session(model).extend([1, 2, 3, 4, 5, 6, 0, 1, 2, 3], chunk=3)
+        return []
 
     reports, _ = executor.run(executor.submit(gather([writing([1, 2]), reading()])))
     executor.close()

@@ -72,8 +72,8 @@ def _argmax(logits: torch.Tensor) -> torch.Tensor:
         return logits.argmax(dim=-1)
     blocks = logits.unflatten(1, (-1, _BLOCK))
     first = blocks.amax(dim=-1).argmax(dim=-1)
-    inside = blocks[torch.arange(len(blocks)), first].argmax(dim=-1)
-    return first * _BLOCK + inside
+    best: torch.Tensor = first * _BLOCK + blocks[torch.arange(len(blocks)), first].argmax(dim=-1)
+    return best
 
 
 def _entropy(logits: torch.Tensor) -> float:

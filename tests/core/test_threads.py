@@ -1,0 +1,68 @@
+"""Threads beside the one that takes passes keep their helpers to themselves."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from threadpoolctl import ThreadpoolController, threadpool_limits
+
+from specrag.engine.executor import Executor
+from specrag.engine.passes import Coroutine, Search
+from specrag.engine.threads import apart, compute_alone, one_blas_thread
+
+
+@pytest.fixture(autouse=True)
+def two_threads() -> Iterator[None]:
+    """Two threads for everything, whatever the tests were started with."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    with threadpool_limits(2, user_api="blas"):
+        yield
+    torch.set_num_threads(before)
+
+
+def test_a_thread_that_computes_alone_leaves_the_others_their_team() -> None:
+    with ThreadPoolExecutor(1, initializer=compute_alone) as threads:
+        assert threads.submit(torch.get_num_threads).result() == 1
+        threads.submit(compute_alone).result()
+        assert threads.submit(torch.get_num_threads).result() == 1
+    assert torch.get_num_threads() == 2
+
+
+def test_searches_compute_alone() -> None:
+    executor = Executor()
+
+    def searching() -> Coroutine[int]:
+        count: int = yield Search(torch.get_num_threads)
+        return count
+
+    assert executor.run(executor.submit(searching())) == 1
+    executor.close()
+
+
+def test_what_runs_apart_ends_with_its_thread_and_its_errors_come_back() -> None:
+    names = apart(lambda: [threading.current_thread().name])
+    assert all(thread.name != names[0] for thread in threading.enumerate())
+    with pytest.raises(ValueError, match="wrong"):
+        apart(lambda: (_ for _ in ()).throw(ValueError("wrong")).__next__())
+
+
+def blas_threads() -> set[int]:
+    np.ones((2, 2)) @ np.ones((2, 2))
+    return {pool["num_threads"] for pool in ThreadpoolController().select(user_api="blas").info()}
+
+
+def test_one_blas_thread_while_anybody_needs_it() -> None:
+    assert blas_threads() == {2}
+    first, second = one_blas_thread(), one_blas_thread()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert blas_threads() == {1}
+    second.__exit__(None, None, None)
+    assert blas_threads() == {2}
