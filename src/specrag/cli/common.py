@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -128,3 +129,23 @@ BatchInvariant = Annotated[
         rich_help_panel=_PANEL,
     ),
 ]
+
+
+def this_command() -> str:
+    """The command that repeats this run, without the folders of this machine."""
+    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
+    return shlex.join(["specrag", *words])
+
+
+def set_threads(threads: int) -> None:
+    """Threads of torch; 0 leaves them to it.
+
+    Raises:
+        InputError: the number is negative.
+    """
+    if threads < 0:
+        raise InputError("--threads", threads, "give a number of threads, 0 for torch's own choice")
+    if threads:
+        import torch
+
+        torch.set_num_threads(threads)

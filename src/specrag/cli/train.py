@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
-import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -101,9 +99,7 @@ def eagle(
 
     Example: specrag train eagle --model smollm2-135m --data texts/ --out head/
     """
-    import torch
 
-    from specrag.errors import InputError
     from specrag.language_model import load
     from specrag.training.eagle import train_eagle
     from specrag.training.eagle_run import EagleRun
@@ -138,12 +134,9 @@ def eagle(
         minutes=minutes,
         checkpoint_minutes=checkpoint_minutes,
         measure=measure,
-        command=_command(),
+        command=common.this_command(),
     )
-    if threads < 0:
-        raise InputError("--threads", threads, "give a number of threads, 0 for torch's own choice")
-    if threads:
-        torch.set_num_threads(threads)
+    common.set_threads(threads)
     llm = load(model, dtype=dtype, device=device, progress=True)
     bar = _Bar()
     try:
@@ -155,12 +148,6 @@ def eagle(
         bar.close()
         llm.close()
     _tell(outcome, as_json)
-
-
-def _command() -> str:
-    """The command that repeats the run, without the folders of this machine."""
-    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
-    return shlex.join(["specrag", *words])
 
 
 class _Bar:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -94,9 +92,7 @@ def drafter(
 
     Example: specrag train drafter rationales/ --out drafter/
     """
-    import torch
 
-    from specrag.errors import InputError
     from specrag.training.drafter import train_drafter
     from specrag.training.drafter_settings import DrafterRun, TuningSettings
 
@@ -127,21 +123,12 @@ def drafter(
         fresh=fresh,
         minutes=minutes,
         checkpoint_minutes=checkpoint_minutes,
-        command=_command(),
+        command=common.this_command(),
     )
-    if threads < 0:
-        raise InputError("--threads", threads, "give a number of threads, 0 for torch's own choice")
-    if threads:
-        torch.set_num_threads(threads)
+    common.set_threads(threads)
     with _progress() as show:
         outcome = train_drafter(run, show)
     _tell(outcome, as_json)
-
-
-def _command() -> str:
-    """The command that repeats the run, without the folders of this machine."""
-    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
-    return shlex.join(["specrag", *words])
 
 
 @contextmanager

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -110,7 +108,7 @@ def questions(
         writer = _open_writer(model, dtype, device, opened)
         show = opened.enter_context(_progress())
         made = make_questions(
-            writer, pool, out, settings, evaluation=evaluation, command=_command(), show=show
+            writer, pool, out, settings, evaluation=evaluation, command=common.this_command(), show=show
         )
     if not as_json and len(made.rows) < rows:
         typer.echo(f"the passages are used up: {len(made.rows):,} of {rows:,} rows", err=True)
@@ -175,7 +173,7 @@ def rationales(
     with ExitStack() as opened:
         writer = _open_writer(model, dtype, device, opened)
         show = opened.enter_context(_progress())
-        made = write_rationales(writer, given, out, settings, command=_command(), show=show)
+        made = write_rationales(writer, given, out, settings, command=common.this_command(), show=show)
     _tell(made, as_json)
 
 
@@ -206,12 +204,6 @@ def _open_writer(model: str, dtype: str, device: str | None, opened: ExitStack) 
     llm = load(model, dtype=dtype, device=device, progress=True)
     opened.callback(llm.close)
     return LocalGenerator(llm)
-
-
-def _command() -> str:
-    """The command that repeats the run, without the folders of this machine."""
-    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
-    return shlex.join(["specrag", *words])
 
 
 @contextmanager
