@@ -132,7 +132,8 @@ def test_greedy_text_is_that_of_transformers(pair: Pair) -> None:
     assert [output.tokens for output in plain] == expected
     guessed = greedy(pair, prompts, count, expected)
     assert [output.tokens for output in guessed] == expected
-    assert sum(step.accepted for output in guessed for step in output.steps) > 15
+    # Random trees take different ways to the same text, so how many of their tokens are right is only bounded.
+    assert sum(step.accepted for output in guessed for step in output.steps) > count // 2
     for output, tokens in zip(plain, expected, strict=True):
         assert output.text == pair.loaded.tokenizer.decode(tokens)
 
