@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import specrag as package
-from specrag.errors import ContextLengthError, InputError, ModelFilesError
+from specrag.errors import ContextLengthError, InputError
 from tests.cli.shell import Result, specrag
 from tests.models.tiny import write_gguf
 

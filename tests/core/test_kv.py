@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -155,13 +156,13 @@ def test_shared_extents_are_read_once_a_pass(model: LeanDecoder, monkeypatch: py
     tails = [text(10 + i, 3 + i) for i in range(5)]
     run(gather([child.extend(tail) for child, tail in zip(children, tails, strict=True)]))
     plans: list[AttentionPlan] = []
-    original = AttentionPlan._find_shared
+    original = AttentionPlan.__init__
 
-    def noting(plan: AttentionPlan) -> None:
-        original(plan)
+    def noting(plan: AttentionPlan, *args: Any, **options: Any) -> None:
+        original(plan, *args, **options)
         plans.append(plan)
 
-    monkeypatch.setattr(AttentionPlan, "_find_shared", noting)
+    monkeypatch.setattr(AttentionPlan, "__init__", noting)
     products: list[int] = []
     bmm = torch.bmm
 

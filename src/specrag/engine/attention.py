@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
 from specrag.engine.bundle import Bundle
-from specrag.engine.kv import ROW_UNIT, Extent
+from specrag.engine.compiled_rows import CompiledRows, Writer, available, serves
+from specrag.engine.kv import ROW_UNIT
 from specrag.engine.passes import Segment
 from specrag.engine.segment_plan import SMALL_KEYS, SegmentPlan, readable
+from specrag.engine.shared_extents import find_shared
 from specrag.errors import SpecragError
 
 #: Rows of one attention product; bounds the score matrix to ROWS * keys * heads numbers.
@@ -37,15 +38,6 @@ SMALL_ROWS = 8
 INVARIANT_KEYS = 1024
 
 
-@dataclass(slots=True)
-class _SharedExtent:
-    """An extent read by several segments of this pass: one product serves the rows of all of them."""
-
-    extent: Extent
-    rows: int
-    members: list[slice] = field(default_factory=list)
-
-
 class AttentionPlan:
     """Everything about a pass's attention that is the same in every layer.
 
@@ -54,15 +46,16 @@ class AttentionPlan:
         group: query heads for each key/value head.
         invariant: compute tree rows path by path, each with its ancestors at their absolute positions, so that
             a row's bits equal those that plain decoding gives it.
+        compiled: let compiled loops serve the segments that they are faster for (:meth:`attend_rows`); for models
+            without windows and caps.
     """
 
-    def __init__(self, segments: Sequence[Segment], group: int, *, invariant: bool = False) -> None:
+    def __init__(
+        self, segments: Sequence[Segment], group: int, *, invariant: bool = False, compiled: bool = False
+    ) -> None:
         self.group = group
         self.invariant = invariant
-        self.shared: list[_SharedExtent] = []
         self.segments: list[SegmentPlan] = []
-        # For each segment that reads shared extents: which of them, and its rows in their products.
-        self._reads: dict[int, list[tuple[int, slice]]] = {}
         self._bundles: dict[int, Bundle] = {}
         self._memory: dict[int, torch.Tensor] = {}
         first = 0
@@ -73,21 +66,61 @@ class AttentionPlan:
                 raise SpecragError(
                     "segment: rows written before stay only without batch_invariant; feed the tree"
                 )
-        self._find_shared()
-        self._find_bundles()
         self.positions = [position for plan in self.segments for position in plan.positions]
+        self._writer: Writer | None = None
+        self._compiled: CompiledRows | None = None
+        #: The segments that torch's products serve.
+        self._others = self.segments
+        if available(self.segments[0].own.shape):
+            self._writer = Writer(self.segments)
+            served = [plan for plan in self.segments if serves(plan)] if compiled and not invariant else []
+            if served:
+                self._compiled = CompiledRows(served, first, group)
+                self._others = [plan for plan in self.segments if not serves(plan)]
+        self.shared, self._reads = find_shared(self._others, group)
+        self._find_bundles()
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Write the pass's keys and values, ``[rows, kv_heads, head_dim]`` each, behind their sessions."""
+        if self._writer is not None:
+            self._writer.write(layer, keys, values)
+            return
         fresh = torch.stack([keys, values]).transpose(1, 2)  # [2, kv_heads, rows, head_dim]
         for plan in self.segments:
             end = plan.offset + plan.count
             plan.own.layers[layer][:, :, plan.offset : end] = fresh[:, :, plan.rows]
 
+    def attend_rows(self, layer: int, queries: torch.Tensor, *, window: int | None = None) -> torch.Tensor:
+        """Attention of all rows, after :meth:`write`, by whichever way is the faster for each segment.
+
+        Args:
+            layer: index of the layer.
+            queries: ``[rows, heads, head_dim]``, already scaled, the heads side by side.
+            window: a row sees this many positions, itself included; ``None`` for all.
+
+        Returns:
+            ``[rows, heads * head_dim]``.
+        """
+        rows, heads, size = queries.shape
+        out: torch.Tensor | None = None
+        if self._compiled is not None:
+            out = torch.empty((rows, heads * size), dtype=queries.dtype, device=queries.device)
+            self._compiled.attend(layer, queries, out)
+            if not self._others:
+                return out
+        folded = queries.unflatten(1, (-1, self.group)).transpose(0, 1).flatten(1, 2)
+        mixed: torch.Tensor = self.attend(layer, folded, window=window)
+        mixed = mixed.unflatten(1, (rows, self.group)).transpose(0, 1)
+        if out is None:
+            return mixed.reshape(rows, -1)
+        for plan in self._others:
+            out[plan.rows] = mixed[plan.rows].flatten(1)
+        return out
+
     def attend(
         self, layer: int, queries: torch.Tensor, *, window: int | None = None, softcap: float | None = None
     ) -> torch.Tensor:
-        """Attention of all rows, after :meth:`write`.
+        """Attention by torch's products, after :meth:`write`.
 
         Args:
             layer: index of the layer.
@@ -96,7 +129,7 @@ class AttentionPlan:
             softcap: scores pass ``softcap * tanh(score / softcap)``; ``None`` for no cap.
 
         Returns:
-            ``[kv_heads, rows * group, head_dim]``.
+            ``[kv_heads, rows * group, head_dim]``; rows that compiled loops serve hold nothing.
         """
         shared_scores = [
             _cap(
@@ -111,7 +144,7 @@ class AttentionPlan:
         shared_weights: list[list[torch.Tensor]] = [[] for _ in self.shared]
         bundled = window is None and softcap is None
         out = []
-        for plan in self.segments:
+        for plan in self._others:
             bundle = self._bundles.get(id(plan)) if bundled else None
             if bundle is not None:
                 out.append(bundle.attend(plan, layer, queries))
@@ -125,7 +158,7 @@ class AttentionPlan:
                 out.append(
                     self._attend_chain(plan, layer, own, shared_scores, shared_weights, window, softcap)
                 )
-        result = out[0] if len(out) == 1 else torch.cat(out, dim=1)
+        result = self._together(out, queries)
         for item, weights in zip(self.shared, shared_weights, strict=True):
             values = item.extent.layers[layer][1, :, : item.rows]
             added = torch.bmm(torch.cat(weights, dim=1), values)
@@ -137,35 +170,21 @@ class AttentionPlan:
                 start += count
         return result
 
-    # -- planning -------------------------------------------------------------------------------------------
+    def _together(self, parts: list[torch.Tensor], queries: torch.Tensor) -> torch.Tensor:
+        """The segments' rows at their places in the pass."""
+        if len(parts) == len(self.segments):
+            return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        result = torch.empty_like(queries)
+        for plan, part in zip(self._others, parts, strict=True):
+            result[:, plan.rows.start * self.group : plan.rows.stop * self.group] = part
+        return result
 
-    def _find_shared(self) -> None:
-        """Join the reads of extents that several segments read to the same row."""
-        readers: dict[tuple[int, int], list[SegmentPlan]] = {}
-        for plan in self.segments:
-            for extent, rows in plan.runs:
-                readers.setdefault((id(extent), rows), []).append(plan)
-        index = {}
-        for key, plans in readers.items():
-            extent = next(extent for extent, _ in plans[0].runs if id(extent) == key[0])
-            index[key] = len(self.shared)
-            self.shared.append(_SharedExtent(extent, key[1], [plan.rows for plan in plans]))
-        for plan in self.segments:
-            for extent, rows in plan.runs:
-                number = index[id(extent), rows]
-                start = 0
-                for member in self.shared[number].members:
-                    if member is plan.rows:
-                        break
-                    start += member.stop - member.start
-                count = plan.count
-                rows_within = slice(start * self.group, (start + count) * self.group)
-                self._reads.setdefault(id(plan), []).append((number, rows_within))
+    # -- planning -------------------------------------------------------------------------------------------
 
     def _find_bundles(self) -> None:
         """Group the sessions of one row and few keys by the number of keys."""
         alike: dict[int, list[SegmentPlan]] = {}
-        for plan in self.segments:
+        for plan in self._others:
             if self._is_small(plan) and plan.count == 1 and not plan.runs and not plan.written:
                 alike.setdefault(plan.keys, []).append(plan)
         for plans in alike.values():

@@ -42,12 +42,16 @@ class Extent:
     """One buffer a layer, ``[2, kv_heads, capacity, head_dim]``: keys, then values.
 
     Rows that were never written are zero, so that a masked row adds an exact zero.
+
+    Attributes:
+        addresses: of the layers' buffers in memory, for compiled loops.
     """
 
     def __init__(self, shape: KeyValueShape, capacity: int) -> None:
         self.shape = shape
         self.capacity = 0
         self.layers: list[torch.Tensor] = []
+        self.addresses: list[int] = []
         self._readers: weakref.WeakSet[KeyValueCache] = weakref.WeakSet()
         self.grow(capacity)
 
@@ -68,6 +72,7 @@ class Extent:
                 self.layers[layer] = buffer
             else:
                 self.layers.append(buffer)
+        self.addresses = [buffer.data_ptr() for buffer in self.layers]
         self.capacity = capacity
 
     def share_with(self, reader: KeyValueCache) -> None:

@@ -96,6 +96,11 @@ class SegmentPlan:
         return int(self.rows.stop - self.rows.start)
 
     @property
+    def used(self) -> int:
+        """Rows of the own extent that hold something when the segment's rows are written."""
+        return self.offset + self.count
+
+    @property
     def tree_start(self) -> int:
         """Row of the own extent where its tree begins: what lies in front of it is committed and always seen."""
         return self.offset - self.written

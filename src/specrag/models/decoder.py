@@ -15,13 +15,15 @@ import torch
 import torch.nn.functional as F
 
 from specrag.engine.attention import AttentionPlan
+from specrag.engine.compiled_rows import available, prepare
 from specrag.engine.kv import KeyValueCache, KeyValueShape
 from specrag.engine.outputs import HiddenState, Row
 from specrag.engine.passes import Segment
 from specrag.errors import InputError, ModelFilesError
 from specrag.models.family import FAMILY, supports
 from specrag.models.linear import Int8Linear, Linear, build_linear
-from specrag.models.rotary import Rotary, interleave, pair_order, rotate
+from specrag.models.rotary import Rotary, interleave, pair_order
+from specrag.models.row_ops import row_ops
 from specrag.models.rows import read_rows
 
 
@@ -70,7 +72,7 @@ class LeanDecoder:
         self._head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // self._heads
         self._group = self._heads // self._kv_heads
         self._eps: float = config.rms_norm_eps
-        self._hidden_size: int = config.hidden_size
+        self._ops = row_ops(dtype, device)
         self._build = {"int8": int8, "invariant": batch_invariant}
         self._embedding = weights.pop("model.embed_tokens.weight").to(device, copy=True)
         head = weights.pop("lm_head.weight", None)
@@ -86,6 +88,9 @@ class LeanDecoder:
         self._factors = torch.ones(self._heads + self._kv_heads, device=device)
         self._factors[: self._heads] = self._head_dim**-0.5
         self._shape = KeyValueShape(len(self._layers), self._kv_heads, self._head_dim, dtype, device)
+        self._compiled = available(self._shape) and not any(windows)
+        if self._compiled:
+            prepare(self._shape, self._group)
 
     @property
     def vocab_size(self) -> int:
@@ -105,31 +110,29 @@ class LeanDecoder:
 
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment]) -> list[list[Row]]:
-        plan = AttentionPlan(segments, self._group, invariant=self.batch_invariant)
+        plan = AttentionPlan(segments, self._group, invariant=self.batch_invariant, compiled=self._compiled)
         tokens = torch.tensor([token for segment in segments for token in segment.tokens], device=self.device)
-        factors = self._rotary.factors(plan.positions, self._factors)
+        rotation = self._ops.rotation(self._rotary.turns(plan.positions), self._factors)
         wanted = [outputs for segment in segments for outputs in segment.outputs]
         kept = sorted({name for outputs in wanted for name in outputs.hidden})
         hidden: dict[HiddenState, torch.Tensor] = {}
         x = F.embedding(tokens, self._embedding).to(self.dtype)
         for index, layer in enumerate(self._layers):
-            x = self._attention(layer, index, x, factors, plan)
-            y = F.rms_norm(x, (self._hidden_size,), layer.mlp_norm, self._eps)
+            x = self._attention(layer, index, x, rotation, plan)
+            y = self._ops.norm(x, layer.mlp_norm, self._eps)
             if index == len(self._layers) - 1 and "ffn_input" in kept:
                 hidden["ffn_input"] = y
-            gate, up = layer.gate_up(y).chunk(2, dim=-1)
-            x = layer.down(F.silu(gate).mul_(up), x)
+            x = layer.down(self._ops.gate(layer.gate_up(y)), x)
         hidden["last"] = x
-        hidden["final"] = F.rms_norm(x, (self._hidden_size,), self._norm, self._eps)
+        hidden["final"] = self._ops.norm(x, self._norm, self._eps)
         rows = iter(read_rows(wanted, hidden, self.logits))
         return [[next(rows) for _ in segment.tokens] for segment in segments]
 
     def _attention(
-        self, layer: _Layer, index: int, x: torch.Tensor, factors: torch.Tensor, plan: AttentionPlan
+        self, layer: _Layer, index: int, x: torch.Tensor, rotation: Any, plan: AttentionPlan
     ) -> torch.Tensor:
-        count = x.shape[0]
         turned = self._heads + self._kv_heads
-        y = layer.qkv(F.rms_norm(x, (self._hidden_size,), layer.attention_norm, self._eps))
+        y = layer.qkv(self._ops.norm(x, layer.attention_norm, self._eps))
         heads = y.unflatten(-1, (-1, self._head_dim))  # [rows, heads + 2 * kv_heads, head_dim]
         queries_keys = heads[:, :turned]
         if layer.query_norm is not None and layer.key_norm is not None:
@@ -140,16 +143,9 @@ class LeanDecoder:
                 ],
                 dim=1,
             )
-        queries_keys = rotate(queries_keys, factors)
+        queries_keys = self._ops.rotate(queries_keys, rotation)
         plan.write(index, queries_keys[:, self._heads :], heads[:, turned:])
-        queries = (
-            queries_keys[:, : self._heads]
-            .unflatten(1, (self._kv_heads, self._group))
-            .transpose(0, 1)
-            .reshape(self._kv_heads, count * self._group, self._head_dim)
-        )
-        mixed = plan.attend(index, queries, window=layer.window)
-        mixed = mixed.unflatten(1, (count, self._group)).transpose(0, 1).reshape(count, -1)
+        mixed = plan.attend_rows(index, queries_keys[:, : self._heads], window=layer.window)
         return layer.output(mixed, x)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

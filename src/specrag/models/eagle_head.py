@@ -22,7 +22,8 @@ from specrag.errors import InputError, SpecragError
 from specrag.models.decoder import LeanDecoder
 from specrag.models.eagle_reading import HeadFiles, head_folder, read_head
 from specrag.models.linear import Linear, build_linear
-from specrag.models.rotary import Rotary, interleave, rotate
+from specrag.models.rotary import Rotary, interleave
+from specrag.models.row_ops import row_ops
 from specrag.models.rows import read_rows
 from specrag.models.weights import read_weights
 
@@ -66,6 +67,7 @@ class EagleHead:
         self._down = build_linear(weights[f"{_MLP}down_proj.weight"], None)
         rope = SimpleNamespace(rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta})
         self._rotary = Rotary(rope, self._head_dim, self.device)
+        self._ops = row_ops(self.dtype, self.device)
         self._factors = torch.ones(self._heads + self._kv_heads, device=self.device)
         self._factors[: self._heads] = self._head_dim**-0.5
         self._shape = KeyValueShape(1, self._kv_heads, self._head_dim, self.dtype, self.device)
@@ -92,15 +94,14 @@ class EagleHead:
 
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment]) -> list[list[Row]]:
-        plan = AttentionPlan(segments, self._group)
+        plan = AttentionPlan(segments, self._group, compiled=True)
         wanted = [outputs for segment in segments for outputs in segment.outputs]
         tokens = torch.tensor([token for segment in segments for token in segment.tokens], device=self.device)
         embedded = F.embedding(tokens, self._target.embedding).to(self.dtype)
         x = self._fuse(torch.cat([embedded, self._features(segments)], dim=-1))
         x = self._attention(x, plan)
-        y = F.rms_norm(x, (self._size,), self._norm, self._eps)
-        gate, up = self._gate_up(y).chunk(2, dim=-1)
-        x = self._down(F.silu(gate).mul_(up), x)
+        y = self._ops.norm(x, self._norm, self._eps)
+        x = self._down(self._ops.gate(self._gate_up(y)), x)
         rows = iter(self._answer(wanted, x))
         return [[next(rows) for _ in segment.tokens] for segment in segments]
 
@@ -116,13 +117,12 @@ class EagleHead:
         return torch.stack(features)
 
     def _attention(self, x: torch.Tensor, plan: AttentionPlan) -> torch.Tensor:
-        count, turned = x.shape[0], self._heads + self._kv_heads
+        turned = self._heads + self._kv_heads
         heads = self._qkv(x).unflatten(-1, (-1, self._head_dim))  # [rows, heads + 2 * kv_heads, head_dim]
-        queries_keys = rotate(heads[:, :turned], self._rotary.factors(plan.positions, self._factors))
+        rotation = self._ops.rotation(self._rotary.turns(plan.positions), self._factors)
+        queries_keys = self._ops.rotate(heads[:, :turned], rotation)
         plan.write(0, queries_keys[:, self._heads :], heads[:, turned:])
-        queries = queries_keys[:, : self._heads].unflatten(1, (self._kv_heads, self._group)).transpose(0, 1)
-        mixed = plan.attend(0, queries.reshape(self._kv_heads, count * self._group, self._head_dim))
-        mixed = mixed.unflatten(1, (count, self._group)).transpose(0, 1).reshape(count, -1)
+        mixed = plan.attend_rows(0, queries_keys[:, : self._heads])
         return self._mix(mixed, x)
 
     def _projections(self, weights: dict[str, torch.Tensor]) -> Linear:

@@ -47,21 +47,9 @@ class Rotary:
             inverse, self.scaling = ROPE_INIT_FUNCTIONS[kind](config, device)
             self.inverse = inverse.to(device)
 
-    def factors(self, positions: list[int], heads: torch.Tensor) -> torch.Tensor:
-        """Complex factors ``[rows, heads, head_dim / 2]``.
-
-        Args:
-            positions: one a row.
-            heads: a factor for each head, ``[heads]``: the softmax scale for queries, 1 for keys.
-        """
+    def turns(self, positions: list[int]) -> torch.Tensor:
+        """What the pairs of a row at each position are multiplied by, complex ``[rows, head_dim / 2]``."""
         angles = (
             torch.tensor(positions, dtype=torch.float32, device=self.inverse.device)[:, None] * self.inverse
         )
-        turned = torch.polar(torch.full_like(angles, self.scaling), angles)
-        return turned[:, None] * heads[None, :, None]
-
-
-def rotate(x: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
-    """Rotate ``[rows, heads, head_dim]``; computed in fp32, returned in the dtype of ``x``."""
-    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
-    return torch.view_as_real(pairs * factors).flatten(-2).to(x.dtype)
+        return torch.polar(torch.full_like(angles, self.scaling), angles)

@@ -1,0 +1,86 @@
+"""bfloat16 in compiled loops, which know no such type: its 16 bits, widened to float32 and narrowed again.
+
+Compiled code is kept on disk until the file of the loop that uses these functions changes: after a change here, delete
+the ``*.nbi`` files below ``__pycache__``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import njit, types
+from numba.extending import intrinsic
+
+Function: TypeAlias = Callable[..., Any]
+
+_LOG2_E = np.float32(1.4426950408889634)
+_LARGEST_EXPONENT = np.float32(126.0)
+
+
+def compiled(function: Function) -> Function:
+    """Compile at the first call, with sums in any order, to code that runs without the interpreter's lock."""
+    options: dict[str, Any] = {"nogil": True, "fastmath": True, "error_model": "numpy"}
+    try:
+        return cast(Function, njit(cache=True, **options)(function))
+    except RuntimeError:  # no folder to keep it in can be written
+        return cast(Function, njit(**options)(function))
+
+
+def _float_of(_context: Any, bits: Any) -> Any:  # noqa: ARG001 - numba checks the name
+    def generate(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ir.FloatType())
+
+    return types.float32(types.uint32), generate
+
+
+def _bits_of(_context: Any, number: Any) -> Any:  # noqa: ARG001
+    def generate(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ir.IntType(32))
+
+    return types.uint32(types.float32), generate
+
+
+def _halves_at(_context: Any, address: Any) -> Any:  # noqa: ARG001
+    def generate(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], ir.IntType(16).as_pointer())
+
+    pointer: Any = types.CPointer
+    return pointer(types.uint16)(types.int64), generate
+
+
+_as_float = cast(Function, intrinsic(_float_of))
+_as_bits = cast(Function, intrinsic(_bits_of))
+
+#: The 16-bit numbers that begin at an address.
+halves = cast(Function, intrinsic(_halves_at))
+
+
+@compiled
+def widen(half: Any) -> Any:
+    """To float32: the same number, 16 zero bits behind."""
+    return _as_float(np.uint32(half) << np.uint32(16))
+
+
+@compiled
+def narrow(number: Any) -> Any:
+    """From float32, to the nearest, ties to even."""
+    bits = _as_bits(number)
+    return np.uint16((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
+
+
+@compiled
+def exp(x: Any) -> Any:
+    """e to a power, in float32: 2**whole by the exponent's bits, 2**part by a polynomial (relative error 3e-7)."""
+    y = min(max(x * _LOG2_E, -_LARGEST_EXPONENT), _LARGEST_EXPONENT)
+    whole = np.floor(y)
+    part = y - whole
+    value = np.float32(1.8775767e-3)
+    value = value * part + np.float32(8.9893397e-3)
+    value = value * part + np.float32(5.5826318e-2)
+    value = value * part + np.float32(2.4015361e-1)
+    value = value * part + np.float32(6.9315308e-1)
+    value = value * part + np.float32(9.9999994e-1)
+    return _as_float(np.uint32(np.int32(whole) + np.int32(127)) << np.uint32(23)) * value

@@ -1,0 +1,114 @@
+"""The segments of a pass whose attention the compiled loops compute, and what the loops need to know of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from specrag.engine import attention_kernel
+from specrag.engine.kv import KeyValueShape
+from specrag.engine.segment_plan import SegmentPlan
+
+#: A segment of more rows times keys is left to torch, whose products use all cores (two Zen 4 cores: 5 rows behind
+#: 2,000 keys take 0.45 ms either way).
+MOST_WORK = 4096
+
+
+def available(shape: KeyValueShape) -> bool:
+    """Whether the loops serve this kind of keys and values."""
+    return shape.device.type == "cpu" and shape.dtype == torch.bfloat16
+
+
+def prepare(shape: KeyValueShape, group: int) -> None:
+    """Compile the loops, or fetch them from the disk, so that no pass waits for it."""
+    numbers = np.zeros((2, shape.head_dim), dtype=np.uint16)
+    places, none = np.array([numbers.ctypes.data]), np.zeros(0, dtype=np.int64)
+    attention_kernel.write(places[0], places[0], 0, 1, shape.head_dim, none, none, none, none)
+    attention_kernel.attend(shape.head_dim, group)(
+        places[0], 0, places[0], 0, 1, none, none, none, none, none, none, none,
+        np.zeros(0, dtype=np.uint64), np.zeros((0, 0), dtype=np.float32),
+    )  # fmt: skip
+
+
+def serves(plan: SegmentPlan) -> bool:
+    """Whether the loops are the faster way for this segment."""
+    keys = plan.used + sum(rows for _, rows in plan.runs)
+    small = plan.count * keys <= MOST_WORK or (plan.count == 1 and not plan.runs)
+    return small and plan.written + plan.count <= attention_kernel.TREE_ROWS
+
+
+class Writer:
+    """Writes a pass's keys and values.
+
+    Args:
+        plans: all segments of the pass, in row order.
+    """
+
+    def __init__(self, plans: Sequence[SegmentPlan]) -> None:
+        self._shape = plans[0].own.shape
+        self._buffers = np.array([plan.own.addresses for plan in plans]).T.copy()  # [layers, segments]
+        self._strides = np.array([plan.own.capacity * self._shape.head_dim for plan in plans])
+        self._offsets = np.array([plan.offset for plan in plans])
+        self._counts = np.array([plan.count for plan in plans])
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Write ``[rows, kv_heads, head_dim]`` each, of whatever distance from row to row, behind their sessions."""
+        shape = self._shape
+        if keys.stride() != values.stride() or keys.stride()[1:] != (shape.head_dim, 1):
+            keys, values = keys.contiguous(), values.contiguous()
+        attention_kernel.write(
+            keys.data_ptr(), values.data_ptr(), keys.stride(0), shape.kv_heads, shape.head_dim,
+            self._buffers[layer], self._strides, self._offsets, self._counts,
+        )  # fmt: skip
+
+
+class CompiledRows:
+    """Attention of some of a pass's segments.
+
+    Args:
+        plans: the segments; :func:`serves` holds for each.
+        rows: of the whole pass.
+        group: query heads for each key/value head.
+    """
+
+    def __init__(self, plans: Sequence[SegmentPlan], rows: int, group: int) -> None:
+        self._shape = shape = plans[0].own.shape
+        self._run = attention_kernel.attend(shape.head_dim, group)
+        pieces = [[*plan.runs, (plan.own, plan.used)] for plan in plans]
+        flat = [piece for each in pieces for piece in each]
+        self._buffers = np.array([extent.addresses for extent, _ in flat]).T.copy()  # [layers, pieces]
+        self._strides = np.array([extent.capacity * shape.head_dim for extent, _ in flat])
+        self._sizes = np.array([size for _, size in flat])
+        self._firsts = np.cumsum([0, *map(len, pieces)])
+        self._starts = np.array([plan.rows.start for plan in plans])
+        self._counts = np.array([plan.count for plan in plans])
+        self._seen = np.array([plan.tree_start for plan in plans])
+        self._masks = np.zeros(rows, dtype=np.uint64)
+        for plan in plans:
+            self._masks[plan.rows] = _masks(plan)
+        keys = max(sum(size for _, size in each) for each in pieces)
+        self._scores = np.empty((max(plan.count for plan in plans) * group, keys), dtype=np.float32)
+
+    def attend(self, layer: int, queries: torch.Tensor, out: torch.Tensor) -> None:
+        """Write these segments' rows of ``out``.
+
+        Args:
+            queries: ``[rows, heads, head_dim]`` of the whole pass, the heads side by side, already scaled.
+            out: ``[rows, heads * head_dim]``.
+        """
+        self._run(
+            queries.data_ptr(), queries.stride(0), out.data_ptr(), out.stride(0), self._shape.kv_heads,
+            self._starts, self._counts, self._firsts, self._seen,
+            self._buffers[layer], self._strides, self._sizes, self._masks, self._scores,
+        )  # fmt: skip
+
+
+def _masks(plan: SegmentPlan) -> np.ndarray:
+    """For each row which rows of its tree it sees, the first by the lowest bit."""
+    if plan.ancestors is None:
+        return np.array([(2 << row) - 1 for row in range(plan.count)], dtype=np.uint64)
+    bits = np.left_shift(np.uint64(1), np.arange(plan.ancestors.shape[1], dtype=np.uint64))
+    sums: np.ndarray = (plan.ancestors * bits).sum(axis=1, dtype=np.uint64)
+    return sums
