@@ -10,7 +10,6 @@ from specrag.engine.executor import run
 from specrag.engine.outputs import LOGITS
 from specrag.engine.passes import Segment
 from specrag.engine.session import Session
-from specrag.errors import SpecragError
 from specrag.models.linear import PackedLinear
 from tests.contracts.test_session_models import VOCAB, Case, build
 from tests.models.tiny_eagle import tiny_target
@@ -58,11 +57,17 @@ def test_level_by_level(case: Case, length: int, forked: bool) -> None:
     np.testing.assert_allclose(row.logits, expected.logits, atol=case.tolerance, rtol=0)
 
 
-def test_it_is_refused_where_rows_must_keep_plain_decodings_bits() -> None:
+def test_rows_have_the_bits_that_one_pass_gives_them() -> None:
     if not PackedLinear.available():
         pytest.skip("this processor has no packed bf16 product, on which batch_invariant rests")
     model = tiny_target("llama", dtype=torch.bfloat16, batch_invariant=True)
-    cache = model.new_cache()
-    model.forward([Segment(cache, [1, 2], [-1, -1], [LOGITS] * 2)])
-    with pytest.raises(SpecragError, match="batch_invariant"):
-        model.forward([Segment(cache, [3], [-1, -1, 0], [LOGITS], written=2)])
+    tree = np.random.default_rng(0).integers(0, VOCAB, len(PARENTS)).tolist()
+    session = Session(model)
+    run(session.extend(np.random.default_rng(1).integers(0, VOCAB, 40).tolist()))
+    cache = session.cache
+    together = model.forward([Segment(cache, tree, PARENTS, [LOGITS] * len(tree))])[0]
+    for start, end in LEVELS:
+        part = Segment(cache, tree[start:end], PARENTS[:end], [LOGITS] * (end - start), written=start)
+        for found, right in zip(model.forward([part])[0], together[start:end], strict=True):
+            assert found.logits is not None
+            np.testing.assert_array_equal(found.logits, right.logits)

@@ -4,9 +4,8 @@ All rows of a pass lie side by side. Each segment attends to its own chain of ex
 follows the tree, to its own rows. The query heads of a group are folded into rows, so that keys and values are
 never repeated: queries are ``[kv_heads, rows * group, head_dim]``, row ``r`` of head ``g`` at ``r * group + g``.
 
-The number of keys read is rounded up to :data:`~specrag.engine.kv.ROW_UNIT` and the surplus masked. On the CPU
-in bf16 the kernels underneath then sum in an order that depends on a key's position alone, so that a chain's
-rows have the same bits however many rows are in the pass (``tests/core/test_batch_invariance.py`` checks it).
+torch's products read a number of keys that is rounded up to :data:`~specrag.engine.kv.ROW_UNIT`, and the surplus is
+masked. On the CPU in bf16 compiled loops serve what they are faster for, and whatever must be batch invariant.
 """
 
 from __future__ import annotations
@@ -14,17 +13,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
 from specrag.engine.bundle import Bundle
 from specrag.engine.compiled_rows import CompiledRows, Writer, available, serves
+from specrag.engine.invariant_rows import InvariantRows
 from specrag.engine.kv import ROW_UNIT
 from specrag.engine.passes import Segment
 from specrag.engine.segment_plan import SMALL_KEYS, SegmentPlan, readable
 from specrag.engine.shared_extents import find_shared
-from specrag.errors import SpecragError
 
 #: Rows of one attention product; bounds the score matrix to ROWS * keys * heads numbers.
 BLOCK_ROWS = 128
@@ -33,10 +31,6 @@ BLOCK_ROWS = 128
 #: Zen 4 cores: 21 against 43 microseconds for one row and 128 keys, even at 512 keys or 16 rows).
 SMALL_ROWS = 8
 
-#: oneDNN's bf16 product sums up to so many keys in one order, and more of them in another (as it does with the
-#: inputs of a linear layer, ``models/linear.py``).
-INVARIANT_KEYS = 1024
-
 
 class AttentionPlan:
     """Everything about a pass's attention that is the same in every layer.
@@ -44,17 +38,15 @@ class AttentionPlan:
     Args:
         segments: the pass's segments, in row order; their caches are :class:`KeyValueCache`.
         group: query heads for each key/value head.
-        invariant: compute tree rows path by path, each with its ancestors at their absolute positions, so that
-            a row's bits equal those that plain decoding gives it.
-        compiled: let compiled loops serve the segments that they are faster for (:meth:`attend_rows`); for models
-            without windows and caps.
+        invariant: give a row the same bits whatever else is in the pass (``path_kernel.py``).
+        compiled: let compiled loops serve the segments that they are faster for (:meth:`attend_rows`); where they
+            are available, for models without windows and caps.
     """
 
     def __init__(
         self, segments: Sequence[Segment], group: int, *, invariant: bool = False, compiled: bool = False
     ) -> None:
         self.group = group
-        self.invariant = invariant
         self.segments: list[SegmentPlan] = []
         self._bundles: dict[int, Bundle] = {}
         self._memory: dict[int, torch.Tensor] = {}
@@ -62,21 +54,20 @@ class AttentionPlan:
         for segment in segments:
             self.segments.append(SegmentPlan.of(segment, first))
             first += len(segment.tokens)
-            if invariant and segment.written:
-                raise SpecragError(
-                    "segment: rows written before stay only without batch_invariant; feed the tree"
-                )
         self.positions = [position for plan in self.segments for position in plan.positions]
         self._writer: Writer | None = None
         self._compiled: CompiledRows | None = None
+        self._invariant: InvariantRows | None = None
         #: The segments that torch's products serve.
         self._others = self.segments
         if available(self.segments[0].own.shape):
             self._writer = Writer(self.segments)
-            served = [plan for plan in self.segments if serves(plan)] if compiled and not invariant else []
-            if served:
-                self._compiled = CompiledRows(served, first, group)
-                self._others = [plan for plan in self.segments if not serves(plan)]
+        if invariant:
+            self._invariant, self._others = InvariantRows(self.segments, group), []
+        elif compiled:
+            served = [plan for plan in self.segments if serves(plan)]
+            self._others = [plan for plan in self.segments if not serves(plan)]
+            self._compiled = CompiledRows(served, first, group) if served else None
         self.shared, self._reads = find_shared(self._others, group)
         self._find_bundles()
 
@@ -102,17 +93,17 @@ class AttentionPlan:
             ``[rows, heads * head_dim]``.
         """
         rows, heads, size = queries.shape
-        out: torch.Tensor | None = None
+        out = torch.empty((rows, heads * size), dtype=queries.dtype, device=queries.device)
+        if self._invariant is not None:
+            self._invariant.attend(layer, queries, out, window)
+            return out
         if self._compiled is not None:
-            out = torch.empty((rows, heads * size), dtype=queries.dtype, device=queries.device)
             self._compiled.attend(layer, queries, out)
             if not self._others:
                 return out
         folded = queries.unflatten(1, (-1, self.group)).transpose(0, 1).flatten(1, 2)
         mixed: torch.Tensor = self.attend(layer, folded, window=window)
         mixed = mixed.unflatten(1, (rows, self.group)).transpose(0, 1)
-        if out is None:
-            return mixed.reshape(rows, -1)
         for plan in self._others:
             out[plan.rows] = mixed[plan.rows].flatten(1)
         return out
@@ -150,9 +141,7 @@ class AttentionPlan:
                 out.append(bundle.attend(plan, layer, queries))
                 continue
             own = self._fold(queries, plan.rows)
-            if plan.ancestors is not None and self.invariant:
-                out.append(self._attend_paths(plan, layer, own, window, softcap))
-            elif not plan.runs:
+            if not plan.runs:
                 out.append(self._attend_own(plan, layer, own, window, softcap))
             else:
                 out.append(
@@ -214,7 +203,7 @@ class AttentionPlan:
             block = queries[:, rows.start * self.group : rows.stop * self.group]
             scores = self._scores(block, keys[:, :seen], softcap)
             plan.hide(scores, self.group, window, rows)
-            blocks.append(self._mix(self._softmax(scores), values[:, :seen]))
+            blocks.append(torch.bmm(self._softmax(scores), values[:, :seen]))
         return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1)
 
     def _attend_chain(
@@ -246,51 +235,6 @@ class AttentionPlan:
             start += part.shape[-1]
         return torch.bmm(weights[..., start:], values)
 
-    def _attend_paths(
-        self, plan: SegmentPlan, layer: int, queries: torch.Tensor, window: int | None, softcap: float | None
-    ) -> torch.Tensor:
-        """Tree rows with the bits of plain decoding: each path in turn, as if it were the committed chain.
-
-        Every path's rows are copied to the positions that they would have if they were committed, and the rows
-        are put back where they were afterwards.
-        """
-        assert plan.ancestors is not None
-        count = plan.count
-        buffer = plan.own.layers[layer]
-        window_rows = buffer[:, :, plan.offset : plan.offset + count]
-        original = window_rows.clone()
-        folded = queries.unflatten(1, (count, self.group))
-        out = torch.empty_like(folded)
-        done: set[int] = set()
-        for leaf in self._paths(plan):
-            path = np.flatnonzero(plan.ancestors[leaf])
-            depth = len(path)
-            index = torch.from_numpy(path).to(queries.device)
-            buffer[:, :, plan.offset : plan.offset + depth] = original.index_select(2, index)
-            fresh = [step for step, row in enumerate(path) if int(row) not in done]
-            done.update(int(row) for row in path)
-            # The rows of a path that another path has computed already are not computed again.
-            start = fresh[0]
-            block = folded.index_select(1, index[start:]).flatten(1, 2)
-            total = readable(-(-(plan.offset + depth) // ROW_UNIT) * ROW_UNIT, plan.keys)
-            scores = self._scores(block, buffer[0, :, :total], softcap)
-            positions = torch.arange(plan.offset + start, plan.offset + depth, device=queries.device)
-            columns = torch.arange(total, device=queries.device)
-            hidden = columns[None] > positions[:, None]
-            if window is not None:
-                hidden |= columns[None] <= positions[:, None] - window
-            scores.unflatten(1, (-1, self.group)).masked_fill_(hidden[:, None], float("-inf"))
-            mixed = self._mix(self._softmax(scores), buffer[1, :, :total])
-            out.index_copy_(1, index[start:], mixed.unflatten(1, (-1, self.group)))
-        buffer[:, :, plan.offset : plan.offset + count] = original
-        return out.flatten(1, 2)
-
-    def _paths(self, plan: SegmentPlan) -> list[int]:
-        """The leaves, those of the longest path first, so that few rows are computed twice."""
-        assert plan.ancestors is not None
-        leaves = np.flatnonzero(plan.ancestors.sum(axis=0) == 1)
-        return sorted((int(leaf) for leaf in leaves), key=lambda leaf: -plan.depths[leaf])
-
     def _scores(self, queries: torch.Tensor, keys: torch.Tensor, softcap: float | None) -> torch.Tensor:
         """``[kv_heads, rows * group, keys]``, in memory that the next call overwrites."""
         out = self._workspace(0, queries, keys.shape[1])
@@ -313,24 +257,9 @@ class AttentionPlan:
             self._memory[number] = torch.empty(needed, dtype=like.dtype, device=like.device)
         return self._memory[number][:needed].view(size)
 
-    def _mix(self, weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """``[kv_heads, rows * group, keys]`` times ``[kv_heads, keys, head_dim]``."""
-        if not self.invariant or values.shape[1] <= INVARIANT_KEYS:
-            return torch.bmm(weights, values)
-        # Blocks at absolute positions: a block that a row does not see adds an exact zero.
-        parts = zip(weights.split(INVARIANT_KEYS, dim=-1), values.split(INVARIANT_KEYS, dim=1), strict=True)
-        first_weights, first_values = next(parts)
-        out = torch.bmm(first_weights, first_values)
-        for part_weights, part_values in parts:
-            out += torch.bmm(part_weights, part_values)
-        return out
-
     def _is_small(self, plan: SegmentPlan) -> bool:
-        """Whether torch's fused kernel is faster: where the operations' overhead outweighs their work.
-
-        Its sums depend on the number of rows, so it is not used where that must not be.
-        """
-        return not self.invariant and plan.keys <= SMALL_KEYS and plan.count <= SMALL_ROWS
+        """Whether torch's fused kernel is faster: where the operations' overhead outweighs their work."""
+        return plan.keys <= SMALL_KEYS and plan.count <= SMALL_ROWS
 
     # -- rows -----------------------------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ _HIDDEN = np.float32(-1e30)
 
 
 @compiled
-def _softmax(scores: Floats) -> None:
+def softmax(scores: Floats) -> None:
     """In place."""
     top = _HIDDEN
     for i in range(scores.shape[0]):
@@ -196,7 +196,7 @@ def attend(head_dim: int, group: int) -> Function:
                         for i in range(total - tree):
                             if not (sees >> np.uint64(i)) & np.uint64(1):
                                 scores[one, tree + i] = _HIDDEN
-                        _softmax(scores[one, :total])
+                        softmax(scores[one, :total])
                 total = 0
                 for piece in range(firsts[session], firsts[session + 1]):
                     values = halves(buffers[piece] + 2 * (kv_heads + head) * head_strides[piece])

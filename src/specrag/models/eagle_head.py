@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from specrag.engine.attention import AttentionPlan
+from specrag.engine.compiled_rows import available
 from specrag.engine.kv import KeyValueCache, KeyValueShape
 from specrag.engine.outputs import Outputs, Row
 from specrag.engine.passes import Segment
@@ -94,7 +95,7 @@ class EagleHead:
 
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment]) -> list[list[Row]]:
-        plan = AttentionPlan(segments, self._group, compiled=True)
+        plan = AttentionPlan(segments, self._group, compiled=available(self._shape))
         wanted = [outputs for segment in segments for outputs in segment.outputs]
         tokens = torch.tensor([token for segment in segments for token in segment.tokens], device=self.device)
         embedded = F.embedding(tokens, self._target.embedding).to(self.dtype)
