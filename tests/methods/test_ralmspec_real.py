@@ -75,7 +75,7 @@ def test_every_combination_gives_the_sequential_output(
 ) -> None:
     """P, S and A, each on and off, the other baseline, and a speculative decoder inside; all in the same passes."""
     retriever = SingleIndex(kb, index)
-    options: Options = {"max_tokens": TOKENS, "temperature": temperature, "seed": 4}
+    options: Options = {"max_tokens": TOKENS, "temperature": temperature, "seed": 2}
     sequential = IterativeRaLM(invariant, retriever, **SHORT)
     expected = sequential.answer(QUESTION, **options)
     wrong = 0

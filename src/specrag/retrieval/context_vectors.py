@@ -107,7 +107,7 @@ class TextVectors:
                 some = keys[start : start + _AT_ONCE]
                 marks = ",".join("?" * len(some))
                 rows = database.execute(
-                    f"SELECT key, vector, checksum FROM vectors WHERE key IN ({marks})",
+                    f"SELECT key, vector, checksum FROM vectors WHERE key IN ({marks})",  # noqa: S608
                     some,
                 )
                 for key, data, checksum in rows:

@@ -113,7 +113,7 @@ class PassageStore:
         for start in range(0, len(wanted), _AT_ONCE):
             some = wanted[start : start + _AT_ONCE]
             marks = ", ".join("?" * len(some))
-            query = f"SELECT id, source, title, place, text, metadata FROM passages WHERE id IN ({marks})"
+            query = f"SELECT id, source, title, place, text, metadata FROM passages WHERE id IN ({marks})"  # noqa: S608
             for number, source, title, place, text, metadata in self.rows(query, some):
                 found[number] = Passage(number, source, title, place, text, json.loads(metadata))
         for number in wanted:
@@ -123,7 +123,7 @@ class PassageStore:
 
     def files(self) -> list[StoredFile]:
         """All documents, in the order of their passages."""
-        return [StoredFile(*row) for row in self.rows(f"SELECT {_FILE} FROM files ORDER BY first, path")]
+        return [StoredFile(*row) for row in self.rows(f"SELECT {_FILE} FROM files ORDER BY first, path")]  # noqa: S608
 
     def copies(self, file: StoredFile) -> list[StoredPassage]:
         """The passages of one document."""
