@@ -81,6 +81,19 @@ def test_the_cost_model_follows_a_machine_that_gets_slower() -> None:
     assert model.seconds(9, 500) == pytest.approx(2 * machine(9, 500), rel=0.15)
 
 
+def test_passes_of_one_size_do_not_carry_off_the_price_of_a_row() -> None:
+    """They say nothing of it; their noise must not either."""
+    model, rng = taught(), random.Random(3)
+    fifteen = Others(15, 15, 15 * 300, 15 * 300)
+    lowest, highest = 1e9, 0.0
+    for _ in range(3000):
+        model.observe(1, 300, packed(1, 300, fifteen) * rng.gauss(1, 0.15), fifteen)
+        row = float(np.diff(model.seconds(np.array([1, 2]), 300, fifteen))[0])
+        lowest, highest = min(lowest, row), max(highest, row)
+    price = packed(2, 300, fifteen) - packed(1, 300, fifteen)
+    assert price / 4 < lowest <= highest < 4 * price
+
+
 @given(
     st.lists(
         st.tuples(st.integers(1, 100), st.integers(0, 30000), st.floats(1e-6, 10)), min_size=1, max_size=60
@@ -267,6 +280,44 @@ def test_the_more_requests_share_a_pass_the_likelier_a_guess_must_be() -> None:
         chosen.append(kept)
     assert chosen == sorted(chosen, reverse=True)
     assert chosen[0] > chosen[-1]
+
+
+def test_requests_that_begin_together_know_of_one_another() -> None:
+    """None has been in a pass yet, and what the last request left behind was a pass alone."""
+    tree = DraftTree.chain(range(30), "suffix")
+    shared = SharedCosts(taught())
+    shared.acceptance.observe(tree, children_of(tree), tuple(range(30)))
+    alone = CostAware(shared)
+    assert alone.budget(runs_passes=False) > 0
+    chosen = len(alone.choose(tree, 300).tokens)
+    others = [CostAware(shared) for _ in range(31)]
+    assert len(CostAware(shared).choose(tree, 300).tokens) < chosen
+    del others
+    assert len(CostAware(shared).choose(tree, 300).tokens) == chosen
+
+
+def test_proposals_that_everybody_waits_for_are_weighed_by_what_a_token_costs() -> None:
+    """A fifth of a millisecond is little of a pass of sixteen requests, and much of one request's share of it."""
+    asked = {}
+    guess = DraftTree.chain([5], "lookup")
+    for requests in (0, 15):
+        shared = SharedCosts()
+        for _ in range(100):
+            shared.acceptance.observe(guess, children_of(guess), (6,))
+        schedule = CostAware(shared)
+        others = Others(requests, requests, 300 * requests, 300 * requests)
+        count = 0
+        for _ in range(200):
+            proposed = EMPTY
+            if schedule.budget(runs_passes=False):
+                count += 1
+                proposed = guess
+            tree = schedule.choose(proposed, 300)
+            seconds = machine(1 + len(tree.tokens) + requests, 300 * (1 + requests))
+            timed = Timed(300, 0.0002, seconds, seconds + 0.0003, PassReport(seconds, others, others))
+            schedule.observe(a_round(tree, [6], proposed), timed)
+        asked[requests] = count
+    assert asked[15] < 60 < asked[0]
 
 
 def test_a_prompt_that_others_read_makes_no_guess_cheap() -> None:

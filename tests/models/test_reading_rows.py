@@ -43,3 +43,25 @@ def test_log_probabilities_do_not_depend_on_the_other_rows() -> None:
         assert alone.top_log_probs is not None
         assert row.top_log_probs.tolist() == alone.top_log_probs.tolist()
         assert row.top_log_probs == pytest.approx(expected[number, row.top_tokens.tolist()].numpy(), abs=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("vocabulary", "count"), [(4096, 8), (4097, 20), (50, 50), (3, 8), (700, 1)])
+def test_the_most_probable_tokens_are_those_of_a_stable_sort(
+    dtype: torch.dtype, vocabulary: int, count: int
+) -> None:
+    generator = torch.Generator().manual_seed(2)
+    logits = torch.randn(40, vocabulary, generator=generator).mul(6).to(dtype)
+    logits[::2] = logits[::2].round()  # ties, also across the border of what is asked for
+    logits[5, : vocabulary // 2] = -INFINITY  # tokens that were removed
+    logits[6] += 1000.0
+    ordered = torch.sort(logits.float(), dim=-1, descending=True, stable=True)
+    exact = torch.log_softmax(logits.double(), dim=-1)
+    found = read(logits, *[Outputs(argmax=True, top_k=count)] * 40)
+    for number, row in enumerate(found):
+        assert row.top_tokens is not None
+        assert row.top_log_probs is not None
+        best = ordered.indices[number, :count].tolist()
+        assert row.top_tokens.tolist() == best
+        assert row.argmax == best[0]
+        assert row.top_log_probs.tolist() == pytest.approx(exact[number, best].tolist(), abs=1e-3)

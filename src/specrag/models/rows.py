@@ -9,9 +9,7 @@ import numpy as np
 import torch
 
 from specrag.engine.outputs import HiddenState, Outputs, Row
-
-#: Entries of a block of logits.
-_BLOCK = 64
+from specrag.models.top_kernel import read_bfloat16, read_float32
 
 
 def read_rows(
@@ -40,12 +38,6 @@ def read_rows(
 
 
 def _read_logits(wanted: list[Outputs], rows: list[Row], logits: torch.Tensor) -> None:
-    # The best of several is the first of them: no need to look for it twice.
-    alone = [number for number, outputs in enumerate(wanted) if outputs.argmax and not outputs.top_k]
-    if alone:
-        best = _argmax(logits if len(alone) == len(rows) else logits[alone])
-        for number, token in zip(alone, best.tolist(), strict=True):
-            rows[number].argmax = token
     for number, (outputs, row) in enumerate(zip(wanted, rows, strict=True)):
         if outputs.logits:
             row.logits = logits[number].float().cpu().numpy()
@@ -56,23 +48,26 @@ def _read_logits(wanted: list[Outputs], rows: list[Row], logits: torch.Tensor) -
             row.log_probs = log_probs[list(outputs.log_probs_of)].cpu().numpy()
     by_count: dict[int, list[int]] = {}
     for number, outputs in enumerate(wanted):
-        if outputs.top_k:
+        if outputs.top_k or outputs.argmax:
             by_count.setdefault(min(outputs.top_k, logits.shape[1]), []).append(number)
     for count, numbers in by_count.items():
-        _read_top(count, [rows[number] for number in numbers], logits[numbers])
-        for number in numbers:
-            top_tokens = rows[number].top_tokens
-            if wanted[number].argmax and top_tokens is not None:
-                rows[number].argmax = int(top_tokens[0])
+        if not count:
+            for number, token in zip(numbers, _argmax(logits, numbers), strict=True):
+                rows[number].argmax = token
+            continue
+        for number, tokens, log_probs in zip(numbers, *_read_top(count, logits, numbers), strict=True):
+            rows[number].top_tokens, rows[number].top_log_probs = tokens, log_probs
+            if wanted[number].argmax:
+                rows[number].argmax = int(tokens[0])
 
 
-def _argmax(logits: torch.Tensor) -> torch.Tensor:
-    """The first largest entry of each row of ``[rows, vocab_size]``; by blocks three times as fast as torch's own."""
-    if logits.shape[1] % _BLOCK or logits.device.type != "cpu":
-        return logits.argmax(dim=-1)
-    blocks = logits.unflatten(1, (-1, _BLOCK))
-    first = blocks.amax(dim=-1).argmax(dim=-1)
-    best: torch.Tensor = first * _BLOCK + blocks[torch.arange(len(blocks)), first].argmax(dim=-1)
+def _argmax(logits: torch.Tensor, numbers: Sequence[int]) -> list[int]:
+    """The first largest entry of some rows of ``[rows, vocab_size]``."""
+    if _is_compiled(logits):
+        tokens, _ = _largest(1, logits, numbers, np.empty(0, np.float32))
+        return [int(token) for token in tokens[:, 0]]
+    chosen = logits if len(numbers) == len(logits) else logits[list(numbers)]
+    best: list[int] = chosen.argmax(dim=-1).tolist()
     return best
 
 
@@ -85,27 +80,33 @@ def _entropy(logits: torch.Tensor) -> float:
     return float(total.log() - weights.dot(shifted) / total)
 
 
-def _read_top(count: int, rows: list[Row], logits: torch.Tensor) -> None:
-    """The ``count`` most probable tokens of each row of ``logits``, smaller ids first on a tie."""
-    # One by one a row stays in the processor's cache, and its bits do not depend on how many there are.
-    parts = logits.split(1) if logits.device.type == "cpu" else [logits]
-    normalisers = torch.cat([torch.logsumexp(part.float(), dim=-1) for part in parts])
-    # One more than asked for tells whether a tie crosses the border; there the rows are searched one by one.
-    wider = min(count + 1, logits.shape[1])
-    values, tokens = torch.topk(logits, wider, dim=-1)
-    tied = (
-        values[:, count - 1] == values[:, -1] if wider > count else torch.zeros(len(rows), dtype=torch.bool)
-    )
-    for number in torch.nonzero(tied).flatten().tolist():
-        best = torch.nonzero(logits[number] >= values[number, count - 1]).flatten()  # ascending ids
-        order = torch.sort(logits[number, best], descending=True, stable=True).indices[:count]
-        tokens[number, :count] = best[order]
-        values[number, :count] = logits[number, best[order]]
-    best_values = values[:, :count].float().cpu().numpy()
-    ids = tokens[:, :count].cpu().numpy()
-    # By the logits, since subtracting the normaliser may round two of them to one.
-    by_value = np.lexsort((ids, -best_values))
-    ids = np.take_along_axis(ids, by_value, 1)
-    log_probs = np.take_along_axis(best_values, by_value, 1) - normalisers.cpu().numpy()[:, None]
-    for row, row_tokens, row_log_probs in zip(rows, ids, log_probs, strict=True):
-        row.top_tokens, row.top_log_probs = row_tokens, row_log_probs
+def _read_top(count: int, logits: torch.Tensor, numbers: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """The ``count`` most probable tokens of some rows of ``[rows, vocab_size]``, smaller ids first on a tie, and their
+    log-probabilities, ``[len(numbers), count]`` each."""
+    if _is_compiled(logits):
+        normalisers = np.empty(len(numbers), np.float32)
+        tokens, values = _largest(count, logits, numbers, normalisers)
+        return tokens, values - normalisers[:, None]
+    chosen = logits[list(numbers)].float()
+    # A stable sort keeps the smaller id first, which ``topk`` does not.
+    ordered, found = torch.sort(chosen, dim=-1, descending=True, stable=True)
+    log_probs = ordered[:, :count] - torch.logsumexp(chosen, dim=-1, keepdim=True)
+    return found[:, :count].cpu().numpy(), log_probs.cpu().numpy()
+
+
+def _is_compiled(logits: torch.Tensor) -> bool:
+    return logits.device.type == "cpu" and logits.dtype in (torch.float32, torch.bfloat16)
+
+
+def _largest(
+    count: int, logits: torch.Tensor, numbers: Sequence[int], normalisers: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    tokens = np.empty((len(numbers), count), np.int64)
+    values = np.empty((len(numbers), count), np.float32)
+    some = np.array(numbers)
+    if logits.dtype == torch.bfloat16:
+        bits = logits.view(torch.int16).numpy().view(np.uint16)
+        read_bfloat16(bits, some, tokens, values, normalisers)
+    else:
+        read_float32(logits.numpy(), some, tokens, values, normalisers)
+    return tokens, values

@@ -16,6 +16,7 @@ worth what a pass without them yields. Beside a long prompt any guess would look
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from weakref import WeakSet
 
 import numpy as np
 
@@ -31,7 +32,7 @@ FREE_NODES = 60
 MOST_PRICED = 12
 #: After losing rounds the next proposals are left out, twice as many each time, up to this number.
 _LONGEST_PAUSE = 32
-#: A loss below this share of a pass of one row is not worth a pause: a chance might be missed in it.
+#: A loss below this share of a token's cost is not worth a pause: a chance might be missed in it.
 _BEARABLE_LOSS = 0.015
 _SMOOTHING = 0.2
 
@@ -44,6 +45,8 @@ class SharedCosts:
     acceptance: AcceptanceTable = field(default_factory=AcceptanceTable)
     others: Others = ALONE
     """What wrote beside a request's rows in the last pass."""
+    requests: WeakSet[CostAware] = field(default_factory=WeakSet)
+    """The schedules in use."""
 
 
 @dataclass
@@ -61,7 +64,7 @@ class _Ledger:
         return False
 
     def record(self, gain: float) -> None:
-        """Args: gain: passes of one row won by a round's proposal, negative if it lost some."""
+        """Args: gain: a round's proposal's, in what a token costs without one; negative if it lost some."""
         self.left_out = 0
         self.gain += _SMOOTHING * (gain - self.gain)
         if self.gain >= -_BEARABLE_LOSS or gain > 0:
@@ -90,7 +93,8 @@ class CostAware:
         self._depth_rate = 0.6  # acceptance of a priced guess, given the one before it
         self._draft_seconds = 0.0  # of a priced guess
         self._context = 0
-        self._others = shared.others
+        self._others: Others | None = None
+        shared.requests.add(self)
         self._gained = 1.0  # tokens of a round, lately
 
     def budget(self, *, runs_passes: bool) -> int:
@@ -104,14 +108,28 @@ class CostAware:
         lengths = np.arange(MOST_PRICED + 1)
         tokens = self._elsewhere + np.cumsum(self._depth_rate**lengths)
         seconds = lengths * self._draft_seconds + self._overhead
-        seconds = seconds + self._costs.seconds(lengths + 1, self._context, self._others)
+        seconds = seconds + self._costs.seconds(lengths + 1, self._context, self._beside)
         # Where not guessing is best, a short guess now and then tells when that has changed.
         return max(int(np.argmax(tokens / seconds)), 2)
 
     @property
     def _elsewhere(self) -> float:
         """Tokens that the other requests of a pass gain by it."""
-        return self._others.segments * self._gained
+        return self._beside.segments * self._gained
+
+    @property
+    def _beside(self) -> Others:
+        """What will be in a pass besides: what was in the last one, or before the first what is known of others.
+
+        Requests that begin together have not been in a pass with one another, and each would guess as if alone.
+        """
+        if self._others is not None:
+            return self._others
+        waiting = len(self._shared.requests) - 1
+        if self._shared.others.segments >= waiting:
+            return self._shared.others
+        context = waiting * self._context
+        return Others(waiting, waiting, context, context)
 
     def choose(self, tree: DraftTree, context: int) -> DraftTree:
         """See :class:`~specrag.speculation.schedule.TokenSchedule`."""
@@ -128,7 +146,7 @@ class CostAware:
         # Stable, so that a parent, which is at least as likely and comes first, is never cut off its child.
         order = np.argsort(-chances, kind="stable")
         tokens = self._elsewhere + np.concatenate(([1.0], 1.0 + np.cumsum(chances[order])))
-        seconds = self._costs.seconds(np.arange(1, len(tokens) + 1), context, self._others) + self._overhead
+        seconds = self._costs.seconds(np.arange(1, len(tokens) + 1), context, self._beside) + self._overhead
         count = int(np.argmax(tokens / seconds))
         return tree.kept(sorted(order[:count].tolist())) if count else EMPTY
 
@@ -145,9 +163,11 @@ class CostAware:
             return
         single = float(self._costs.seconds(1, timed.context, others))
         extra = float(self._costs.seconds(rows, timed.context, others)) - single
-        # What a token costs without a guess: a share of a pass that yields others' tokens too.
-        won = len(round.verdict.path) * (single + self._overhead) / (1 + self._elsewhere)
-        self._ledgers[self._priced].record((won - extra - timed.proposing) / single)
+        # What a token costs without a guess: a share of a pass that yields others' tokens too. All of them wait for
+        # this request's rows and proposals, so what it wins or loses is weighed against that share.
+        share = (single + self._overhead) / (1 + self._elsewhere)
+        won = len(round.verdict.path) * share
+        self._ledgers[self._priced].record((won - extra - timed.proposing) / share)
         drafted = len(round.proposed.tokens)
         if self._priced and drafted:
             each = timed.proposing / drafted

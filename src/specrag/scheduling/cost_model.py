@@ -66,9 +66,10 @@ class CostModel:
         gain /= float(features @ gain) + (_NOISE * predicted) ** 2
         self._weights += gain * residual
         self._covariance -= np.outer(gain, features @ self._covariance)
-        # Forgetting, but never beyond what was not known at the start.
-        if np.trace(self._covariance) < np.sum(_PRIOR_DEVIATION**2):
-            self._covariance /= _MEMORY
+        # Forgetting, but only of what the next such pass tells again: passes of one size say nothing of a row's
+        # price, and if that were forgotten too, their noise would carry it off.
+        told = self._covariance @ features
+        self._covariance += (1 / _MEMORY - 1) * np.outer(told, told) / float(features @ told)
 
     def seconds(
         self, rows: int | NDArray[np.int64], context: int, others: Others = ALONE
