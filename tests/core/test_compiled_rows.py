@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +17,7 @@ from specrag.engine.attention import AttentionPlan
 from specrag.engine.kv import KeyValueCache, KeyValueShape
 from specrag.engine.outputs import NOTHING
 from specrag.engine.passes import Segment
+from tests.conftest import ROOT
 
 #: Heads that share keys, and their size: the embedded models', and one that fits no block of the loops.
 SHAPES = [(3, 3, 64), (2, 6, 128), (1, 4, 6)]
@@ -183,3 +188,35 @@ def test_rows_are_written_where_their_sessions_end() -> None:
         assert torch.equal(held[1], values[start:end].transpose(0, 1))
         if old is not None:
             assert torch.equal(cache.own.layers[0][:, :, :length], old[:, :, :length])
+
+
+_SOME_PASSES = """
+from itertools import product
+
+import torch
+
+from specrag.engine.attention import AttentionPlan
+from tests.core.test_compiled_rows import TREE, Pass, numbers
+
+for seed, invariant in product(range(30), (False, True)):
+    made = Pass(3, 3, 64, seed)
+    made.add(made.cache(90), len(TREE), TREE)
+    made.add(made.cache(10 * seed), 10, None)
+    rows = sum(len(segment.tokens) for segment in made.segments)
+    plan = AttentionPlan(made.segments, made.group, invariant=invariant, compiled=True)
+    plan.write(0, numbers(made.random, rows, 3, 64), numbers(made.random, rows, 3, 64))
+    out = plan.attend_rows(0, numbers(made.random, rows, 9, 64))
+    print(out.view(torch.int16).numpy().tobytes().hex())
+"""
+
+
+def test_a_loop_from_the_disk_gives_the_bits_of_a_fresh_one(tmp_path: Path) -> None:
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", _SOME_PASSES]
+    # The first process compiles the loops, the second fetches them.
+    said = [
+        subprocess.run(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout
+        for _ in range(2)
+    ]
+    assert list(tmp_path.rglob("*.nbc"))
+    assert said[0] == said[1] != b""

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from specrag.engine.bfloat16 import Function, compiled, exp, halves, narrow, widen
+from specrag.engine.bfloat16 import Function, compiled, exp, halves, inlined, narrow, widen
 
 Longs: TypeAlias = npt.NDArray[np.int64]
 Masks: TypeAlias = npt.NDArray[np.uint64]
@@ -31,7 +31,7 @@ _QUERIES = 3
 _HIDDEN = np.float32(-1e30)
 
 
-@compiled
+@inlined
 def softmax(scores: Floats) -> None:
     """In place."""
     top = _HIDDEN

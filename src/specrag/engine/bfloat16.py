@@ -29,6 +29,15 @@ def compiled(function: Function) -> Function:
         return cast(Function, njit(**options)(function))
 
 
+def inlined(function: Function) -> Function:
+    """For what only compiled loops call: it becomes a part of each.
+
+    Otherwise a process that compiles a loop may link it to another copy, whose sums have another order, than one that
+    fetches the loop from the disk.
+    """
+    return cast(Function, njit(forceinline=True, fastmath=True, error_model="numpy")(function))
+
+
 def _float_of(_context: Any, bits: Any) -> Any:  # noqa: ARG001 - numba checks the name
     def generate(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.bitcast(arguments[0], ir.FloatType())
@@ -51,27 +60,41 @@ def _halves_at(_context: Any, address: Any) -> Any:  # noqa: ARG001
     return pointer(types.uint16)(types.int64), generate
 
 
+def _real_of(_context: Any, number: Any) -> Any:
+    def same(_target: Any, _builder: Any, _signature: Any, arguments: Any) -> Any:
+        return arguments[0]
+
+    def widened(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        bits = builder.zext(arguments[0], ir.IntType(32))
+        return builder.bitcast(builder.shl(bits, ir.Constant(ir.IntType(32), 16)), ir.FloatType())
+
+    return types.float32(number), same if number == types.float32 else widened
+
+
 _as_float = cast(Function, intrinsic(_float_of))
 _as_bits = cast(Function, intrinsic(_bits_of))
+
+#: float32 from either kind of number, for loops that read both.
+real = cast(Function, intrinsic(_real_of))
 
 #: The 16-bit numbers that begin at an address.
 halves = cast(Function, intrinsic(_halves_at))
 
 
-@compiled
+@inlined
 def widen(half: Any) -> Any:
     """To float32: the same number, 16 zero bits behind."""
     return _as_float(np.uint32(half) << np.uint32(16))
 
 
-@compiled
+@inlined
 def narrow(number: Any) -> Any:
     """From float32, to the nearest, ties to even."""
     bits = _as_bits(number)
     return np.uint16((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
 
 
-@compiled
+@inlined
 def exp(x: Any) -> Any:
     """e to a power, in float32: 2**whole by the exponent's bits, 2**part by a polynomial (relative error 3e-7)."""
     y = min(max(x * _LOG2_E, -_LARGEST_EXPONENT), _LARGEST_EXPONENT)

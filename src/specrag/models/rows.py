@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from specrag.engine.outputs import HiddenState, Outputs, Row
-from specrag.models.top_kernel import read_bfloat16, read_float32
+from specrag.models.top_kernel import read
 
 
 def read_rows(
@@ -104,9 +104,7 @@ def _largest(
     tokens = np.empty((len(numbers), count), np.int64)
     values = np.empty((len(numbers), count), np.float32)
     some = np.array(numbers)
-    if logits.dtype == torch.bfloat16:
-        bits = logits.view(torch.int16).numpy().view(np.uint16)
-        read_bfloat16(bits, some, tokens, values, normalisers)
-    else:
-        read_float32(logits.numpy(), some, tokens, values, normalisers)
+    is_half = logits.dtype == torch.bfloat16
+    readable = logits.view(torch.int16).numpy().view(np.uint16) if is_half else logits.numpy()
+    read(readable, some, tokens, values, normalisers)
     return tokens, values

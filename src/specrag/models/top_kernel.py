@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
 from numba import njit
 
-from specrag.engine.bfloat16 import Function, compiled, exp, widen
+from specrag.engine.bfloat16 import Function, exp, real
 
 #: Logits whose largest one tells whether they must be looked at one by one.
 _BLOCK = 64
 #: Lower than this below the largest, in nats, a logit adds nothing to the normaliser; -inf is one of them.
 _FAR = np.float32(-87.0)
-
-
-@compiled
-def _same(number: Any) -> Any:
-    return number
 
 
 def _reordered(function: Function) -> Function:
@@ -30,53 +24,45 @@ def _reordered(function: Function) -> Function:
         return cast(Function, njit(**options)(function))
 
 
-def _reader(number: Callable[[Any], Any]) -> Function:
-    """The loop for logits that ``number`` turns into float32."""
-
-    @_reordered
-    def run(logits: Any, rows: Any, tokens: Any, values: Any, normalisers: Any) -> None:
-        """Fill, for each of ``rows`` of ``logits`` [rows, vocab_size], ``tokens`` and ``values`` [rows, count], the
-        largest first, smaller ids first on a tie; and ``normalisers`` [rows], unless it is empty."""
-        size, count = logits.shape[1], tokens.shape[1]
-        blocks = (size + _BLOCK - 1) // _BLOCK
-        largest = np.empty(blocks, np.float32)
-        for place in range(rows.shape[0]):
-            row = logits[rows[place]]
-            top = np.float32(-np.inf)
-            for block in range(blocks):
-                best = np.float32(-np.inf)
-                for i in range(block * _BLOCK, min((block + 1) * _BLOCK, size)):
-                    best = max(best, number(row[i]))
-                largest[block] = best
-                top = max(top, best)
-            found = 0
-            for block in range(blocks):
-                if found == count and not largest[block] > values[place, count - 1]:
+@_reordered
+def read(logits: Any, rows: Any, tokens: Any, values: Any, normalisers: Any) -> None:
+    """Fill, for each of ``rows`` of ``logits``, float32 or bfloat16 by its bits, [rows, vocab_size]: ``tokens`` and
+    ``values`` [rows, count], the largest first, smaller ids first on a tie; and ``normalisers`` [rows], unless it is
+    empty."""
+    size, count = logits.shape[1], tokens.shape[1]
+    blocks = (size + _BLOCK - 1) // _BLOCK
+    largest = np.empty(blocks, np.float32)
+    for place in range(rows.shape[0]):
+        row = logits[rows[place]]
+        top = np.float32(-np.inf)
+        for block in range(blocks):
+            best = np.float32(-np.inf)
+            for i in range(block * _BLOCK, min((block + 1) * _BLOCK, size)):
+                best = max(best, real(row[i]))
+            largest[block] = best
+            top = max(top, best)
+        found = 0
+        for block in range(blocks):
+            if found == count and not largest[block] > values[place, count - 1]:
+                continue
+            for i in range(block * _BLOCK, min((block + 1) * _BLOCK, size)):
+                value = real(row[i])
+                if found == count and not value > values[place, count - 1]:
                     continue
+                # Ascending ids: an equal one that is there already stays in front.
+                at = min(found, count - 1)
+                while at > 0 and values[place, at - 1] < value:
+                    values[place, at] = values[place, at - 1]
+                    tokens[place, at] = tokens[place, at - 1]
+                    at -= 1
+                values[place, at] = value
+                tokens[place, at] = i
+                found = min(found + 1, count)
+        if normalisers.shape[0]:
+            total = np.float64(0.0)
+            for block in range(blocks):
+                part = np.float32(0.0)
                 for i in range(block * _BLOCK, min((block + 1) * _BLOCK, size)):
-                    value = number(row[i])
-                    if found == count and not value > values[place, count - 1]:
-                        continue
-                    # Ascending ids: an equal one that is there already stays in front.
-                    at = min(found, count - 1)
-                    while at > 0 and values[place, at - 1] < value:
-                        values[place, at] = values[place, at - 1]
-                        tokens[place, at] = tokens[place, at - 1]
-                        at -= 1
-                    values[place, at] = value
-                    tokens[place, at] = i
-                    found = min(found + 1, count)
-            if normalisers.shape[0]:
-                total = np.float64(0.0)
-                for block in range(blocks):
-                    part = np.float32(0.0)
-                    for i in range(block * _BLOCK, min((block + 1) * _BLOCK, size)):
-                        part += exp(max(number(row[i]) - top, _FAR))
-                    total += part
-                normalisers[place] = top + np.float32(np.log(total))
-
-    return run
-
-
-#: For float32, and for bfloat16 as its 16 bits.
-read_float32, read_bfloat16 = _reader(_same), _reader(widen)
+                    part += exp(max(real(row[i]) - top, _FAR))
+                total += part
+            normalisers[place] = top + np.float32(np.log(total))
