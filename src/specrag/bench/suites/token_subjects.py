@@ -71,6 +71,9 @@ ABLATION: Mapping[str, Callable[[], DecodingMethod]] = {
     "respec+relaxed": lambda: ReSpec(relaxed=True),
     "respec+lookup": lambda: ReSpec(drafter="lookup"),
     "respec+no-drafter": lambda: ReSpec(drafter="none"),
+    "prompt-lookup": baselines.prompt_lookup,
+    "token-recycling": baselines.token_recycling,
+    "sam-decoding": baselines.sam_decoding,
     "prompt-lookup+cost-aware": lambda: baselines.Drafted("prompt-lookup", "lookup", None),
     "token-recycling+cost-aware": lambda: baselines.Drafted("token-recycling", "recycling", None),
     "sam-decoding+cost-aware": lambda: baselines.Drafted("sam-decoding", "recycling", None, copy_first=True),
@@ -89,8 +92,15 @@ class Prompt:
 class OurTokens:
     """This engine's methods over one loaded model; a method learns from prompt to prompt, as in use."""
 
-    def __init__(self, name: str, device: str, methods: Mapping[str, Callable[[], DecodingMethod]]) -> None:
-        self.llm: LanguageModel = load(name, dtype="bf16", device=device)
+    def __init__(
+        self,
+        name: str,
+        device: str,
+        methods: Mapping[str, Callable[[], DecodingMethod]],
+        *,
+        batch_invariant: bool = False,
+    ) -> None:
+        self.llm: LanguageModel = load(name, dtype="bf16", device=device, batch_invariant=batch_invariant)
         self._methods = {label: make() for label, make in methods.items()}
         self._synchronise = torch.cuda.synchronize if device.startswith("cuda") else _nothing
 
