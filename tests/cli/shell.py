@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from dataclasses import dataclass
 
+from tests.cli import preloaded
+
+#: For tests that need the process itself: its signals, its terminal.
 COMMAND = [sys.executable, "-m", "specrag"]
 
 
@@ -18,13 +20,6 @@ class Result:
 
 
 def specrag(*args: str, stdin: bytes = b"", **environment: str) -> Result:
-    """Run one command line with pipes for all three streams; keywords are environment variables."""
-    done = subprocess.run(
-        [*COMMAND, *args],
-        capture_output=True,
-        input=stdin,
-        env={**os.environ, "NO_COLOR": "1", **environment},
-        timeout=240,
-        check=False,
-    )
-    return Result(done.returncode, done.stdout.decode(), done.stderr.decode())
+    """Run one command line, none of its streams a terminal; keywords are environment variables."""
+    code, out, err = preloaded.run(args, stdin, {**os.environ, "NO_COLOR": "1", **environment})
+    return Result(code, out.decode(), err.decode())

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.skipif(
 SENTENCE = (
     "The river rose in the night, and by the morning the lower fields lay under a brown sheet of water. "
 )
-CONTEXTS = {"short": 37, "long": 1_500}
+CONTEXTS = {"short": 37, "long": 1_100}
 CHAIN = 64
 
 
