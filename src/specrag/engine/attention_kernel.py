@@ -15,7 +15,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from specrag.engine.bfloat16 import Function, compiled, exp, halves, inlined, narrow, widen
+from specrag.engine.bfloat16 import Function, exp, halves, narrow, widen
+from specrag.engine.compiling import inlined, reordered
 
 Longs: TypeAlias = npt.NDArray[np.int64]
 Masks: TypeAlias = npt.NDArray[np.uint64]
@@ -47,7 +48,7 @@ def softmax(scores: Floats) -> None:
         scores[i] *= share
 
 
-@compiled
+@reordered
 def write(
     keys: int,
     values: int,
@@ -97,7 +98,7 @@ def attend(head_dim: int, group: int) -> Function:
     ``[rows * group, keys]`` of the largest session.
     """
 
-    @compiled
+    @reordered
     def run(
         queries: int,
         query_stride: int,

@@ -1,8 +1,4 @@
-"""bfloat16 in compiled loops, which know no such type: its 16 bits, widened to float32 and narrowed again.
-
-Compiled code is kept on disk until the file of the loop that uses these functions changes: after a change here, delete
-the ``*.nbi`` files below ``__pycache__``.
-"""
+"""bfloat16 in compiled loops, which know no such type: its 16 bits, widened to float32 and narrowed again."""
 
 from __future__ import annotations
 
@@ -11,31 +7,15 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
+
+from specrag.engine.compiling import inlined
 
 Function: TypeAlias = Callable[..., Any]
 
 _LOG2_E = np.float32(1.4426950408889634)
 _LARGEST_EXPONENT = np.float32(126.0)
-
-
-def compiled(function: Function) -> Function:
-    """Compile at the first call, with sums in any order, to code that runs without the interpreter's lock."""
-    options: dict[str, Any] = {"nogil": True, "fastmath": True, "error_model": "numpy"}
-    try:
-        return cast(Function, njit(cache=True, **options)(function))
-    except RuntimeError:  # no folder to keep it in can be written
-        return cast(Function, njit(**options)(function))
-
-
-def inlined(function: Function) -> Function:
-    """For what only compiled loops call: it becomes a part of each.
-
-    Otherwise a process that compiles a loop may link it to another copy, whose sums have another order, than one that
-    fetches the loop from the disk.
-    """
-    return cast(Function, njit(forceinline=True, fastmath=True, error_model="numpy")(function))
 
 
 def _float_of(_context: Any, bits: Any) -> Any:  # noqa: ARG001 - numba checks the name

@@ -12,7 +12,8 @@ from functools import cache
 import numpy as np
 
 from specrag.engine.attention_kernel import Floats, Longs, softmax
-from specrag.engine.bfloat16 import Function, compiled, halves, narrow, widen
+from specrag.engine.bfloat16 import Function, halves, narrow, widen
+from specrag.engine.compiling import reordered
 
 #: Rows of a chain that read a block of keys together.
 CHAIN_ROWS = 16
@@ -34,7 +35,7 @@ def attend_paths(head_dim: int, group: int) -> Function:
     ``scores``: room for ``[rows * group, keys + BLOCK_KEYS - 1]`` of the largest unit.
     """
 
-    @compiled
+    @reordered
     def run(
         queries: int,
         query_stride: int,

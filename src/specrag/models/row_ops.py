@@ -12,7 +12,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from specrag.engine.bfloat16 import compiled, exp, halves, narrow, widen
+from specrag.engine.bfloat16 import exp, halves, narrow, widen
+from specrag.engine.compiling import reordered
 
 
 class RowOps(Protocol):
@@ -88,7 +89,7 @@ def row_ops(dtype: torch.dtype, device: torch.device) -> RowOps:
     return CompiledOps() if dtype == torch.bfloat16 and device.type == "cpu" else TorchOps()
 
 
-@compiled
+@reordered
 def _norm(x: int, weight: int, out: int, rows: int, size: int, eps: float) -> None:
     numbers, weights, results = halves(x), halves(weight), halves(out)
     for row in range(rows):
@@ -102,7 +103,7 @@ def _norm(x: int, weight: int, out: int, rows: int, size: int, eps: float) -> No
             results[start + i] = narrow(widen(numbers[start + i]) * scale * widen(weights[i]))
 
 
-@compiled
+@reordered
 def _rotate(x: int, row_stride: int, head_dim: int, turns: np.ndarray, factors: np.ndarray) -> None:
     numbers = halves(x)
     for row in range(turns.shape[0]):
@@ -117,7 +118,7 @@ def _rotate(x: int, row_stride: int, head_dim: int, turns: np.ndarray, factors: 
                 numbers[start + 2 * pair + 1] = narrow(first * imaginary + second * real)
 
 
-@compiled
+@reordered
 def _gate(x: int, out: int, rows: int, size: int) -> None:
     numbers, results = halves(x), halves(out)
     for row in range(rows):

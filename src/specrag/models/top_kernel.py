@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
-from numba import njit
 
-from specrag.engine.bfloat16 import Function, exp, real
+from specrag.engine.bfloat16 import exp, real
+from specrag.engine.compiling import reordered_infinite
 
 #: Logits whose largest one tells whether they must be looked at one by one.
 _BLOCK = 64
@@ -15,16 +15,7 @@ _BLOCK = 64
 _FAR = np.float32(-87.0)
 
 
-def _reordered(function: Function) -> Function:
-    """Sums in any order; but a logit may be -inf, which ``compiled`` lets the compiler rule out."""
-    options: dict[str, Any] = {"nogil": True, "fastmath": {"reassoc", "contract", "arcp", "nsz"}}
-    try:
-        return cast(Function, njit(cache=True, **options)(function))
-    except RuntimeError:  # no folder to keep it in can be written
-        return cast(Function, njit(**options)(function))
-
-
-@_reordered
+@reordered_infinite
 def read(logits: Any, rows: Any, tokens: Any, values: Any, normalisers: Any) -> None:
     """Fill, for each of ``rows`` of ``logits``, float32 or bfloat16 by its bits, [rows, vocab_size]: ``tokens`` and
     ``values`` [rows, count], the largest first, smaller ids first on a tie; and ``normalisers`` [rows], unless it is

@@ -16,25 +16,18 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 from llvmlite import ir  # type: ignore[import-untyped]
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 
+from specrag.engine.compiling import compiled, reordered
 from specrag.retrieval.rounding import UNIT_ROUNDOFF
-from specrag.retrieval.scoring import Doubles, Floats, Function, Longs, compiled
+from specrag.retrieval.scoring import Doubles, Floats, Longs
 
 #: Half-precision numbers as their bits.
 Halves: TypeAlias = npt.NDArray[np.uint16]
 
 #: Queries that share a reading of the keys.
 GROUP = 16
-
-
-def _reordered(function: Function) -> Function:
-    """Compile as ``compiled`` does, with sums in any order: for what is no published number."""
-    try:
-        return cast(Function, njit(nogil=True, cache=True, fastmath=True)(function))
-    except RuntimeError:  # no folder to keep it in can be written
-        return cast(Function, njit(nogil=True, fastmath=True)(function))
 
 
 def _widening(_context: Any, half: Any) -> Any:  # noqa: ARG001 - numba checks the name
@@ -102,7 +95,7 @@ def squared_norms(keys: Halves, out: Floats) -> None:
         out[row] = np.float32(total)
 
 
-@_reordered
+@reordered
 def _products(queries: Floats, keys: Floats, out: Floats) -> None:
     """Inner products of all queries with four keys in float32, summed in any order, into ``out`` [4, queries].
 

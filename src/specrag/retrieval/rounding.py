@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from specrag.retrieval.scoring import Doubles, Floats, compiled
+from specrag.engine.compiling import compiled
+from specrag.retrieval.scoring import Doubles, Floats
 
 UNIT_ROUNDOFF = 2.0**-24  # of float32
 SMALLEST_NORMAL = 2.0**-126

@@ -17,30 +17,21 @@ the kernel compiled into it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
+
+from specrag.engine.compiling import compiled
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Doubles: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.int32]
 Longs: TypeAlias = npt.NDArray[np.int64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 # Passages whose sparse sums are held at a time: 128 KiB of float64, which stays in the second-level cache.
 SPARSE_BLOCK = 16384
-
-
-def compiled(function: Function) -> Function:
-    """Compile to machine code that releases the interpreter lock; kept on disk where that is possible."""
-    try:
-        return cast(Function, njit(nogil=True, cache=True)(function))
-    except RuntimeError:  # no folder to keep it in can be written: compiled anew in each process
-        return cast(Function, njit(nogil=True)(function))
 
 
 @compiled

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from specrag.speculation.suffix.compiling import compiled
+from specrag.engine.compiling import compiled
 from specrag.speculation.suffix.layout import (
     EDGE_ROWS,
     EDGES,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from specrag.speculation.suffix.compiling import compiled
+from specrag.engine.compiling import compiled
 
 Ints = NDArray[np.int32]
 Tail = NDArray[np.int64]

@@ -18,7 +18,7 @@ of a path tree's root is the state that the path hangs from; ``OWNER`` holds for
 
 from __future__ import annotations
 
-from specrag.speculation.suffix.compiling import compiled
+from specrag.engine.compiling import compiled
 from specrag.speculation.suffix.layout import (
     LEAF,
     LEFT,

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydivsufsort import divsufsort
 
-from specrag.speculation.suffix.compiling import compiled
+from specrag.engine.compiling import compiled
 
 Ints = NDArray[np.int32]
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from specrag.engine.compiling import compiled
 from specrag.errors import InputError
-from specrag.speculation.suffix.compiling import compiled
 
 #: Token ids, as a list or as an array of integers of shape ``[tokens]``.
 Tokens = Sequence[int] | NDArray[np.integer]
