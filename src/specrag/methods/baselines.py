@@ -59,10 +59,9 @@ class Drafted:
         prompt_rows: Sequence[Row] = (),
     ) -> Coroutine[FinishReason]:
         """See :class:`~specrag.methods.base.DecodingMethod`."""
-        schedule: TokenSchedule = (
-            CostAware(self._costs) if self._budget is None else FixedBudget(self._budget)
-        )
-        drafter: Drafter = self._drafter.make(session.model, weighed=self._budget is None)
+        weighing = CostAware(self._costs) if self._budget is None else None
+        schedule: TokenSchedule = weighing or FixedBudget(self._budget or 0)
+        drafter: Drafter = self._drafter.make(session.model, weighed=weighing is not None, outlook=weighing)
         if self._copy_first:
             drafter = Switching(SuffixDrafter(), drafter, lambda: schedule.budget(runs_passes=True))
         try:

@@ -18,6 +18,7 @@ from specrag.speculation.drafters.draft_model import DraftModel, check_same_voca
 from specrag.speculation.drafters.eagle import PROMPT_ROWS, Eagle
 from specrag.speculation.drafters.prompt_lookup import PromptLookup
 from specrag.speculation.drafters.recycling import Recycling
+from specrag.speculation.schedule import Outlook
 from specrag.speculation.vocabularies import VocabularyPair, check_alignment
 
 if TYPE_CHECKING:
@@ -86,12 +87,13 @@ class NamedDrafter:
         """How many of the prompt's rows its drafters read the hidden state of."""
         return PROMPT_ROWS if self.name.startswith(EAGLE_PREFIX) else 0
 
-    def make(self, target: SessionModel, *, weighed: bool = True) -> Drafter:
+    def make(self, target: SessionModel, *, weighed: bool = True, outlook: Outlook | None = None) -> Drafter:
         """A drafter for one request; whoever asks closes it.
 
         Args:
             target: the model that it drafts for.
             weighed: it may guess less than it is asked for where more is not worth its passes.
+            outlook: tells what is not worth its row.
         """
         fit = self._fits.get(target, self._newest)
         if fit.head is not None:
@@ -101,7 +103,7 @@ class NamedDrafter:
         if self._model is not None:
             return DraftModel(self._model.model)
         if self.name == "recycling":
-            return Recycling()
+            return Recycling(outlook=outlook)
         if self.name == "lookup":
             return PromptLookup()
         return NoDrafter()

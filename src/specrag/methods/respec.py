@@ -26,7 +26,7 @@ from specrag.speculation.decode import Settings, Speculation, TextSink, decode
 from specrag.speculation.drafters.retrieval import RetrievalDrafter, RetrievalSettings
 from specrag.speculation.drafters.suffix import CORPUS, REFERENCE, SUFFIX
 from specrag.speculation.relaxed import Relaxed
-from specrag.speculation.schedule import TokenSchedule
+from specrag.speculation.schedule import Outlook, TokenSchedule
 from specrag.speculation.suffix.corpus import SuffixCorpus
 from specrag.speculation.suffix.index import SuffixIndex
 
@@ -114,13 +114,10 @@ class ReSpec:
         prompt_rows: Sequence[Row] = (),
     ) -> Coroutine[FinishReason]:
         """See :class:`~specrag.methods.base.DecodingMethod`."""
-        schedule: TokenSchedule = (
-            CostAware(self._costs, self.retrieval.draft_size)
-            if self.cost_aware
-            else FixedBudget(self.retrieval.draft_size)
-        )
+        weighing = CostAware(self._costs, self.retrieval.draft_size) if self.cost_aware else None
+        schedule: TokenSchedule = weighing or FixedBudget(self.retrieval.draft_size)
         rule: Rule = self._relaxed_rule if self.relaxed and settings.sampling.greedy else Matching()
-        drafter = self._drafter(session, settings.references, schedule)
+        drafter = self._drafter(session, settings.references, schedule, weighing)
         try:
             speculation = Speculation(drafter, rule, schedule)
             return (yield from decode(session, settings, text, speculation, clock, prompt_rows))
@@ -128,12 +125,17 @@ class ReSpec:
             drafter.close()
 
     def _drafter(
-        self, session: Session, references: Sequence[Sequence[int]], schedule: TokenSchedule
+        self,
+        session: Session,
+        references: Sequence[Sequence[int]],
+        schedule: TokenSchedule,
+        outlook: Outlook | None,
     ) -> RetrievalDrafter:
         return RetrievalDrafter(
             self.retrieval,
-            self._fallback.make(session.model, weighed=self.cost_aware),
+            self._fallback.make(session.model, weighed=self.cost_aware, outlook=outlook),
             lambda: schedule.budget(runs_passes=True),
             references,
             self.corpus,
+            outlook,
         )

@@ -112,6 +112,15 @@ class CostAware:
         # Where not guessing is best, a short guess now and then tells when that has changed.
         return max(int(np.argmax(tokens / seconds)), 2)
 
+    def rate(self, source: str, grade: int) -> float:
+        """See :class:`~specrag.speculation.schedule.Outlook`."""
+        return self._acceptance.rate(source, grade)
+
+    def least_chance(self) -> float:
+        """See :class:`~specrag.speculation.schedule.Outlook`: what a row costs, in tokens of a pass without guesses."""
+        single, two = self._costs.seconds(np.array([1, 2]), self._context, self._beside).tolist()
+        return float((two - single) * (1 + self._elsewhere) / (single + self._overhead))
+
     @property
     def _elsewhere(self) -> float:
         """Tokens that the other requests of a pass gain by it."""

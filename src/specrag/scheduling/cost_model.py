@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from specrag.engine.compiling import compiled
 from specrag.engine.passes import Others
 
 #: A pass with nothing else in it.
@@ -56,20 +57,10 @@ class CostModel:
         if not seconds > 0:
             return
         features = _features(rows, context, others)
-        predicted = float(features @ self._weights)
         if not self.measured:
-            self._unit = seconds / predicted
+            self._unit = seconds / float(features @ self._weights)
             return
-        limit = _LARGEST_RESIDUAL * predicted
-        residual = min(max(seconds / self._unit - predicted, -limit), limit)
-        gain = self._covariance @ features
-        gain /= float(features @ gain) + (_NOISE * predicted) ** 2
-        self._weights += gain * residual
-        self._covariance -= np.outer(gain, features @ self._covariance)
-        # Forgetting, but only of what the next such pass tells again: passes of one size say nothing of a row's
-        # price, and if that were forgotten too, their noise would carry it off.
-        told = self._covariance @ features
-        self._covariance += (1 / _MEMORY - 1) * np.outer(told, told) / float(features @ told)
+        _learn(self._weights, self._covariance, features, seconds / self._unit)
 
     def seconds(
         self, rows: int | NDArray[np.int64], context: int, others: Others = ALONE
@@ -81,13 +72,52 @@ class CostModel:
             context: tokens in front of them.
             others: what is in each pass besides.
         """
-        constant, row, thousand, both = (float(weight) for weight in self._weights)
+        constant, row, thousand, both = self._weights.tolist()
         behind = context / 1000
         base = constant + thousand * behind
         base += row * others.rows + (thousand * others.context + both * others.row_context) / 1000
         base = max(base, 0.1)
         slope = max(row + both * behind, _LEAST_ROW * base)
         return np.asarray((base + slope * np.asarray(rows)) * (self._unit or 1.0), dtype=np.float64)
+
+
+@compiled
+def _learn(
+    weights: NDArray[np.float64], covariance: NDArray[np.float64], features: NDArray[np.float64], seen: float
+) -> None:
+    """One step of recursive least squares, in place: a pass of ``features`` took ``seen`` units."""
+    size = len(weights)
+    told, spread = _told(covariance, features)
+    predicted = 0.0
+    for i in range(size):
+        predicted += features[i] * weights[i]
+    limit = _LARGEST_RESIDUAL * predicted
+    residual = min(max(seen - predicted, -limit), limit)
+    spread += (_NOISE * predicted) ** 2
+    for i in range(size):
+        weights[i] += told[i] / spread * residual
+        for j in range(size):
+            covariance[i, j] -= told[i] * told[j] / spread
+    # Forgetting, but only of what the next such pass tells again: passes of one size say nothing of a row's price, and
+    # if that were forgotten too, their noise would carry it off.
+    told, spread = _told(covariance, features)
+    for i in range(size):
+        for j in range(size):
+            covariance[i, j] += (1 / _MEMORY - 1) * told[i] * told[j] / spread
+
+
+@compiled
+def _told(
+    covariance: NDArray[np.float64], features: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], float]:
+    """``covariance @ features``, and the variance of what they predict."""
+    told = np.zeros_like(features)
+    spread = 0.0
+    for i in range(len(features)):
+        for j in range(len(features)):
+            told[i] += covariance[i, j] * features[j]
+        spread += features[i] * told[i]
+    return told, spread
 
 
 def _features(rows: int, context: int, others: Others) -> NDArray[np.float64]:

@@ -43,6 +43,16 @@ class Timed:
         return Others() if self.report is None else self.report.writing
 
 
+class Outlook(Protocol):
+    """What a schedule that weighs guesses knows of them before they are made: what cannot pay need not be proposed."""
+
+    def rate(self, source: str, grade: int) -> float:
+        """The chance that a guess of this kind is accepted, given that its parent is."""
+
+    def least_chance(self) -> float:
+        """A guess whose whole path is less likely than this is not worth its row in the next pass."""
+
+
 class TokenSchedule(Protocol):
     """Chooses how much to guess, for one request. It changes an output's time, never the output."""
 

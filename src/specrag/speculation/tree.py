@@ -61,7 +61,34 @@ class DraftTree:
     @classmethod
     def chain(cls, tokens: Sequence[int], source: str, grades: Sequence[int] = ()) -> DraftTree:
         """Each token follows the one before it."""
-        return cls(tuple(tokens), tuple(range(-1, len(tokens) - 1)), (source,) * len(tokens), tuple(grades))
+        if grades and len(grades) != len(tokens):
+            raise InputError("grades", len(grades), f"give one for each of {len(tokens)} tokens, or none")
+        count = len(tokens)
+        return cls._sound(
+            tuple(tokens), tuple(range(-1, count - 1)), (source,) * count, tuple(grades) or (0,) * count
+        )
+
+    @classmethod
+    def _sound(
+        cls,
+        tokens: tuple[int, ...],
+        parents: tuple[int, ...],
+        sources: tuple[str, ...],
+        grades: tuple[int, ...],
+        draft_probs: tuple[np.ndarray, ...] = (),
+        opinions: tuple[np.ndarray, ...] = (),
+    ) -> DraftTree:
+        """A tree that need not be checked; the checks take as long as the rest of a proposal."""
+        tree = object.__new__(cls)
+        tree.__dict__.update(
+            tokens=tokens,
+            parents=parents,
+            sources=sources,
+            grades=grades,
+            draft_probs=draft_probs,
+            opinions=opinions,
+        )
+        return tree
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -80,7 +107,7 @@ class DraftTree:
         if len(nodes) == len(self.tokens):
             return self
         place = {ROOT: ROOT} | {node: new for new, node in enumerate(nodes)}
-        return DraftTree(
+        return DraftTree._sound(
             tuple(self.tokens[node] for node in nodes),
             tuple(place[self.parents[node]] for node in nodes),
             tuple(self.sources[node] for node in nodes),
@@ -124,7 +151,7 @@ def merge(trees: Sequence[DraftTree], budget: int) -> DraftTree:
                 sources.append(tree.sources[node])
                 grades.append(tree.grades[node])
             place[node] = known
-    return DraftTree(tuple(tokens), tuple(parents), tuple(sources), tuple(grades))
+    return DraftTree._sound(tuple(tokens), tuple(parents), tuple(sources), tuple(grades))
 
 
 @dataclass(frozen=True, slots=True)

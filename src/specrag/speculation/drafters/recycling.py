@@ -18,6 +18,7 @@ from itertools import pairwise
 from specrag.engine.outputs import Outputs, Row
 from specrag.engine.passes import Coroutine
 from specrag.engine.session import Session
+from specrag.speculation.schedule import Outlook
 from specrag.speculation.tree import ROOT, DraftTree, Round
 
 #: Source of recycled tokens.
@@ -113,13 +114,15 @@ class Recycling:
         read_prompt: for tokens without an answer of the target's yet, guess what followed them in the prompt
             (not in the paper, which reads the answers of all of the prompt's rows; it guesses as well and needs
             no answers).
+        outlook: leaves out what would not be verified; without one the tree is as full as the table.
     """
 
     outputs = Outputs(top_k=CANDIDATES)
     runs_passes = False
 
-    def __init__(self, *, read_prompt: bool = True) -> None:
+    def __init__(self, *, read_prompt: bool = True, outlook: Outlook | None = None) -> None:
         self._read_prompt = read_prompt
+        self._outlook = outlook
         # Entries are replaced, never changed: forks share them.
         self._next: dict[int, _Candidates] = {}
         self._followed: dict[int, _Candidates] = {}
@@ -149,6 +152,10 @@ class Recycling:
         parents: list[int] = []
         grades: list[int] = []
         filled: list[int | None] = [ROOT]  # where the root and each node of the shape went; None: left out
+        outlook = self._outlook
+        least = 0.0 if outlook is None else outlook.least_chance()
+        chances = [1.0]  # of the root, then of each node
+        rates: dict[int, float] = {}
         for parent, rank in zip(_SHAPE.parents, _SHAPE.ranks, strict=True):
             if len(tokens) == budget or not found[0].tokens:
                 break
@@ -157,11 +164,20 @@ class Recycling:
                 filled.append(None)
                 continue
             candidates = found[place + 1]
-            token = candidates.tokens[rank]
+            token, grade = candidates.tokens[rank], candidates.grade(rank)
+            if outlook is not None:
+                if grade not in rates:
+                    rates[grade] = outlook.rate(RECYCLING, grade)
+                chance = chances[place + 1] * rates[grade]
+                # The first guesses are always made, so that their rates are learned.
+                if chance < least and place != ROOT:
+                    filled.append(None)
+                    continue
+                chances.append(chance)
             filled.append(len(tokens))
             tokens.append(token)
             parents.append(place)
-            grades.append(candidates.grade(rank))
+            grades.append(grade)
             found.append(self._candidates(token))
         return DraftTree(tuple(tokens), tuple(parents), (RECYCLING,) * len(tokens), tuple(grades))
 
@@ -196,7 +212,7 @@ class Recycling:
 
     def fork(self) -> Recycling:
         """See :class:`~specrag.speculation.drafters.base.Drafter`."""
-        other = Recycling(read_prompt=self._read_prompt)
+        other = Recycling(read_prompt=self._read_prompt, outlook=self._outlook)
         other._next = self._next.copy()
         other._followed = self._followed.copy()
         other._read = self._read

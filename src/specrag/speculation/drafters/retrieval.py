@@ -18,6 +18,7 @@ from specrag.speculation.drafters.copied import Opinionated, copy_grade
 from specrag.speculation.drafters.suffix import CORPUS, OwnText
 from specrag.speculation.entropy_trigger import EntropyTrigger
 from specrag.speculation.feedback import Feedback
+from specrag.speculation.schedule import Outlook
 from specrag.speculation.suffix.index import SuffixIndex
 from specrag.speculation.tree import EMPTY, ROOT, DraftTree, Round, merge
 
@@ -84,6 +85,7 @@ class RetrievalDrafter:
         fallback_budget: how much to ask of a fallback that runs passes.
         references: texts of this request that the output may quote.
         corpus: a static corpus, shared by all requests.
+        outlook: leaves out what would not be verified; without one copies are as long as the settings say.
     """
 
     runs_passes = False
@@ -95,8 +97,10 @@ class RetrievalDrafter:
         fallback_budget: Callable[[], int],
         references: Sequence[Sequence[int]] = (),
         corpus: SuffixIndex | None = None,
+        outlook: Outlook | None = None,
     ) -> None:
         self._settings = settings
+        self._outlook = outlook
         self._fallback = fallback
         self._fallback_budget = fallback_budget
         self._corpus = corpus
@@ -131,16 +135,17 @@ class RetrievalDrafter:
         """See :class:`~specrag.speculation.drafters.base.Drafter`."""
         self._text.follow(session)
         self._candidates = self._retrieve(session)
-        copied = self._tree(session.tokens[-1], min(budget, self._settings.draft_size))
+        size = min(budget, self._settings.draft_size)
+        copies = self._copies(session.tokens[-1], size)
         if self._fallback.runs_passes:
-            if len(copied):
-                return copied
+            if copies:
+                return merge(copies, size)
             asked = min(budget, self._fallback_budget())
             return (yield from self._fallback.propose(session, asked)) if asked else EMPTY
-        if len(copied) and not self._combining:
-            return copied
+        if copies and not self._combining:
+            return merge(copies, size)
         guessed = yield from self._fallback.propose(session, budget)
-        return merge([copied, guessed], budget)
+        return merge([*copies, guessed], budget)
 
     def observe(self, round: Round) -> None:
         """See :class:`~specrag.speculation.drafters.base.Drafter`."""
@@ -169,7 +174,11 @@ class RetrievalDrafter:
     def fork(self) -> RetrievalDrafter:
         """See :class:`~specrag.speculation.drafters.base.Drafter`."""
         other = RetrievalDrafter(
-            self._settings, self._fallback.fork(), self._fallback_budget, corpus=self._corpus
+            self._settings,
+            self._fallback.fork(),
+            self._fallback_budget,
+            corpus=self._corpus,
+            outlook=self._outlook,
         )
         other._text = self._text.fork()
         other._feedback = None if self._feedback is None else self._feedback.fork()
@@ -209,31 +218,32 @@ class RetrievalDrafter:
         best = np.array([end for end in self._feedback.best() if end < oldest], dtype=np.int64)
         if not len(best):
             return ends
-        return np.concatenate((ends, best[self._text.matched(best, key) >= key]))
+        return np.concatenate((ends, best[self._text.copies(best, 0, key)[1] >= key]))
 
     def _own(self, ends: NDArray[np.int64]) -> list[_Candidate]:
         """What follows the ends, equal continuations merged, the most promising first."""
         if self._feedback is not None:
-            ends = ends[[self._feedback.usable(int(end)) for end in ends]]
+            ends = ends[[self._feedback.usable(end) for end in ends.tolist()]]
         if not len(ends):
             return []
         length = max(self._settings.draft_size // self._settings.candidates, 1)
-        copied = self._text.continuations(ends, length)
-        matched = self._text.matched(ends, _LONGEST_COMPARED)
-        groups: dict[bytes, list[int]] = {}
-        for row in range(len(ends)):
-            groups.setdefault(copied[row].tobytes(), []).append(row)
+        copied, matched, firsts = self._text.copies(ends, length, _LONGEST_COMPARED)
+        groups: dict[int, list[int]] = {}
+        for row, first in enumerate(firsts.tolist()):
+            groups.setdefault(first, []).append(row)
+        agreeing: list[int] = matched.tolist()
+        places: list[int] = ends.tolist()
         found = []
-        for rows in groups.values():
-            tokens = copied[rows[0]]
-            positions = tuple(int(ends[row]) for row in rows)
+        for first, rows in groups.items():
+            tokens = copied[first]
+            positions = tuple(places[row] for row in rows)
             score = 0.0 if self._feedback is None else max(map(self._feedback.score, positions))
             found.append(
                 _Candidate(
                     tuple(tokens[tokens >= 0].tolist()),
                     positions,
                     score,
-                    int(matched[rows].max()),
+                    max(agreeing[row] for row in rows),
                     self._text.source(positions[0]),
                 )
             )
@@ -251,17 +261,26 @@ class RetrievalDrafter:
             seen.setdefault(tuple(corpus.continuation(int(end), length).tolist()))
         return [_Candidate(tokens, (), 0.0, match.length, CORPUS) for tokens in seen if tokens]
 
-    def _tree(self, newest: int, budget: int) -> DraftTree:
-        chains = []
+    def _copies(self, newest: int, budget: int) -> list[DraftTree]:
+        outlook, chains = self._outlook, []
+        least = 0.0 if outlook is None or not self._candidates else outlook.least_chance()
+        rates: dict[tuple[str, int], float] = {}
         for rank, candidate in enumerate(self._candidates):
-            tokens = candidate.tokens[:budget]
-            # A copy's later places are reached only after more tokens agreed, so that they are surer.
-            grades = [
-                copy_grade(candidate.matched + depth, rank, self._opinion(before, token))
-                for depth, (before, token) in enumerate(pairwise((newest, *tokens)))
-            ]
-            chains.append(DraftTree.chain(tokens, candidate.source, grades))
-        return merge(chains, budget) if chains else EMPTY
+            tokens, grades, chance = candidate.tokens[:budget], [], 1.0
+            for depth, (before, token) in enumerate(pairwise((newest, *tokens))):
+                # A copy's later places are reached only after more tokens agreed, so that they are surer.
+                grade = copy_grade(candidate.matched + depth, rank, self._opinion(before, token))
+                if outlook is not None:
+                    kind = (candidate.source, grade)
+                    if kind not in rates:
+                        rates[kind] = outlook.rate(*kind)
+                    chance *= rates[kind]
+                    # The first guess is always made, so that its rate is learned.
+                    if chance < least and depth:
+                        break
+                grades.append(grade)
+            chains.append(DraftTree.chain(tokens[: len(grades)], candidate.source, grades))
+        return chains
 
     def _reward(self, feedback: Feedback, round: Round) -> None:
         """Accepted over drafted for the candidates that share the whole accepted path, 0 for the others."""

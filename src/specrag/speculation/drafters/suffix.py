@@ -17,6 +17,7 @@ from specrag.engine.session import Session
 from specrag.errors import InputError
 from specrag.speculation.drafters.copied import copy_grade
 from specrag.speculation.suffix.automaton import SuffixAutomaton
+from specrag.speculation.suffix.copy_loops import copy_behind
 from specrag.speculation.tree import EMPTY, DraftTree, Round
 
 #: Source of tokens copied from the prompt and the output.
@@ -57,27 +58,15 @@ class OwnText:
         """Whose text stands at a position."""
         return REFERENCE if end < self.offset else SUFFIX
 
-    def continuations(self, ends: NDArray[np.int64], count: int) -> NDArray[np.int32]:
-        """What follows positions, ``[ends, count]``, -1 behind the end of a text.
-
-        Behind the newest token the copy goes on with what it copied itself, as a repetition does.
-        """
-        tokens = self.automaton.tokens
-        # The way from a position to the newest token is the period of the repetition.
-        steps = np.arange(count)[None, :] % (len(tokens) - ends)[:, None]
-        copied = tokens[ends[:, None] + steps]
-        ended = np.logical_or.accumulate(copied < 0, axis=1)
-        return np.where(ended, np.int32(-1), copied)
-
-    def matched(self, ends: NDArray[np.int64], most: int) -> NDArray[np.int64]:
-        """How many tokens in front of each position agree with the newest ones, at most ``most``."""
-        tokens = self.automaton.tokens
-        most = min(most, len(tokens))
-        back = ends[:, None] - 1 - np.arange(most)[None, :]
-        newest = tokens[len(tokens) - 1 - np.arange(most)]
-        agree = (tokens[np.maximum(back, 0)] == newest[None, :]) & (back >= 0) & (newest[None, :] >= 0)
-        lengths: NDArray[np.int64] = np.cumprod(agree, axis=1).sum(axis=1)
-        return lengths
+    def copies(
+        self, ends: NDArray[np.int64], count: int, most: int
+    ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
+        """What stands around positions: what follows ``[ends, count]``, -1 behind the end of a text; how many tokens in
+        front agree with the newest ones, at most ``most``; and which of the positions is the first with that copy."""
+        copied = np.empty((len(ends), count), dtype=np.int32)
+        matched, firsts = np.empty(len(ends), dtype=np.int64), np.empty(len(ends), dtype=np.int64)
+        copy_behind(self.automaton.tokens, ends, most, copied, matched, firsts)
+        return copied, matched, firsts
 
     def fork(self) -> OwnText:
         """An independent copy."""
