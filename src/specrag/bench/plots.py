@@ -170,10 +170,15 @@ def _reach(entry: Measurement) -> float:
     return max(entry.speedup or 0.0, entry.speedup_high or 0.0, _bound(entry) or 0.0, 1.0)
 
 
+def bar_style(number: int) -> tuple[str, str]:
+    """Colour and hatch of the bars of one name; no two of 49 names look alike."""
+    again = number // len(COLOURS)
+    return COLOURS[number % len(COLOURS)], HATCHES[(number + again) % len(HATCHES)]
+
+
 def _bar(axes: Any, position: float, entry: Measurement, style: int, limit: float) -> None:
     assert entry.speedup is not None, "filtered by the caller"
-    colour = COLOURS[style % len(COLOURS)]
-    hatch = HATCHES[style % len(HATCHES)]
+    colour, hatch = bar_style(style)
     axes.barh(position, entry.speedup, height=0.82, color=colour, hatch=hatch, edgecolor="white", linewidth=0)
     if entry.speedup_low is not None and entry.speedup_high is not None:
         around = [[entry.speedup - entry.speedup_low], [entry.speedup_high - entry.speedup]]
@@ -189,14 +194,8 @@ def _bar_legend(axes: Any, names: Sequence[str]) -> None:
     from matplotlib.patches import Patch
 
     handles = [
-        Patch(
-            facecolor=COLOURS[index % len(COLOURS)],
-            hatch=HATCHES[index % len(HATCHES)],
-            edgecolor="white",
-            linewidth=0,
-            label=name,
-        )
-        for index, name in enumerate(names)
+        Patch(facecolor=colour, hatch=hatch, edgecolor="white", linewidth=0, label=name)
+        for name, (colour, hatch) in zip(names, map(bar_style, range(len(names))), strict=True)
     ]
     axes.figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False, fontsize=8)
 
