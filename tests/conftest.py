@@ -8,12 +8,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 if TYPE_CHECKING:
     from specrag import LanguageModel
 
 ROOT = Path(__file__).resolve().parents[1]
+
+# The first example of a test may compile a loop.
+hypothesis.settings.register_profile("specrag", deadline=None)
+hypothesis.settings.load_profile("specrag")
 
 
 # A background job of a shell is born deaf to interrupts, and so are the programs that it starts; tests interrupt some.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 
 import numpy as np
@@ -16,6 +17,8 @@ from specrag.scheduling.acceptance_table import AcceptanceTable
 from specrag.scheduling.cost_aware import CostAware, SharedCosts, children_of
 from specrag.scheduling.cost_model import CostModel
 from specrag.scheduling.tokens import FixedBudget
+from specrag.speculation.drafters.copied import copy_grade
+from specrag.speculation.drafters.suffix import SUFFIX
 from specrag.speculation.schedule import Timed
 from specrag.speculation.tree import EMPTY, ROOT, DraftTree, Round, Verdict
 from tests.core.guessing import random_tree
@@ -234,6 +237,31 @@ def test_a_dear_drafter_is_asked_less_and_hardly_where_it_never_pays() -> None:
     assert 0 < np.mean(short[20:]) < np.mean(long[20:])
     asked = drive(useless, accept=0.1, rounds=200, price=0.02)
     assert np.mean([count > 0 for count in asked[60:]]) < 0.1
+
+
+def test_copies_are_weighed_against_a_drafter_that_runs_passes() -> None:
+    sure = DraftTree.chain([1] * 6, SUFFIX, [copy_grade(16, 0, math.log(0.9))] * 6)
+    doubtful = DraftTree.chain([1] * 6, SUFFIX, [copy_grade(1, 0, -math.inf)] * 6)
+    cheap, dear = (
+        CostAware(SharedCosts(passes=taught(), depth_rate=0.7, draft_seconds=each)) for each in (0.001, 0.03)
+    )
+    for schedule, tree, preferred in (
+        (cheap, sure, True),
+        (cheap, doubtful, False),
+        (dear, sure, True),
+        (dear, doubtful, True),  # or nothing of it: the drafter would cost more than it gives
+    ):
+        schedule.choose(EMPTY, 300)
+        assert schedule.prefers(tree) == preferred
+
+
+def test_copies_that_lose_do_not_silence_a_drafter_that_runs_passes() -> None:
+    alone, beside = CostAware(SharedCosts()), CostAware(SharedCosts())
+    beside.budget(runs_passes=True)
+    for schedule in (alone, beside):
+        drive(schedule, accept=0.0, rounds=60)
+    assert min(alone.budget(runs_passes=False) for _ in range(3)) == 0
+    assert min(beside.budget(runs_passes=False) for _ in range(40)) > 0
 
 
 def crowd(requests: int, *, rows: int = 3, context: int = 400) -> Others:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from weakref import WeakSet
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specrag.engine.passes import Others
 from specrag.scheduling.acceptance_table import AcceptanceTable
@@ -47,6 +48,10 @@ class SharedCosts:
     """What wrote beside a request's rows in the last pass."""
     requests: WeakSet[CostAware] = field(default_factory=WeakSet)
     """The schedules in use."""
+    depth_rate: float = 0.6
+    """Acceptance of a guess that takes a pass, given the one before it, where a request left off."""
+    draft_seconds: float = 0.0
+    """Seconds of such a guess; 0 before the first."""
 
 
 @dataclass
@@ -88,10 +93,11 @@ class CostAware:
         self._most_nodes = most_nodes
         self._ledgers = {False: _Ledger(), True: _Ledger()}
         self._priced = False
+        self._both = False  # whether a drafter that runs passes was ever asked
         self._asked = False
         self._overhead = 0.0  # seconds of a round outside of proposal and pass
-        self._depth_rate = 0.6  # acceptance of a priced guess, given the one before it
-        self._draft_seconds = 0.0  # of a priced guess
+        self._depth_rate = shared.depth_rate
+        self._draft_seconds = shared.draft_seconds
         self._context = 0
         self._others: Others | None = None
         shared.requests.add(self)
@@ -100,17 +106,15 @@ class CostAware:
     def budget(self, *, runs_passes: bool) -> int:
         """See :class:`~specrag.speculation.schedule.TokenSchedule`."""
         self._priced, self._asked = runs_passes, False
-        if self._ledgers[runs_passes].resting():
+        self._both = self._both or runs_passes
+        # Beside a drafter that runs passes the time of a free proposal is nothing.
+        if (runs_passes or not self._both) and self._ledgers[runs_passes].resting():
             return 0
         self._asked = True
         if not runs_passes:
             return self._most_nodes
-        lengths = np.arange(MOST_PRICED + 1)
-        tokens = self._elsewhere + np.cumsum(self._depth_rate**lengths)
-        seconds = lengths * self._draft_seconds + self._overhead
-        seconds = seconds + self._costs.seconds(lengths + 1, self._context, self._beside)
         # Where not guessing is best, a short guess now and then tells when that has changed.
-        return max(int(np.argmax(tokens / seconds)), 2)
+        return max(int(np.argmax(self._priced_rates())), 2)
 
     def rate(self, source: str, grade: int) -> float:
         """See :class:`~specrag.speculation.schedule.Outlook`."""
@@ -120,6 +124,33 @@ class CostAware:
         """See :class:`~specrag.speculation.schedule.Outlook`: what a row costs, in tokens of a pass without guesses."""
         single, two = self._costs.seconds(np.array([1, 2]), self._context, self._beside).tolist()
         return float((two - single) * (1 + self._elsewhere) / (single + self._overhead))
+
+    def prefers(self, tree: DraftTree) -> bool:
+        """See :class:`~specrag.speculation.schedule.Outlook`."""
+        return bool(self._rates(tree, self._context)[1].max() >= self._priced_rates()[2:].max())
+
+    def _priced_rates(self) -> NDArray[np.float64]:
+        """Expected tokens a second of a chain of 0, 1, 2, … guesses that take a pass each."""
+        lengths = np.arange(MOST_PRICED + 1)
+        tokens = self._elsewhere + np.cumsum(self._depth_rate**lengths)
+        seconds = lengths * self._draft_seconds + self._overhead
+        seconds = seconds + self._costs.seconds(lengths + 1, self._context, self._beside)
+        return np.asarray(tokens / seconds)
+
+    def _rates(self, tree: DraftTree, context: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """The nodes by their chance, the likeliest first, and the expected tokens a second of the first 0, 1, 2, …"""
+        chances = np.empty(len(tree.tokens))
+        rates: dict[tuple[str, int], float] = {}
+        for node, parent in enumerate(tree.parents):
+            key = (tree.sources[node], tree.grades[node])
+            if key not in rates:
+                rates[key] = self._acceptance.rate(*key)
+            chances[node] = rates[key] * (1.0 if parent == ROOT else chances[parent])
+        # Stable, so that a parent, which is at least as likely and comes first, is never cut off its child.
+        order = np.argsort(-chances, kind="stable")
+        tokens = self._elsewhere + np.concatenate(([1.0], 1.0 + np.cumsum(chances[order])))
+        seconds = self._costs.seconds(np.arange(1, len(tokens) + 1), context, self._beside) + self._overhead
+        return order, tokens / seconds
 
     @property
     def _elsewhere(self) -> float:
@@ -145,18 +176,8 @@ class CostAware:
         self._context = context
         if not tree.tokens:
             return tree
-        chances = np.empty(len(tree.tokens))
-        rates: dict[tuple[str, int], float] = {}
-        for node, parent in enumerate(tree.parents):
-            key = (tree.sources[node], tree.grades[node])
-            if key not in rates:
-                rates[key] = self._acceptance.rate(*key)
-            chances[node] = rates[key] * (1.0 if parent == ROOT else chances[parent])
-        # Stable, so that a parent, which is at least as likely and comes first, is never cut off its child.
-        order = np.argsort(-chances, kind="stable")
-        tokens = self._elsewhere + np.concatenate(([1.0], 1.0 + np.cumsum(chances[order])))
-        seconds = self._costs.seconds(np.arange(1, len(tokens) + 1), context, self._beside) + self._overhead
-        count = int(np.argmax(tokens / seconds))
+        order, rates = self._rates(tree, context)
+        count = int(np.argmax(rates))
         return tree.kept(sorted(order[:count].tolist())) if count else EMPTY
 
     def observe(self, round: Round, timed: Timed) -> None:
@@ -186,6 +207,7 @@ class CostAware:
             if tried:
                 step = 1.0 - (1.0 - _SMOOTHING / 2) ** tried
                 self._depth_rate += step * (accepted / tried - self._depth_rate)
+            self._shared.draft_seconds, self._shared.depth_rate = self._draft_seconds, self._depth_rate
 
 
 def children_of(tree: DraftTree) -> dict[int, list[int]]:

@@ -52,6 +52,9 @@ class Outlook(Protocol):
     def least_chance(self) -> float:
         """A guess whose whole path is less likely than this is not worth its row in the next pass."""
 
+    def prefers(self, tree: DraftTree) -> bool:
+        """Whether to verify this proposal promises at least the tokens a second of a drafter that runs passes."""
+
 
 class TokenSchedule(Protocol):
     """Chooses how much to guess, for one request. It changes an output's time, never the output."""

@@ -43,7 +43,7 @@ class _Size:
     parts: bool
 
 
-_QUICK = _Size(per_task=1, new=48, parts=False)
+_QUICK = _Size(per_task=1, new=24, parts=False)
 _SMALL_MODEL = _Size(per_task=8, new=128, parts=True)
 _LARGER_MODEL = _Size(per_task=4, new=64, parts=False)
 
