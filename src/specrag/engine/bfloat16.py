@@ -40,7 +40,7 @@ def _halves_at(_context: Any, address: Any) -> Any:  # noqa: ARG001
     return pointer(types.uint16)(types.int64), generate
 
 
-def _real_of(_context: Any, number: Any) -> Any:
+def _widening(_context: Any, number: Any) -> Any:
     def same(_target: Any, _builder: Any, _signature: Any, arguments: Any) -> Any:
         return arguments[0]
 
@@ -54,17 +54,11 @@ def _real_of(_context: Any, number: Any) -> Any:
 _as_float = cast(Function, intrinsic(_float_of))
 _as_bits = cast(Function, intrinsic(_bits_of))
 
-#: float32 from either kind of number, for loops that read both.
-real = cast(Function, intrinsic(_real_of))
+#: To float32: of 16 bits the same number, 16 zero bits behind; float32 stays, for loops that read either.
+widen = cast(Function, intrinsic(_widening))
 
 #: The 16-bit numbers that begin at an address.
 halves = cast(Function, intrinsic(_halves_at))
-
-
-@inlined
-def widen(half: Any) -> Any:
-    """To float32: the same number, 16 zero bits behind."""
-    return _as_float(np.uint32(half) << np.uint32(16))
 
 
 @inlined

@@ -61,7 +61,7 @@ class Drafted:
         """See :class:`~specrag.methods.base.DecodingMethod`."""
         weighing = CostAware(self._costs) if self._budget is None else None
         schedule: TokenSchedule = weighing or FixedBudget(self._budget or 0)
-        drafter: Drafter = self._drafter.make(session.model, weighed=weighing is not None, outlook=weighing)
+        drafter: Drafter = self._drafter.make(session.model, weighing)
         if self._copy_first:
             drafter = Switching(SuffixDrafter(), drafter, lambda: schedule.budget(runs_passes=True))
         try:

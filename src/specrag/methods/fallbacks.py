@@ -87,17 +87,16 @@ class NamedDrafter:
         """How many of the prompt's rows its drafters read the hidden state of."""
         return PROMPT_ROWS if self.name.startswith(EAGLE_PREFIX) else 0
 
-    def make(self, target: SessionModel, *, weighed: bool = True, outlook: Outlook | None = None) -> Drafter:
+    def make(self, target: SessionModel, outlook: Outlook | None = None) -> Drafter:
         """A drafter for one request; whoever asks closes it.
 
         Args:
             target: the model that it drafts for.
-            weighed: it may guess less than it is asked for where more is not worth its passes.
-            outlook: tells what is not worth its row.
+            outlook: of a schedule that weighs guesses: it then guesses less than it is asked for where more cannot pay.
         """
         fit = self._fits.get(target, self._newest)
         if fit.head is not None:
-            return Eagle(fit.head) if weighed else Eagle(fit.head, min_gain=0)
+            return Eagle(fit.head) if outlook is not None else Eagle(fit.head, min_gain=0)
         if self._model is not None and fit.pair is not None:
             return CrossVocabulary(self._model.model, fit.pair)
         if self._model is not None:

@@ -133,7 +133,7 @@ class ReSpec:
     ) -> RetrievalDrafter:
         return RetrievalDrafter(
             self.retrieval,
-            self._fallback.make(session.model, weighed=self.cost_aware, outlook=outlook),
+            self._fallback.make(session.model, outlook),
             lambda: schedule.budget(runs_passes=True),
             references,
             self.corpus,

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from specrag.engine.bfloat16 import exp, real
+from specrag.engine.bfloat16 import exp, widen
 from specrag.engine.compiling import reordered_infinite
 
 #: Logits whose largest one tells whether they must be looked at one by one.
@@ -29,7 +29,7 @@ def read(logits: Any, rows: Any, tokens: Any, values: Any, normalisers: Any) -> 
         for block in range(blocks):
             best = np.float32(-np.inf)
             for i in range(block * _BLOCK, min((block + 1) * _BLOCK, size)):
-                best = max(best, real(row[i]))
+                best = max(best, widen(row[i]))
             largest[block] = best
             top = max(top, best)
         found = 0
@@ -37,7 +37,7 @@ def read(logits: Any, rows: Any, tokens: Any, values: Any, normalisers: Any) -> 
             if found == count and not largest[block] > values[place, count - 1]:
                 continue
             for i in range(block * _BLOCK, min((block + 1) * _BLOCK, size)):
-                value = real(row[i])
+                value = widen(row[i])
                 if found == count and not value > values[place, count - 1]:
                     continue
                 # Ascending ids: an equal one that is there already stays in front.
@@ -54,6 +54,6 @@ def read(logits: Any, rows: Any, tokens: Any, values: Any, normalisers: Any) -> 
             for block in range(blocks):
                 part = np.float32(0.0)
                 for i in range(block * _BLOCK, min((block + 1) * _BLOCK, size)):
-                    part += exp(max(real(row[i]) - top, _FAR))
+                    part += exp(max(widen(row[i]) - top, _FAR))
                 total += part
             normalisers[place] = top + np.float32(np.log(total))

@@ -92,6 +92,7 @@ class CostAware:
         self._acceptance = AcceptanceTable(shared.acceptance)
         self._most_nodes = most_nodes
         self._ledgers = {False: _Ledger(), True: _Ledger()}
+        self._rates_known: dict[tuple[str, int], float] = {}  # until something is learned
         self._priced = False
         self._both = False  # whether a drafter that runs passes was ever asked
         self._asked = False
@@ -106,6 +107,7 @@ class CostAware:
     def budget(self, *, runs_passes: bool) -> int:
         """See :class:`~specrag.speculation.schedule.TokenSchedule`."""
         self._priced, self._asked = runs_passes, False
+        self._rates_known.clear()  # others may have learned since
         self._both = self._both or runs_passes
         # Beside a drafter that runs passes the time of a free proposal is nothing.
         if (runs_passes or not self._both) and self._ledgers[runs_passes].resting():
@@ -118,7 +120,10 @@ class CostAware:
 
     def rate(self, source: str, grade: int) -> float:
         """See :class:`~specrag.speculation.schedule.Outlook`."""
-        return self._acceptance.rate(source, grade)
+        kind = (source, grade)
+        if kind not in self._rates_known:
+            self._rates_known[kind] = self._acceptance.rate(*kind)
+        return self._rates_known[kind]
 
     def least_chance(self) -> float:
         """See :class:`~specrag.speculation.schedule.Outlook`: what a row costs, in tokens of a pass without guesses."""
@@ -140,12 +145,9 @@ class CostAware:
     def _rates(self, tree: DraftTree, context: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """The nodes by their chance, the likeliest first, and the expected tokens a second of the first 0, 1, 2, …"""
         chances = np.empty(len(tree.tokens))
-        rates: dict[tuple[str, int], float] = {}
         for node, parent in enumerate(tree.parents):
-            key = (tree.sources[node], tree.grades[node])
-            if key not in rates:
-                rates[key] = self._acceptance.rate(*key)
-            chances[node] = rates[key] * (1.0 if parent == ROOT else chances[parent])
+            rate = self.rate(tree.sources[node], tree.grades[node])
+            chances[node] = rate * (1.0 if parent == ROOT else chances[parent])
         # Stable, so that a parent, which is at least as likely and comes first, is never cut off its child.
         order = np.argsort(-chances, kind="stable")
         tokens = self._elsewhere + np.concatenate(([1.0], 1.0 + np.cumsum(chances[order])))
@@ -188,6 +190,7 @@ class CostAware:
         self._gained += _SMOOTHING * (1 + len(round.verdict.path) - self._gained)
         overhead = max(timed.total - timed.verifying - timed.proposing, 0.0)
         self._overhead += _SMOOTHING * (min(overhead, timed.computing) - self._overhead)
+        self._rates_known.clear()
         self._acceptance.observe(round.proposed, children_of(round.proposed), round.tokens)
         if not self._asked:
             return

@@ -78,7 +78,7 @@ class DraftTree:
         draft_probs: tuple[np.ndarray, ...] = (),
         opinions: tuple[np.ndarray, ...] = (),
     ) -> DraftTree:
-        """A tree that need not be checked; the checks take as long as the rest of a proposal."""
+        """A tree that need not be checked: the checks took an eighth of a proposal's time."""
         tree = object.__new__(cls)
         tree.__dict__.update(
             tokens=tokens,

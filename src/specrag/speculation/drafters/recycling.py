@@ -155,7 +155,6 @@ class Recycling:
         outlook = self._outlook
         least = 0.0 if outlook is None else outlook.least_chance()
         chances = [1.0]  # of the root, then of each node
-        rates: dict[int, float] = {}
         for parent, rank in zip(_SHAPE.parents, _SHAPE.ranks, strict=True):
             if len(tokens) == budget or not found[0].tokens:
                 break
@@ -166,9 +165,7 @@ class Recycling:
             candidates = found[place + 1]
             token, grade = candidates.tokens[rank], candidates.grade(rank)
             if outlook is not None:
-                if grade not in rates:
-                    rates[grade] = outlook.rate(RECYCLING, grade)
-                chance = chances[place + 1] * rates[grade]
+                chance = chances[place + 1] * outlook.rate(RECYCLING, grade)
                 # The first guesses are always made, so that their rates are learned.
                 if chance < least and place != ROOT:
                     filled.append(None)

@@ -266,17 +266,13 @@ class RetrievalDrafter:
     def _copies(self, newest: int, budget: int) -> list[DraftTree]:
         outlook, chains = self._outlook, []
         least = 0.0 if outlook is None or not self._candidates else outlook.least_chance()
-        rates: dict[tuple[str, int], float] = {}
         for rank, candidate in enumerate(self._candidates):
             tokens, grades, chance = candidate.tokens[:budget], [], 1.0
             for depth, (before, token) in enumerate(pairwise((newest, *tokens))):
                 # A copy's later places are reached only after more tokens agreed, so that they are surer.
                 grade = copy_grade(candidate.matched + depth, rank, self._opinion(before, token))
                 if outlook is not None:
-                    kind = (candidate.source, grade)
-                    if kind not in rates:
-                        rates[kind] = outlook.rate(*kind)
-                    chance *= rates[kind]
+                    chance *= outlook.rate(candidate.source, grade)
                     # The first guess is always made, so that its rate is learned.
                     if chance < least and depth:
                         break
