@@ -21,7 +21,15 @@ from specrag.bench.suites.passages_data import Source, sample_passages
 from specrag.bench.suites.passages_figures import Figures, match_rate
 from specrag.bench.suites.passages_pictures import TIMELINE_FILE, overlaps
 from specrag.bench.suites.passages_sizes import FULL, LARGER_MODEL, QUICK
-from specrag.bench.suites.passages_subjects import BASELINES, COMBINATIONS, PSA, RALMSPEC, REUSE, VARIANTS
+from specrag.bench.suites.passages_subjects import (
+    BASELINES,
+    COMBINATIONS,
+    COST_AWARE,
+    PSA,
+    RALMSPEC,
+    REUSE,
+    VARIANTS,
+)
 from specrag.bench.summary import summarise
 from specrag.cli.bench import bench_command
 from specrag.errors import InputError
@@ -71,7 +79,8 @@ def section(measured: Sequence[Measurement], name: str) -> list[Measurement]:
 def test_every_section_is_measured_and_nothing_fails(out: Path, measured: list[Measurement]) -> None:
     assert "## Failures" not in (out / "passages.md").read_text(encoding="utf-8")
     assert {entry.task.partition("/")[0] for entry in measured} == {
-        stores.EXACT, "components", "batch", "delayed store", "corpus size", "timeline", "exactness",
+        stores.EXACT, "components", "batch", "delayed store", "corpus size", "threads", "timeline",
+        "exactness",
     }  # fmt: skip
 
 
@@ -79,7 +88,7 @@ def test_every_section_is_measured_and_nothing_fails(out: Path, measured: list[M
 def test_a_ratio_stands_beside_its_parts_and_its_bound(measured: list[Measurement]) -> None:
     found = {(entry.method, entry.baseline): entry for entry in section(measured, stores.EXACT)}
     for baseline in BASELINES:
-        for method in (RALMSPEC, PSA):
+        for method in (RALMSPEC, PSA, COST_AWARE):
             entry = found[method, baseline]
             assert entry.speedup is not None
             extra = {
@@ -106,7 +115,7 @@ def test_only_the_slowed_store_is_simulated_and_as_slow_as_said(measured: list[M
 @pytest.mark.slow
 def test_every_combination_is_exact(measured: list[Measurement]) -> None:
     found = section(measured, "exactness")
-    assert {entry.method for entry in found} == {REUSE, *COMBINATIONS}
+    assert {entry.method for entry in found} == {REUSE, *COMBINATIONS, COST_AWARE}
     assert {entry.task.rpartition(", ")[2] for entry in found} == {"greedy", "temperature 0.8"}
     for entry in found:
         assert entry.identical == 1.0, entry

@@ -101,7 +101,7 @@ def choices(size: int) -> st.SearchStrategy[dict[str, Any]]:
     """Every way to choose P, S and A, and everything else that may not change an output."""
     return st.fixed_dictionaries(
         {
-            "stride": st.one_of(st.integers(1, 6), st.sampled_from(["os3", Wild])),
+            "stride": st.one_of(st.integers(1, 6), st.sampled_from(["os3", "cost-aware", Wild])),
             "prefetch": st.integers(1, size),
             "asynchronous": st.booleans(),
             "max_match": st.sampled_from([0.6, None]),

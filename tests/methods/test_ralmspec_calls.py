@@ -108,15 +108,15 @@ def test_a_stream_shows_the_text(
 
 
 def test_text_is_taken_back_visibly(llm: LanguageModel, retriever: ToyRetriever) -> None:
-    early = RaLMSpec(llm, retriever, stride=4, early=True, **LIMITS)
+    early = RaLMSpec(llm, retriever, stride=4, prefetch=1, early=True, **LIMITS)
     screen, answer = play(early, MISSING)
     assert screen.retractions > 0
-    late = RaLMSpec(llm, retriever, stride=4, **LIMITS)
+    late = RaLMSpec(llm, retriever, stride=4, prefetch=1, **LIMITS)
     assert outcome(late.answer(QUESTION, **MISSING.options)) == outcome(answer)
 
 
 def test_asynchronous_calls_give_the_same(llm: LanguageModel, retriever: ToyRetriever) -> None:
-    method = RaLMSpec(llm, retriever, asynchronous=True, **LIMITS)
+    method = RaLMSpec(llm, retriever, stride=3, prefetch=1, asynchronous=True, **LIMITS)
     alone = method.answer(QUESTION, **MISSING.options)
 
     async def ask() -> tuple[IterativeAnswer, list[object]]:
@@ -176,7 +176,7 @@ def test_the_result_adds_up(llm: LanguageModel, retriever: ToyRetriever) -> None
 
 
 def test_speculative_decoders_inside_count_their_guesses(llm: LanguageModel, retriever: ToyRetriever) -> None:
-    plain = RaLMSpec(llm, retriever, **LIMITS).answer(QUESTION, max_tokens=40)
+    plain = RaLMSpec(llm, retriever, stride=3, prefetch=1, **LIMITS).answer(QUESTION, max_tokens=40)
     copied = RaLMSpec(llm, retriever, decoder="prompt-lookup", **LIMITS).answer(QUESTION, max_tokens=40)
     assert outcome(plain) == outcome(copied)
     assert (plain.usage.drafted, plain.usage.passes) == (0, 40)
@@ -195,7 +195,7 @@ def test_a_dead_store_is_an_error(
 ) -> None:
     retriever = ToyRetriever(3, window=2, fail_from=fail_from)
     for method in (
-        RaLMSpec(llm, retriever, asynchronous=asynchronous, **LIMITS),
+        RaLMSpec(llm, retriever, stride=3, prefetch=1, asynchronous=asynchronous, **LIMITS),
         IterativeRaLM(llm, retriever, **LIMITS),
     ):
         retriever.searches.clear()
@@ -264,7 +264,7 @@ def test_leaving_a_stream_frees_the_sessions(
     """Also while a search runs, and a chunk beside it; the search's own end is not waited for."""
     retriever = Held(3, window=2)
     retriever.hold()
-    method = RaLMSpec(llm, retriever, asynchronous=asynchronous, early=True, **LIMITS)
+    method = RaLMSpec(llm, retriever, stride=3, prefetch=1, asynchronous=asynchronous, early=True, **LIMITS)
     stream = method.stream(QUESTION, **MISSING.options)
     for _ in range(3):  # the first chunk, and the two guesses of the round
         assert isinstance(next(stream), Step)
@@ -278,7 +278,7 @@ def test_leaving_a_stream_frees_the_sessions(
 def test_cancelling_a_task_frees_the_sessions(llm: LanguageModel, model: WholeContextModel) -> None:
     retriever = Held(3, window=2)
     retriever.hold()
-    method = RaLMSpec(llm, retriever, asynchronous=True, **LIMITS)
+    method = RaLMSpec(llm, retriever, stride=3, prefetch=1, asynchronous=True, **LIMITS)
     task = llm.executor.submit(method.answering(QUESTION, **MISSING.options))
 
     def cancel() -> None:
@@ -298,7 +298,7 @@ def test_a_timeout_ends_an_answer(llm: LanguageModel, model: WholeContextModel) 
     retriever = Held(3, window=2)
     retriever.hold()
     for method in (
-        RaLMSpec(llm, retriever, asynchronous=True, **LIMITS),
+        RaLMSpec(llm, retriever, stride=3, prefetch=1, asynchronous=True, **LIMITS),
         IterativeRaLM(llm, retriever, **LIMITS),
     ):
         with pytest.raises(DeadlineExceeded):

@@ -39,7 +39,7 @@ QUESTION = "Compare Marie Curie and copper: who discovered radium, and which sea
 SHORT: dict[str, Any] = {"query_tokens": 8, "passage_tokens": 48}
 
 Combination: TypeAlias = tuple[int, Stride, bool, str]
-STRIDES: tuple[Stride, ...] = (3, "os3")
+STRIDES: tuple[Stride, ...] = (3, "os3", "cost-aware")
 #: Prefetching, stride, asynchronous verification, decoder: each way to choose the first three, and the paper's PSA.
 ALL: tuple[Combination, ...] = tuple(product((1, 20), STRIDES, (False, True), ("plain",)))
 SOME: tuple[Combination, ...] = ((1, 3, False, "plain"), (20, "os3", True, "plain"))

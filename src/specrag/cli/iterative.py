@@ -24,9 +24,6 @@ RALMSPEC = "ralmspec"
 SEQUENTIAL = ("sequential", "sequential-kv-reuse")
 METHODS = (RALMSPEC, *SEQUENTIAL)
 
-#: The paper's fixed stride.
-DEFAULT_STRIDE = 3
-
 _PANEL = "Iterative retrieval"
 
 Method = Annotated[
@@ -41,8 +38,9 @@ Method = Annotated[
 Stride = Annotated[
     str | None,
     typer.Option(
-        metavar="N|os3",
-        help=f"Retrievals guessed before they are verified (default {DEFAULT_STRIDE}); os3 chooses.",
+        metavar="N|os3|cost-aware",
+        help="Retrievals guessed before they are verified (the paper: 3); os3 chooses a number, cost-aware (default) "
+        "decides guess by guess.",
         rich_help_panel=_PANEL,
     ),
 ]
@@ -57,12 +55,17 @@ Prefetch = Annotated[
     typer.Option(
         parser=common.integer,
         metavar="N",
-        help="Passages that a search brings into the cache (default 1).",
+        help="Passages that a search brings into the cache (default 20, or as many as there are).",
         rich_help_panel=_PANEL,
     ),
 ]
 Asynchronous = Annotated[
-    bool, typer.Option("--asynchronous", help="Decode on while guesses are verified.", rich_help_panel=_PANEL)
+    bool,
+    typer.Option(
+        "--asynchronous",
+        help="Decode on while guesses are verified; cost-aware decides that by itself.",
+        rich_help_panel=_PANEL,
+    ),
 ]
 Early = Annotated[
     bool,
@@ -92,7 +95,7 @@ class Chosen:
 
     method: str
     stride: StrideChoice
-    prefetch: int
+    prefetch: int | None
     asynchronous: bool
     uncapped: bool
     early: bool
@@ -119,7 +122,7 @@ class Chosen:
         """
         from specrag.methods.ralm_search import check_prefetch
 
-        check_prefetch(self.prefetch, len(retriever))
+        check_prefetch(1 if self.prefetch is None else self.prefetch, len(retriever))
 
     def make(
         self,
@@ -186,13 +189,12 @@ def choose(
         raise InputError("--uncapped", uncapped, "only --stride os3 estimates a match rate; add it")
     if early and (as_json or not sys.stdout.isatty()):
         raise InputError("--early", early, "text can be taken back on a terminal only; leave it out")
-    taken = 1 if prefetch is None else prefetch
-    return Chosen(method, _stride(stride), taken, asynchronous, uncapped, early, decoder or "plain")
+    return Chosen(method, _stride(stride), prefetch, asynchronous, uncapped, early, decoder or "plain")
 
 
 def _stride(text: str | None) -> StrideChoice:
-    if text is None:
-        return DEFAULT_STRIDE
+    if text is None or text == "cost-aware":
+        return "cost-aware"
     if text == "os3":
         return "os3"
     try:
@@ -200,7 +202,7 @@ def _stride(text: str | None) -> StrideChoice:
     except ValueError:
         stride = 0
     if stride < 1:
-        raise InputError("--stride", text, "give a whole number of at least 1, or os3")
+        raise InputError("--stride", text, "give a whole number of at least 1, os3 or cost-aware")
     return stride
 
 

@@ -124,6 +124,10 @@ class Writer:
         steps = tuple(step for step in emitted if isinstance(step, Step))
         return Chunk(chunk.text(), steps, chunk.shown, (prefill.number, decode.number), len(tokens) - place)
 
+    def holds(self, passage: Passage | None) -> bool:
+        """Whether this passage's prompt need not be read again."""
+        return self._reuse and id_of(passage) in self._sessions
+
     def keep(self, passages: Collection[Passage | None]) -> None:
         """Release the sessions of all other passages."""
         kept = {id_of(passage) for passage in passages}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from specrag.engine.passes import Coroutine, Emit, Search
 from specrag.errors import InputError
@@ -20,12 +20,22 @@ from specrag.methods.ralm_result import IterativeAnswer, Retraction
 from specrag.methods.ralm_search import Found, Guess, PassageFinder, Searched
 from specrag.methods.ralm_text import Chunk, Text
 from specrag.methods.retriever import PassageRetriever
-from specrag.methods.speculative_search import MAX_MATCH, Stride, make_schedule, search_beside
+from specrag.methods.speculative_search import MAX_MATCH, make_schedule, search_beside
+from specrag.methods.speculative_search import Stride as CountedStride
 from specrag.retrieval.cache import CAPACITY
 from specrag.retrieval.index import Query
-from specrag.scheduling.stride import SharedStrides, StrideRound, StrideSchedule
+from specrag.scheduling.cost_aware_guesses import CostAwareGuesses, SharedGuesses
+from specrag.scheduling.guess_schedule import CountedGuesses, GuessSchedule
+from specrag.scheduling.stride import ChunkTime, SharedStrides, StrideRound
 
-__all__ = ["MAX_MATCH", "OnFailure", "RaLMSpec", "Stride"]
+__all__ = ["COST_AWARE", "MAX_MATCH", "OnFailure", "RaLMSpec", "Stride"]
+
+#: Passages that a search brings into the cache where prefetching is on (section 5.1).
+PREFETCH: Final = 20
+#: The schedule that looks at every guess for itself.
+COST_AWARE: Final = "cost-aware"
+#: How many guesses a round has.
+Stride: TypeAlias = CountedStride | Literal["cost-aware"]
 
 #: What to do when the knowledge base fails in mid-request.
 OnFailure: TypeAlias = Literal["error", "cache"]
@@ -42,10 +52,15 @@ class RaLMSpec(IterativeMethod):
     Args:
         llm: the language model, such as :func:`specrag.load` makes.
         retriever: such as a :class:`~specrag.retrieval.single_index.SingleIndex`.
-        stride: queries of a round: a number, ``os3``, or a function that makes a schedule for a request.
-        prefetch: passages that a search brings into the cache for each query; 1 is the passage itself.
+        stride: queries of a round: a number, ``os3``, or a function that makes a schedule for a request;
+            ``cost-aware`` decides guess by guess
+            (:class:`~specrag.scheduling.cost_aware_guesses.CostAwareGuesses`).
+        prefetch: passages that a search brings into the cache for each query; 1 is the passage itself, ``None`` the
+            paper's 20, or as many as there are.
         asynchronous: decode behind the last guess while the search runs, up to the next token if a guess is wrong.
+            A cost-aware schedule decides that by itself.
         max_match: OS3's cap of the match rate that it reckons with; ``None`` is no cap but a confidence bound.
+        learned: what requests with a cost-aware schedule learn together; by default those of this object do.
         capacity: most passages in a request's cache, whose texts are kept too.
         on_failure: when a search fails behind the first: ``error`` ends the request with it, ``cache`` goes on with
             guesses that nobody verifies, and the result says so.
@@ -66,10 +81,11 @@ class RaLMSpec(IterativeMethod):
         llm: SessionGenerator,
         retriever: PassageRetriever,
         *,
-        stride: Stride = 3,
-        prefetch: int = 1,
+        stride: Stride = COST_AWARE,
+        prefetch: int | None = None,
         asynchronous: bool = False,
         max_match: float | None = MAX_MATCH,
+        learned: SharedGuesses | None = None,
         capacity: int = CAPACITY,
         on_failure: OnFailure = "error",
         early: bool = False,
@@ -86,7 +102,7 @@ class RaLMSpec(IterativeMethod):
             llm,
             retriever,
             limits=RetrievalLimits(interval, query_tokens, passage_tokens, prompt_tokens),
-            prefetch=prefetch,
+            prefetch=min(PREFETCH, max(len(retriever), 1)) if prefetch is None else prefetch,
             reuse=reuse,
             decoder=decoder,
             system=system,
@@ -101,12 +117,16 @@ class RaLMSpec(IterativeMethod):
         self.on_failure = on_failure
         self.early = early
         self._shared = SharedStrides()
+        self._learned = learned or SharedGuesses()
         # What is wrong with the schedule or the cache is said now, not in mid-request.
         self._schedule()
-        PassageFinder(retriever, clock, prefetch, capacity)
+        PassageFinder(retriever, clock, self.prefetch, capacity)
 
-    def _schedule(self) -> StrideSchedule:
-        return make_schedule(self.stride, self.asynchronous, self.max_match, self._shared)
+    def _schedule(self) -> GuessSchedule:
+        if self.stride == COST_AWARE:
+            return CostAwareGuesses(self._learned)
+        strides = make_schedule(self.stride, self.asynchronous, self.max_match, self._shared)
+        return CountedGuesses(strides, self.asynchronous)
 
     # -- the protocol ---------------------------------------------------------------------------------------
 
@@ -134,11 +154,11 @@ class RaLMSpec(IterativeMethod):
             raise searched.failure
         yield from self._write(work, query, searched.found[0])
 
-    def _round(self, work: Work, finder: PassageFinder, schedule: StrideSchedule) -> Coroutine[None]:
+    def _round(self, work: Work, finder: PassageFinder, schedule: GuessSchedule) -> Coroutine[None]:
         """Guess, verify, keep what was right, and decode behind the first passage that is known to be."""
         drafts = _Drafts(work.record.text)
-        yield from self._speculate(work, finder, drafts, schedule.next())
-        searched = yield from self._verify(work, finder, drafts)
+        yield from self._speculate(work, finder, drafts, schedule)
+        searched = yield from self._verify(work, finder, drafts, schedule)
         if searched.failure is not None:
             if self.on_failure == "error":
                 raise searched.failure
@@ -151,28 +171,31 @@ class RaLMSpec(IterativeMethod):
             if not self.early:
                 yield Emit(work.record.step(chunk))
         if kept < len(drafts.guesses):
+            fresh = not work.writer.holds(found[kept].passage)
             right = yield from self._write(work, drafts.guesses[kept].text, found[kept])
-            drafts.note_if_first(work.timeline.seconds(right.spans))
+            drafts.note_right(fresh, work.timeline.seconds(right.spans), drafts.guesses[kept])
         else:
             work.writer.keep([found[-1].passage])
         if searched.failure is None:
-            round = StrideRound(
-                len(drafts.guesses), drafts.matched(found), drafts.step_seconds, searched.seconds
-            )
+            round = drafts.round(found, searched.seconds)
             schedule.observe(round)
             work.record.observe(round)
 
-    def _speculate(self, work: Work, finder: PassageFinder, drafts: _Drafts, stride: int) -> Coroutine[None]:
-        """Look up ``stride`` queries and decode behind all guesses but the last.
+    def _speculate(
+        self, work: Work, finder: PassageFinder, drafts: _Drafts, schedule: GuessSchedule
+    ) -> Coroutine[None]:
+        """Look queries up and decode behind all guesses but the last, as many as the schedule wants.
 
         Ends sooner where the text does, or where the cache has no guess.
         """
         while True:
             guess = yield from _look_up(work, finder, drafts.text)
             drafts.guesses.append(guess)
-            if len(drafts.guesses) >= stride or guess.passage is None:
+            drafts.fresh.append(not work.writer.holds(guess.passage))
+            if guess.passage is None or not schedule.goes_on(drafts.fresh):
                 return
             yield from self._draft(work, drafts, guess)
+            drafts.note_alone(guess)
             if drafts.text.finish_reason is not None:
                 return
 
@@ -182,12 +205,15 @@ class RaLMSpec(IterativeMethod):
         if self.early:
             yield Emit(work.record.step(chunk))
 
-    def _verify(self, work: Work, finder: PassageFinder, drafts: _Drafts) -> Coroutine[Searched]:
-        """One search for all queries of the round; the last chunk is written meanwhile, if that was asked for."""
+    def _verify(
+        self, work: Work, finder: PassageFinder, drafts: _Drafts, schedule: GuessSchedule
+    ) -> Coroutine[Searched]:
+        """One search for all queries of the round; the last chunk is written meanwhile, if the schedule wants it."""
         queries = [guess.query for guess in drafts.guesses]
         place = len(drafts.text.tokens)
         last = drafts.guesses[-1]
-        if not self.asynchronous or drafts.text.finish_reason is not None or last.passage is None:
+        ended = drafts.text.finish_reason is not None
+        if ended or last.passage is None or not schedule.beside(drafts.fresh):
             searched: Searched = yield Search(lambda: finder.search(queries))
             work.timeline.add(searched.times, place)
             return searched
@@ -197,9 +223,11 @@ class RaLMSpec(IterativeMethod):
                 raise searched.failure
             return searched.failure is not None or drafts.matched(searched.found) == len(queries)
 
+        began = work.timeline.clock()
         beside = yield from search_beside(
             _searching(finder, queries), self._draft(work, drafts, last), wanted
         )
+        drafts.beside_seconds = work.timeline.clock() - began
         work.timeline.add(beside.found.times, place)
         if not beside.finished:
             work.record.abort()
@@ -233,14 +261,20 @@ class _Drafts:
     Attributes:
         text: the output with all of the chunks.
         guesses: one a query.
+        fresh: whether the prompt of each guess had to be read, or would have to be.
         chunks: behind the first of the guesses.
         seconds: of writing each chunk.
+        alone: chunks that nothing ran beside, with their look-ups.
+        beside_seconds: of the search and the decoding beside it, if there was any.
     """
 
     text: Text
     guesses: list[Guess] = field(default_factory=list)
+    fresh: list[bool] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
+    alone: list[ChunkTime] = field(default_factory=list)
+    beside_seconds: float | None = None
 
     def add(self, chunk: Chunk, seconds: float) -> None:
         """A chunk has been written to its end."""
@@ -248,10 +282,27 @@ class _Drafts:
         self.chunks.append(chunk)
         self.seconds.append(seconds)
 
-    def note_if_first(self, seconds: float) -> None:
-        """The time of a chunk that was no guess stands in where none was."""
+    def note_alone(self, guess: Guess) -> None:
+        """Nothing ran beside the newest chunk."""
+        self.alone.append(ChunkTime(self.fresh[-1], guess.seconds + self.seconds[-1]))
+
+    def note_right(self, fresh: bool, seconds: float, guess: Guess) -> None:
+        """A chunk was written behind a passage that is known to be right; its time stands in where no guess has one."""
+        self.alone.append(ChunkTime(fresh, guess.seconds + seconds))
         if not self.seconds:
             self.seconds.append(seconds)
+
+    def round(self, found: Sequence[Found], search_seconds: float) -> StrideRound:
+        """What the round gave and took."""
+        return StrideRound(
+            len(self.guesses),
+            self.matched(found),
+            self.step_seconds,
+            search_seconds,
+            tuple(self.fresh),
+            tuple(self.alone),
+            self.beside_seconds,
+        )
 
     @property
     def guessed(self) -> tuple[Found, ...]:

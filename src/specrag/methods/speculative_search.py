@@ -36,7 +36,9 @@ def make_schedule(
     """
     if isinstance(stride, str):
         if stride != "os3":
-            raise InputError("stride", stride, "give a whole number of at least 1, or os3")
+            raise InputError(
+                "stride", stride, "give a whole number of at least 1, or a schedule's name, as os3"
+            )
         return OS3(asynchronous=asynchronous, max_match=max_match, shared=shared)
     return stride() if callable(stride) else FixedStride(stride)
 

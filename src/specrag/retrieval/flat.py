@@ -76,6 +76,9 @@ class FlatIndex:
         vectors: float32 [passages, dimension], C-contiguous, may be memory-mapped; not copied.
         longest: the greatest Euclidean length of a vector, as :meth:`build` measures it.
 
+    Attributes:
+        threads: that a search may take, by default as many as there are processors.
+
     Raises:
         InputError: the vectors have another shape or type, or are not finite.
     """
@@ -91,6 +94,7 @@ class FlatIndex:
         self._stored = vectors
         self.vectors: Floats = np.asarray(vectors)  # a plain view: slices of a memory map are slow
         self.longest = longest
+        self.threads = os.cpu_count() or 1
 
     @classmethod
     def build(cls, vectors: Floats) -> FlatIndex:
@@ -142,7 +146,7 @@ class FlatIndex:
 
     def _search_group(self, group: Floats, k: int, mask: Bools | None) -> list[Ranking]:
         slack = dense_slack(norms(group), self.longest, self.dimension)
-        parts = max(1, min(os.cpu_count() or 1, self.vectors.nbytes // _PART_BYTES))
+        parts = max(1, min(self.threads, self.vectors.nbytes // _PART_BYTES))
 
         def search_part(part: int) -> list[Ranking]:
             heaps = Heaps(len(group), k)

@@ -15,9 +15,22 @@ from specrag.scheduling.stride_cost import StrideCosts, passages_per_second
 #: A larger stride wins little (3 % at a match rate of 0.95 and a search of 20 steps) and keeps text back for long.
 MAX_STRIDE = 16
 #: What other requests saw is worth at most this many look-ups to a new one.
-_SHARED_WEIGHT = 20.0
+SHARED_WEIGHT = 20.0
 #: Look-ups after which what was seen counts about a third.
 _SHARED_MEMORY = 200.0
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkTime:
+    """What a chunk took that nothing ran beside.
+
+    Attributes:
+        fresh: whether its passage's prompt had to be read first.
+        seconds: of look-up, reading and decoding.
+    """
+
+    fresh: bool
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +44,9 @@ class StrideRound:
         speculation_seconds: of one speculation step (look-up and decoding), mean of the round; without steps that
             were cut short.
         verification_seconds: of the search for the s queries.
+        fresh: for each guess, whether its passage's prompt had not been read yet; empty where guesses have none.
+        chunks: those of the round that nothing ran beside.
+        beside_seconds: from the search's start to the end of the decoding beside it, if there was any.
 
     Raises:
         InputError: there cannot be such a round.
@@ -40,6 +56,9 @@ class StrideRound:
     matched: int
     speculation_seconds: float
     verification_seconds: float
+    fresh: tuple[bool, ...] = ()
+    chunks: tuple[ChunkTime, ...] = ()
+    beside_seconds: float | None = None
 
     def __post_init__(self) -> None:
         _check_whole("stride", self.stride)
@@ -76,25 +95,40 @@ class FixedStride:
 
 
 @dataclass
+class Matches:
+    """Verified look-ups and those of them that were right, the older the less."""
+
+    looked_up: float = 0.0
+    matched: float = 0.0
+
+    def add(self, looked_up: int, matched: int) -> None:
+        """Count some more."""
+        keep = (1.0 - 1.0 / _SHARED_MEMORY) ** looked_up
+        self.looked_up = keep * self.looked_up + looked_up
+        self.matched = keep * self.matched + matched
+
+    def diluted(self, most: float) -> Matches:
+        """The same share of right ones among at most so many look-ups."""
+        weight = min(most, self.looked_up)
+        return Matches(weight, self.matched / self.looked_up * weight if self.looked_up else 0.0)
+
+
+@dataclass
 class SharedStrides:
     """What all requests of a method learn together; it changes no output.
 
     Attributes:
         costs: of steps and searches.
-        looked_up, matched: verified look-ups and those of them that were right, the older the less.
+        matches: of guesses.
     """
 
     costs: StrideCosts = field(default_factory=StrideCosts)
-    looked_up: float = 0.0
-    matched: float = 0.0
+    matches: Matches = field(default_factory=Matches)
 
     def observe(self, round: StrideRound) -> None:
         """Learn from a round of any request."""
         self.costs.observe(round.stride, round.speculation_seconds, round.verification_seconds)
-        looked_up = _looked_up(round)
-        keep = (1.0 - 1.0 / _SHARED_MEMORY) ** looked_up
-        self.looked_up = keep * self.looked_up + looked_up
-        self.matched = keep * self.matched + round.matched
+        self.matches.add(_looked_up(round), round.matched)
 
 
 class OS3:
@@ -141,9 +175,7 @@ class OS3:
         self._window = window
         self._rounds: deque[StrideRound] = deque(maxlen=window)
         # As it was before the request, so that its own rounds do not count twice.
-        seen = self._shared.looked_up
-        self._weight_before = min(_SHARED_WEIGHT, seen)
-        self._match_before = self._shared.matched / seen if seen else 0.0
+        self._before = self._shared.matches.diluted(SHARED_WEIGHT)
 
     def next(self) -> int:
         match, costs = self._match(), self._shared.costs
@@ -163,9 +195,9 @@ class OS3:
         looked_up = float(sum(map(_looked_up, self._rounds)))
         if self._max_match is not None:
             return min(matched / looked_up, self._max_match) if looked_up else 0.0
-        weight = self._weight_before * (1.0 - len(self._rounds) / self._window)
-        matched += weight * self._match_before
-        looked_up += weight
+        lacking = 1.0 - len(self._rounds) / self._window
+        matched += lacking * self._before.matched
+        looked_up += lacking * self._before.looked_up
         return wilson_lower_bound(matched, looked_up) if looked_up else 0.0
 
 

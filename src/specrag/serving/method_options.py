@@ -76,13 +76,16 @@ class RaLMOptions(Body):
 class RaLMSpecOptions(RaLMOptions):
     """Of RaLMSpec; see :class:`specrag.methods.ralmspec.RaLMSpec`."""
 
-    stride: Annotated[int, Field(ge=1, le=16)] | Literal["os3"] = Field(
-        3, description="Retrievals guessed before a search verifies them, or os3."
+    stride: Annotated[int, Field(ge=1, le=16)] | Literal["cost-aware", "os3"] = Field(
+        "cost-aware",
+        description="Retrievals guessed before a search verifies them, os3, or cost-aware: guess by guess.",
     )
     prefetch: Annotated[int, Field(ge=1, le=256)] = Field(
-        1, description="Passages that a search brings into the cache."
+        20, description="Passages that a search brings into the cache."
     )
-    asynchronous: bool = Field(False, description="Decode on while guesses are verified.")
+    asynchronous: bool = Field(
+        False, description="Decode on while guesses are verified; cost-aware decides that by itself."
+    )
 
 
 class SpeculativeRAGOptions(Body):

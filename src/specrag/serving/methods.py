@@ -158,7 +158,8 @@ def _describe_options(options: type[Body], datastores: Sequence[str]) -> dict[st
     for name, schema in options.model_json_schema()["properties"].items() if options.model_fields else ():
         # Of alternatives the first tells the type; the others are values by name.
         first, *others = schema.get("anyOf", [schema])
-        choices = first.get("enum") or [other["const"] for other in others if "const" in other] or None
+        named = [value for other in others for value in other.get("enum", [other.get("const")])]
+        choices = first.get("enum") or [value for value in named if value is not None] or None
         described[name] = {
             "type": "choice" if "enum" in first else first.get("type"),
             "default": schema.get("default"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from specrag.engine.passes import Coroutine
 from specrag.engine.session import Session
@@ -14,6 +15,7 @@ from specrag.methods.iterative import DEFAULT_MAX_TOKENS as ITERATIVE_MAX_TOKENS
 from specrag.methods.options import DEFAULT_MAX_TOKENS, Options
 from specrag.methods.rag_prompt import LEAD
 from specrag.methods.standard_rag import StandardRAG
+from specrag.scheduling.cost_aware_guesses import MAX_FRESH, SharedGuesses
 from specrag.serving.method_options import (
     RaLMOptions,
     RaLMSpecOptions,
@@ -32,6 +34,11 @@ from specrag.serving.plans import (
     refuse_form,
     retrieval,
 )
+
+#: By knowledge base and index.
+_LEARNED: WeakKeyDictionary[object, dict[str | None, SharedGuesses]] = WeakKeyDictionary()
+#: Sessions that guesses of a round may keep.
+_MOST_SESSIONS = {"os3": 8, "cost-aware": MAX_FRESH + 1}
 
 if TYPE_CHECKING:
     from specrag.methods.rapid import RAPID
@@ -100,6 +107,7 @@ def plan_ralmspec(ask: Ask, options: RaLMSpecOptions) -> Plan:
         stride=options.stride,
         prefetch=min(options.prefetch, max(len(retriever), 1)),
         asynchronous=options.asynchronous,
+        learned=_learned(ask),
         interval=options.interval,
         query_tokens=options.query_tokens,
         passage_tokens=options.passage_tokens,
@@ -110,8 +118,14 @@ def plan_ralmspec(ask: Ask, options: RaLMSpecOptions) -> Plan:
     given: Options = {"max_tokens": ITERATIVE_MAX_TOKENS, **ask.options}
     method.check(ask.question, **given)
     # A session is kept for every passage that may still turn out to be the right one.
-    sessions = 2 + (options.stride if isinstance(options.stride, int) else 8)
+    sessions = 2 + (options.stride if isinstance(options.stride, int) else _MOST_SESSIONS[options.stride])
     return Plan(lambda: method.answering(ask.question, **given), _tokens(options, given, sessions))
+
+
+def _learned(ask: Ask) -> SharedGuesses:
+    """What earlier requests learned of searching the same index."""
+    assert ask.kb is not None
+    return _LEARNED.setdefault(ask.kb, {}).setdefault(ask.wish.index, SharedGuesses())
 
 
 def plan_speculative_rag(ask: Ask, options: SpeculativeRAGOptions) -> Plan:

@@ -24,19 +24,20 @@ from specrag.bench.suites.passages_pictures import COMPONENTS, DELAYED, SCALE, T
 from specrag.bench.suites.passages_retrievers import EXACT, HNSW, Retrievers, Slowed, enlarged, sized
 from specrag.bench.suites.passages_sizes import FULL, LARGER_MODEL, QUICK, Size
 from specrag.bench.suites.passages_subjects import (
+    APART,
     BASELINES,
+    COST_AWARE,
     PSA,
     RALMSPEC,
     REUSE,
-    UNCAPPED,
     Models,
     Subjects,
 )
 from specrag.methods.retriever import PassageRetriever
 
 _CALIBRATION = "calibration"
-_MAIN = (*BASELINES, RALMSPEC, PSA)
-_CHOSEN = (*BASELINES, RALMSPEC, PSA, UNCAPPED)
+_THREADS = "threads"
+_METHODS = (*BASELINES, RALMSPEC, PSA, COST_AWARE)
 #: Simulated stores answer from the index whose own search is the fastest, so that the delay is what they cost.
 _STORE = HNSW
 _TIMELINE_METHOD = "ralmspec+A"
@@ -56,12 +57,14 @@ class PassagesSuite:
         "for, and stands in front of the question (at most 512 tokens of prompt, greedy, bf16, end tokens ignored so "
         "that every answer is equally long). `sequential` encodes the prompt anew at every retrieval, as the paper "
         "runs it; `sequential-kv-reuse` keeps keys and values while the passage stays, as all of RaLMSpec does here. "
-        "P is a prefetch of 20, S the scheduler OS3 (else a stride of 3), A asynchronous verification. `identical` is "
-        "the share of answers whose tokens and passages are the baseline's; below 1 it is bf16 rounding, and the "
-        "exactness section, in int8 and batch invariant, must show 1. R is `retrieval`: encoding queries and "
+        "P is a prefetch of 20, S the scheduler OS3 (else a stride of 3), A asynchronous verification; `cost-aware` "
+        "decides guess by guess, also whether to decode beside a search. `identical` is the share of answers whose "
+        "tokens and passages are the baseline's; below 1 it is bf16 rounding, and the exactness section, in int8 and "
+        "batch invariant, must show 1. R is `retrieval`: encoding queries and "
         "searching, as far as the model does not work meanwhile; G is `generation`; `step` is a, `search by queries` "
         "b(s), `match rate` the chance that a guess is right. `bound` is the best of all strides up to 16 by brute "
-        "force at the measured a, b(s) and match rate, relative to the baseline's measured seconds between two "
+        "force at the measured a, b(s) and match rate (of a cost-aware one: the better of searching alone at its own "
+        "a, b(s) and beside decoding at PSA's), relative to the baseline's measured seconds between two "
         "retrievals. Corpora larger than the real one hold synthetic distractors, unit vectors of random direction; "
         "`distractors` would say how many an answer used. Stores with a delay are simulated: an HNSW search that "
         "sleeps as long as the R/G asked for needs."
@@ -79,6 +82,7 @@ class PassagesSuite:
                 *bench.components(),
                 *bench.delays(),
                 *bench.corpora(),
+                *bench.threads(),
                 *bench.timelines(),
             ]
             exact = list(bench.exactness())
@@ -122,7 +126,7 @@ class _Bench:
         every: list[Record] = []
         for name in self.size.retrievers:
             rows = [
-                self._row(f"{name}/{asked.task}", asked, _MAIN, name)
+                self._row(f"{name}/{asked.task}", asked, _METHODS, name)
                 for asked in self.source.questions(self.size.main)
             ]
             records = self._measure(name, rows, self.size.repeats)
@@ -157,7 +161,7 @@ class _Bench:
             if seconds is None:  # the calibration has failed, and the page says so
                 return
             task = f"{DELAYED}/R to G {ratio:g}"
-            rows = [self._row(task, asked, _CHOSEN, _STORE, seconds) for asked in questions]
+            rows = [self._row(task, asked, _METHODS, _STORE, seconds) for asked in questions]
             records = self._measure(task, rows, 1)
             for entry in summarise(self.context, records, simulated=True):
                 yield replace(entry, extra={**entry.extra, "delay_ms": 1e3 * seconds})
@@ -165,13 +169,22 @@ class _Bench:
     def corpora(self) -> Iterator[Measurement]:
         """Exact dense search over fewer and more passages."""
         for count in self.size.corpora:
-            synthetic = count > len(self.source.knowledge_base)
-            name = enlarged(count) if synthetic else sized(count)
+            name = self._corpus(count)
             rows = [
-                self._row(f"{SCALE}/{name.removeprefix(EXACT).lstrip(', ')}", asked, _CHOSEN, name)
+                self._row(f"{SCALE}/{_passages(name)}", asked, _METHODS, name)
                 for asked in self.source.questions(self.size.few)
             ]
             yield from summarise(self.context, self._measure(name, rows, 1))
+
+    def threads(self) -> Iterator[Measurement]:
+        """What it gains or loses to give searches processors of their own."""
+        for count in self.size.corpora[-1:]:
+            name = self._corpus(count)
+            rows = [
+                self._row(f"{_THREADS}/{_passages(name)}", asked, (REUSE, PSA, APART), name)
+                for asked in self.source.questions(self.size.few)
+            ]
+            yield from summarise(self.context, self._measure(_THREADS, rows, 1))
 
     def timelines(self) -> Iterator[Measurement]:
         """When what ran in one asynchronous request; drawn from a file beside the page."""
@@ -205,6 +218,10 @@ class _Bench:
             self.size.exact_new,
         )
 
+    def _corpus(self, passages: int) -> str:
+        """The exact dense index of so many passages."""
+        return enlarged(passages) if passages > len(self.source.knowledge_base) else sized(passages)
+
     # -- rows -----------------------------------------------------------------------------------------------
 
     def _row(
@@ -225,7 +242,11 @@ class _Bench:
 
     def _subject(self, task: str, retriever: str, delay: float | None) -> Subjects:
         """Methods that learn within one section, or within one retriever of the main table."""
-        key = task if task.startswith((COMPONENTS, DELAYED, SCALE, TIMELINE, _CALIBRATION)) else retriever
+        key = (
+            task
+            if task.startswith((COMPONENTS, DELAYED, SCALE, TIMELINE, _CALIBRATION, _THREADS))
+            else retriever
+        )
         if key not in self._subjects:
             found: PassageRetriever = self.retrievers.get(retriever)
             if delay is not None:
@@ -253,3 +274,8 @@ class _Bench:
         rows = [self._row(task, asked, (REUSE,), _STORE) for asked in self.source.questions(self.size.few)]
         records = self._measure(_CALIBRATION, rows, 1)
         return [record.outcome.figures for record in records if record.outcome is not None]
+
+
+def _passages(name: str) -> str:
+    """What an exact dense index holds."""
+    return name.removeprefix(f"{EXACT}, ")

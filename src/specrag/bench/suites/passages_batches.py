@@ -10,7 +10,7 @@ from specrag.bench.measurement import Measurement
 from specrag.bench.records import Outcome
 from specrag.bench.suite import BenchContext
 from specrag.bench.suites.passages_retrievers import Retrievers
-from specrag.bench.suites.passages_subjects import PREFETCH
+from specrag.methods.ralmspec import PREFETCH
 from specrag.methods.retriever import PassageRetriever
 
 SECTION = "batch"

@@ -16,6 +16,7 @@ from specrag.bench.suite import BenchContext
 from specrag.bench.suites.passages_retrievers import Retrievers
 from specrag.bench.suites.passages_subjects import (
     COMBINATIONS,
+    COST_AWARE,
     REUSE,
     SEQUENTIAL,
     Models,
@@ -36,13 +37,18 @@ _TEMPERATURES = (0.0, 0.8)
 _SEED = 7
 #: Requests that share passes; with ``batch_invariant`` that changes no bit.
 _TOGETHER = 16
-_METHODS = (REUSE, *COMBINATIONS)
+_METHODS = (REUSE, *COMBINATIONS, COST_AWARE)
+#: Of a passage: shorter than elsewhere, since reading prompts is most of the time and not what is asked here.
+_PASSAGE_TOKENS = 64
 
 
 def measure(
     context: BenchContext, retrievers: Retrievers, names: Sequence[str], questions: Sequence[Asked], new: int
 ) -> Iterator[Measurement]:
-    """The share of answers of ``new`` tokens that equal sequential retrieval's, in int8 and batch invariant."""
+    """The share of answers of ``new`` tokens that equal sequential retrieval's, in int8 and batch invariant.
+
+    Passages are cut to 64 tokens.
+    """
     models = Models(context.model, context.device, dtype="int8", batch_invariant=True)
     batches = [questions[start : start + _TOGETHER] for start in range(0, len(questions), _TOGETHER)]
 
@@ -105,7 +111,7 @@ class _Request:
         return [fingerprint(answer) for answer in self.answers(SEQUENTIAL)]
 
     def answers(self, label: str) -> list[IterativeAnswer]:
-        method: IterativeMethod = make(label, self.llm, self.retriever)
+        method: IterativeMethod = make(label, self.llm, self.retriever, _PASSAGE_TOKENS)
         options: Options = {
             "max_tokens": self.new,
             "ignore_eos": True,

@@ -10,13 +10,13 @@ from pathlib import Path
 from specrag.bench.measurement import Measurement
 from specrag.bench.plots import COLOURS, HATCHES, Axis, Series, line_plot, new_figure, save_figure
 from specrag.bench.suites import passages_batches
-from specrag.bench.suites.passages_subjects import PSA, RALMSPEC, REUSE, UNCAPPED
+from specrag.bench.suites.passages_subjects import COST_AWARE, PSA, RALMSPEC, REUSE
 
 COMPONENTS, DELAYED, SCALE, TIMELINE = "components", "delayed store", "corpus size", "timeline"
 TIMELINE_FILE = "passages-timeline.json"
 
 _ACTIVITIES = ("encode", "look-up", "search", "prefill", "decode")
-_LINES = (RALMSPEC, PSA, UNCAPPED)
+_LINES = (RALMSPEC, PSA, COST_AWARE)
 
 
 def draw(measurements: Sequence[Measurement], folder: Path) -> list[Path]:
@@ -76,7 +76,7 @@ def _split(measurements: Sequence[Measurement], folder: Path) -> Iterator[Path]:
 def _speedups(
     measurements: Sequence[Measurement], path: Path, section: str, title: str, x: Axis
 ) -> Iterator[Path]:
-    """Speed-ups over the number in the task's name, and the bound of the one without a cap."""
+    """Speed-ups over the number in the task's name, and the bound of the cost-aware one."""
     shown = [
         entry
         for entry in measurements
@@ -88,8 +88,8 @@ def _speedups(
         if (line := _line([entry for entry in shown if entry.method == method], method, _speedup))
     ]
     bound = _line(
-        [entry for entry in shown if entry.method == UNCAPPED],
-        f"bound of {UNCAPPED}",
+        [entry for entry in shown if entry.method == COST_AWARE],
+        f"bound of {COST_AWARE}",
         lambda entry: _extra(entry, "bound"),
         reference=True,
     )

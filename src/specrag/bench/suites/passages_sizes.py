@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from specrag.bench.suites.passages_retrievers import EXACT, HNSW, REMOTE, SPARSE, enlarged
-from specrag.bench.suites.passages_subjects import BASELINES, COMBINATIONS, PSA, REUSE, UNCAPPED, VARIANTS
+from specrag.bench.suites.passages_subjects import (
+    APART,
+    BASELINES,
+    COMBINATIONS,
+    COST_AWARE,
+    PSA,
+    REUSE,
+    UNCAPPED,
+    VARIANTS,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,14 +55,14 @@ FULL = Size(
     main=3,
     repeats=5,
     parts=2,
-    part_methods=(*BASELINES, *VARIANTS),
+    part_methods=(*BASELINES, *(name for name in VARIANTS if name != APART)),
     few=1,
     delays=(0.1, 0.5, 1.0, 2.0, 5.0),
     corpora=(10_000, 70_000, 300_000, 1_000_000),
     timelines=(REMOTE,),
     exactness=25,
     exact_retrievers=(EXACT, HNSW, SPARSE, REMOTE),
-    exact_new=32,
+    exact_new=24,
 )
 #: What else a larger model is measured with follows from the smaller one: the retrievers do not know the model.
 LARGER_MODEL = replace(
@@ -62,7 +71,7 @@ LARGER_MODEL = replace(
     main=1,
     repeats=3,
     parts=1,
-    part_methods=(*BASELINES, *COMBINATIONS, UNCAPPED),
+    part_methods=(*BASELINES, *COMBINATIONS, UNCAPPED, COST_AWARE),
     delays=(1.0,),
     corpora=(),
     timelines=(),
@@ -75,7 +84,7 @@ QUICK = Size(
     main=1,
     repeats=1,
     parts=1,
-    part_methods=(REUSE, "ralmspec+P", "ralmspec+S", "ralmspec+A", PSA),
+    part_methods=(REUSE, "ralmspec+P", "ralmspec+S", "ralmspec+A", PSA, COST_AWARE),
     few=1,
     delays=(1.0,),
     corpora=(1000,),

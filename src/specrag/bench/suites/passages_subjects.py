@@ -6,16 +6,18 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from specrag.bench.interleave import Trial
 from specrag.bench.records import Outcome
-from specrag.bench.suites.passages_retrievers import SYNTHETIC
+from specrag.bench.suites.passages_retrievers import SYNTHETIC, threads_apart
 from specrag.methods.iterative import IterativeMethod
 from specrag.methods.iterative_ralm import IterativeRaLM
-from specrag.methods.ralmspec import MAX_MATCH, RaLMSpec
+from specrag.methods.ralmspec import COST_AWARE as COST_AWARE_STRIDE
+from specrag.methods.ralmspec import MAX_MATCH, PREFETCH, RaLMSpec, Stride
 from specrag.methods.retriever import PassageRetriever
 
 if TYPE_CHECKING:
@@ -26,19 +28,22 @@ if TYPE_CHECKING:
 SEQUENTIAL, REUSE = "sequential", "sequential-kv-reuse"
 BASELINES = (SEQUENTIAL, REUSE)
 RALMSPEC, PSA, UNCAPPED = "ralmspec", "ralmspec+PSA", "ralmspec+PSA+uncapped"
-
-#: What P switches on: passages that a search brings into the cache.
-PREFETCH = 20
+COST_AWARE = "ralmspec+P+cost-aware"
+APART = "ralmspec+PSA+threads apart"
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """RaLMSpec's settings; by default no prefetch (P), a fixed stride in place of OS3 (S), synchronous (A)."""
+    """RaLMSpec's settings; by default no prefetch (P), a fixed stride in place of OS3 (S), synchronous (A).
 
-    stride: int | Literal["os3"] = 3
+    ``apart`` gives half of the processors to searches and the other half to the model.
+    """
+
+    stride: Stride = 3
     prefetch: int = 1
     asynchronous: bool = False
     max_match: float | None = MAX_MATCH
+    apart: bool = False
 
 
 def _parts(letters: str) -> Variant:
@@ -57,13 +62,17 @@ VARIANTS: Mapping[str, Variant] = {
     "ralmspec+prefetch=256": Variant(prefetch=256),
     "ralmspec+S+uncapped": Variant("os3", max_match=None),
     UNCAPPED: Variant("os3", PREFETCH, asynchronous=True, max_match=None),
+    COST_AWARE: Variant(COST_AWARE_STRIDE, PREFETCH),
+    APART: Variant("os3", PREFETCH, asynchronous=True, apart=True),
 }
 
 
-def make(label: str, llm: LanguageModel, retriever: PassageRetriever) -> IterativeMethod:
+def make(
+    label: str, llm: LanguageModel, retriever: PassageRetriever, passage_tokens: int = 256
+) -> IterativeMethod:
     """The method of a label; a prefetch that is larger than the knowledge base is cut to all of it."""
     if label in BASELINES:
-        return IterativeRaLM(llm, retriever, reuse=label == REUSE)
+        return IterativeRaLM(llm, retriever, reuse=label == REUSE, passage_tokens=passage_tokens)
     variant = VARIANTS[label]
     return RaLMSpec(
         llm,
@@ -72,6 +81,7 @@ def make(label: str, llm: LanguageModel, retriever: PassageRetriever) -> Iterati
         prefetch=min(variant.prefetch, len(retriever)),
         asynchronous=variant.asynchronous,
         max_match=variant.max_match,
+        passage_tokens=passage_tokens,
     )
 
 
@@ -136,9 +146,10 @@ class Subjects:
         options: Options = {"max_tokens": self._new, "ignore_eos": True}
 
         def run() -> Outcome:
-            started = time.perf_counter()
-            answer = method.answer(question, **options)
-            seconds = time.perf_counter() - started
+            with threads_apart(self._retriever) if label == APART else nullcontext():
+                started = time.perf_counter()
+                answer = method.answer(question, **options)
+                seconds = time.perf_counter() - started
             output = timeline_json(answer) if keep_timeline else fingerprint(answer)
             return Outcome(
                 tokens=len(answer.tokens), seconds=seconds, output=output, figures=_figures(answer)
