@@ -29,7 +29,7 @@ SEQUENTIAL, REUSE = "sequential", "sequential-kv-reuse"
 BASELINES = (SEQUENTIAL, REUSE)
 RALMSPEC, PSA, UNCAPPED = "ralmspec", "ralmspec+PSA", "ralmspec+PSA+uncapped"
 COST_AWARE = "ralmspec+P+cost-aware"
-APART = "ralmspec+PSA+threads apart"
+APART = "ralmspec+PSA+apart"
 
 
 @dataclass(frozen=True, slots=True)
