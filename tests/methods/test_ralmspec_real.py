@@ -147,8 +147,16 @@ def test_a_session_that_was_taken_back_equals_a_fresh_one(
     extending = invariant.executor.submit(fresh.extend(session.tokens))
     invariant.executor.run(extending)
     assert logits(invariant, session).tolist() == logits(invariant, fresh).tolist()
-    writer.close()
     fresh.close()
+    for passage in kb.passages([1, 2, 4, 5]):
+        writer.keep([passages[0]])
+        invariant.executor.run(invariant.executor.submit(writer.write(start, passage)))
+    writer.keep([passages[0]])
+    assert [*writer._sessions] == [passages[0].id, 4, 5]  # the newest, and the one that is needed
+    assert writer.holds(passages[0])
+    assert not writer.holds(passages[1])
+    writer.close()
+    assert not writer._sessions
 
 
 def test_a_prompt_holds_a_cut_passage_and_the_question(invariant: LanguageModel, kb: KnowledgeBase) -> None:

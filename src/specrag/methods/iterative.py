@@ -62,7 +62,7 @@ class IterativeMethod(ABC):
         retriever: where the passages are.
         limits: how often to retrieve and how much to read.
         prefetch: passages that a search asks for.
-        reuse: keep keys and values while the passage stays.
+        reuse: keep the keys and values of the newest passages.
         decoder: how the tokens between two retrievals are decoded, a name or a configured method.
         system: a system message in front of the question.
         clock: seconds, the executor's.

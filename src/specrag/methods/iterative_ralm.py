@@ -26,8 +26,9 @@ class IterativeRaLM(IterativeMethod):
         query_tokens: most tokens of a query.
         passage_tokens: most tokens of a passage; the rest is cut.
         prompt_tokens: most tokens of passage and question together.
-        reuse: keep keys and values while the passage stays (``sequential-kv-reuse``); else the prompt is encoded
-            anew at every retrieval, as the paper runs it (``sequential``).
+        reuse: keep the keys and values of the newest passages, so that a prompt is read once while its passage stays
+            or comes back (``sequential-kv-reuse``); else the prompt is encoded anew at every retrieval, as the paper
+            runs it (``sequential``).
         decoder: how the tokens between two retrievals are decoded.
         system: a system message in front of the question.
         clock: seconds, the executor's.

@@ -24,6 +24,9 @@ from specrag.models.tokenizer import TextStream, Tokenizer
 from specrag.retrieval.passage import Passage
 from specrag.speculation.decode import DecodedToken, Settings, Step
 
+#: Passages whose keys and values a request keeps. A quarter of those that came up had been there shortly before.
+KEPT = 3
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Text:
@@ -79,7 +82,7 @@ class Writer:
         prompts: the prompt for each passage.
         settings: what the caller asks of the whole text.
         interval: tokens of a chunk.
-        reuse: keep a session while its passage stays; else every chunk reads its prompt anew, as the paper runs it.
+        reuse: keep the sessions of the newest passages; else every chunk reads its prompt anew, as the paper runs it.
         timeline: is told when what ran, and tells the time.
     """
 
@@ -108,10 +111,11 @@ class Writer:
         tokens = [*self._prompts.tokens(passage), *text.tokens]
         key = id_of(passage)
         if not self._reuse:
-            self.keep(())
-        if key not in self._sessions:
-            self._sessions[key] = Session(self._model)
-        session = self._sessions[key]
+            self.close()
+        session = self._sessions.pop(key, None)
+        if session is None:
+            session = Session(self._model)
+        self._sessions[key] = session  # the newest last
         place = len(text.tokens)
         with self._timeline.measure("prefill", place) as prefill:
             rows = yield from self._align(session, tokens)
@@ -125,18 +129,20 @@ class Writer:
         return Chunk(chunk.text(), steps, chunk.shown, (prefill.number, decode.number), len(tokens) - place)
 
     def holds(self, passage: Passage | None) -> bool:
-        """Whether this passage's prompt need not be read again."""
+        """Whether this passage's prompt need not be read again, but for what was written since."""
         return self._reuse and id_of(passage) in self._sessions
 
     def keep(self, passages: Collection[Passage | None]) -> None:
-        """Release the sessions of all other passages."""
-        kept = {id_of(passage) for passage in passages}
-        for key in [key for key in self._sessions if key not in kept]:
+        """Release the oldest sessions until :data:`KEPT` are left, but none of these passages."""
+        needed = {id_of(passage) for passage in passages}
+        others = [key for key in self._sessions if key not in needed]
+        for key in others[: max(len(self._sessions) - max(KEPT, len(needed)), 0)]:
             self._sessions.pop(key).close()
 
     def close(self) -> None:
         """Release all sessions."""
-        self.keep(())
+        while self._sessions:
+            self._sessions.popitem()[1].close()
 
     def _align(self, session: Session, tokens: Sequence[int]) -> Coroutine[list[Row]]:
         """Make the session hold these tokens; what it holds of them already is kept."""

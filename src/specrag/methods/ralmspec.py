@@ -67,7 +67,7 @@ class RaLMSpec(IterativeMethod):
         early: show text at once and take it back by a :class:`~specrag.methods.ralm_result.Retraction`; else text is
             shown when it is verified.
         interval, query_tokens, passage_tokens, prompt_tokens, reuse, decoder, system, clock: as of
-            :class:`~specrag.methods.iterative_ralm.IterativeRaLM`. A session is kept while its passage may still
+            :class:`~specrag.methods.iterative_ralm.IterativeRaLM`. A session is also kept while its passage may still
             turn out to be the right one.
 
     Raises:

@@ -14,6 +14,7 @@ from specrag.methods.generation import Generation, Prompt
 from specrag.methods.iterative import DEFAULT_MAX_TOKENS as ITERATIVE_MAX_TOKENS
 from specrag.methods.options import DEFAULT_MAX_TOKENS, Options
 from specrag.methods.rag_prompt import LEAD
+from specrag.methods.ralm_text import KEPT
 from specrag.methods.standard_rag import StandardRAG
 from specrag.scheduling.cost_aware_guesses import MAX_FRESH, SharedGuesses
 from specrag.serving.method_options import (
@@ -93,7 +94,7 @@ def plan_iterative(ask: Ask, options: RaLMOptions) -> Plan:
     )
     given: Options = {"max_tokens": ITERATIVE_MAX_TOKENS, **ask.options}
     method.check(ask.question, **given)
-    return Plan(lambda: method.answering(ask.question, **given), _tokens(options, given, 2))
+    return Plan(lambda: method.answering(ask.question, **given), _tokens(options, given, KEPT + 1))
 
 
 def plan_ralmspec(ask: Ask, options: RaLMSpecOptions) -> Plan:
@@ -118,7 +119,7 @@ def plan_ralmspec(ask: Ask, options: RaLMSpecOptions) -> Plan:
     given: Options = {"max_tokens": ITERATIVE_MAX_TOKENS, **ask.options}
     method.check(ask.question, **given)
     # A session is kept for every passage that may still turn out to be the right one.
-    sessions = 2 + (options.stride if isinstance(options.stride, int) else _MOST_SESSIONS[options.stride])
+    sessions = KEPT + (options.stride if isinstance(options.stride, int) else _MOST_SESSIONS[options.stride])
     return Plan(lambda: method.answering(ask.question, **given), _tokens(options, given, sessions))
 
 

@@ -56,7 +56,7 @@ class PassagesSuite:
         "Iterative retrieval: before every 4 new tokens the best passage for the last 32 tokens of the text is looked "
         "for, and stands in front of the question (at most 512 tokens of prompt, greedy, bf16, end tokens ignored so "
         "that every answer is equally long). `sequential` encodes the prompt anew at every retrieval, as the paper "
-        "runs it; `sequential-kv-reuse` keeps keys and values while the passage stays, as all of RaLMSpec does here. "
+        "runs it; `sequential-kv-reuse` keeps keys and values of the newest passages, as all of RaLMSpec does here. "
         "P is a prefetch of 20, S the scheduler OS3 (else a stride of 3), A asynchronous verification; `cost-aware` "
         "decides guess by guess, also whether to decode beside a search; `apart` gives half of the processors to "
         "searches and half to the model. `identical` is the share of answers whose "
