@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 SECTION = "exactness"
 _TEMPERATURES = (0.0, 0.8)
 _SEED = 7
-#: Requests that share passes; with ``batch_invariant`` that changes no bit.
-_TOGETHER = 16
+#: Requests that share passes; with ``batch_invariant`` that changes no bit. All questions of a full run are one row.
+_TOGETHER = 100
 _METHODS = (REUSE, *COMBINATIONS, COST_AWARE)
 #: Of a passage: shorter than elsewhere, since reading prompts is most of the time and not what is asked here.
 _PASSAGE_TOKENS = 64
