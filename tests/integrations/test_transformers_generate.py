@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from transformers.generation import StoppingCriteria, StopStringCriteria
 from specrag.engine.executor import run
 from specrag.engine.sampling import SamplingParams
 from specrag.engine.stopping import StopConditions
-from specrag.errors import ContextLengthError, InputError
+from specrag.errors import ContextLengthError
 from specrag.integrations.transformers import Speculate, speculate
 from specrag.methods.respec import ReSpec
 from specrag.models import catalog
@@ -26,56 +26,7 @@ from specrag.models.toy import ToyModel
 from specrag.speculation.decode import Settings
 from specrag.speculation.drafters.retrieval import RetrievalSettings
 from tests.core.guessing import Budgets, OracleDrafter, decoding, plain_decoding
-
-VOCAB = 61
-SMALL: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "bos_token_id": 0,
-    "eos_token_id": None,
-    "pad_token_id": 1,
-}
-GPT2: dict[str, Any] = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
-CONFIGS: dict[str, Callable[[], Any]] = {
-    "llama": lambda: tf.LlamaConfig(**SMALL),
-    "gemma3": lambda: tf.Gemma3TextConfig(
-        **SMALL, head_dim=16, sliding_window=16, layer_types=["sliding_attention", "full_attention"]
-    ),
-    "gpt2": lambda: tf.GPT2Config(**GPT2, bos_token_id=0, eos_token_id=None, pad_token_id=1),
-    "mixtral": lambda: tf.MixtralConfig(**SMALL, num_local_experts=4, sliding_window=None),
-    # Computed by transformers in a way that the packed pass does not follow.
-    "granite": lambda: tf.GraniteConfig(**SMALL, logits_scaling=4.0),
-    "bloom": lambda: tf.BloomConfig(vocab_size=VOCAB, hidden_size=32, n_layer=2, n_head=4),
-    "mamba": lambda: tf.MambaConfig(
-        vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, state_size=4, use_mambapy=False
-    ),
-}
-ROW = [5, 9, 33, 7, 5, 9, 33, 7, 5, 9]
-
-
-def build(name: str) -> Any:
-    torch.manual_seed(len(name))
-    module = tf.AutoModelForCausalLM.from_config(CONFIGS[name](), attn_implementation="eager").eval()
-    for parameter in module.parameters():
-        # The initial weights are so small that every token would look alike.
-        torch.nn.init.normal_(parameter, std=0.3)
-    return module
-
-
-@pytest.fixture(scope="module")
-def llama() -> Any:
-    return build("llama")
-
-
-@pytest.fixture
-def guessing() -> Speculate:
-    """Guesses as much as it can in every round, whatever that costs."""
-    return speculate(ReSpec(cost_aware=False))
+from tests.integrations.small_modules import ROW, VOCAB, batch, build, check_equal
 
 
 @pytest.fixture(scope="module")
@@ -86,33 +37,6 @@ def smollm2_module(smollm2: Path) -> Any:
 @pytest.fixture(scope="module")
 def tokenizer(smollm2: Path) -> Any:
     return tf.AutoTokenizer.from_pretrained(smollm2, padding_side="left")
-
-
-@pytest.fixture(autouse=True)
-def modules_are_left_as_they_were(request: pytest.FixtureRequest) -> Iterator[None]:
-    yield
-    for name in ("llama", "smollm2_module"):
-        if name in request.fixturenames:
-            module = request.getfixturevalue(name)
-            assert module.config._attn_implementation == ("eager" if name == "llama" else "sdpa")
-            assert not module.training
-
-
-def batch(*rows: Sequence[int]) -> dict[str, torch.Tensor]:
-    """Rows padded on the left."""
-    length = max(map(len, rows))
-    ids = [[1] * (length - len(row)) + list(row) for row in rows]
-    mask = [[0] * (length - len(row)) + [1] * len(row) for row in rows]
-    return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
-
-
-def check_equal(module: Any, speculation: Speculate, inputs: dict[str, Any], **options: Any) -> Any:
-    """The output, which is that of ``generate`` alone."""
-    expected = module.generate(**inputs, **options)
-    found = module.generate(**inputs, **options, custom_generate=speculation)
-    assert found.tolist() == expected.tolist()
-    assert found.dtype == expected.dtype
-    return found
 
 
 class Heard(StoppingCriteria):  # type: ignore[misc]
@@ -443,88 +367,3 @@ def test_training_mode_is_given_back(guessing: Speculate) -> None:
     before = [part.training for part in module.modules()]
     module.generate(**batch(ROW), max_new_tokens=2, custom_generate=guessing)
     assert [part.training for part in module.modules()] == before
-
-
-# -- what cannot be done -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "field"),
-    [
-        ({"num_beams": 2}, "num_beams"),
-        ({"penalty_alpha": 0.6, "top_k": 4}, "generation mode"),
-        ({"prompt_lookup_num_tokens": 4}, "generation mode"),
-        ({"return_dict_in_generate": True, "output_scores": True}, "output_scores"),
-        ({"return_dict_in_generate": True, "output_attentions": True}, "output_attentions"),
-        ({"guidance_scale": 1.5}, "logits processor"),
-        ({"position_ids": torch.arange(3, 13)[None]}, "position_ids"),
-        ({"past_key_values": tf.DynamicCache()}, "past_key_values"),
-        ({"attention_mask": torch.tensor([[1] * 9 + [0]])}, "attention_mask"),
-        ({"attention_mask": torch.tensor([[0, 1, 0, 1, 1, 1, 1, 1, 1, 1]])}, "attention_mask"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "-".join(value),
-)
-def test_options_that_cannot_be_used(
-    llama: Any, guessing: Speculate, options: dict[str, Any], field: str
-) -> None:
-    passes: list[int] = []
-    hook = llama.base_model.register_forward_pre_hook(lambda *_: passes.append(1))
-    try:
-        with pytest.raises(InputError) as caught:
-            llama.generate(**{**batch(ROW), **options}, max_new_tokens=4, custom_generate=guessing)
-    finally:
-        hook.remove()
-    assert caught.value.field == field
-    assert not passes
-
-
-def test_other_inputs_and_assistants_cannot_be_used(llama: Any, guessing: Speculate) -> None:
-    with pytest.raises(InputError, match="generation mode"):
-        llama.generate(
-            **batch(ROW), max_new_tokens=4, assistant_model=build("llama"), custom_generate=guessing
-        )
-    embedded = llama.get_input_embeddings()(torch.tensor([ROW])).detach()
-    with pytest.raises(InputError, match=r"inputs_embeds|attention_mask"):
-        llama.generate(inputs_embeds=embedded, max_new_tokens=4, custom_generate=guessing)
-
-
-@pytest.mark.parametrize("name", ["granite", "bloom", "mamba"])
-def test_architectures_that_do_something_else_are_refused(name: str, guessing: Speculate) -> None:
-    module = build(name)
-    with pytest.raises(InputError, match="custom_generate"):
-        module.generate(**batch(ROW), max_new_tokens=4, custom_generate=guessing)
-    assert module.generate(**batch(ROW), max_new_tokens=4).shape == (1, len(ROW) + 4)
-
-
-def test_encoder_decoders_are_refused(guessing: Speculate) -> None:
-    config = tf.T5Config(
-        vocab_size=VOCAB, d_model=32, d_kv=8, d_ff=48, num_layers=1, num_heads=4, decoder_start_token_id=0
-    )
-    with pytest.raises(InputError, match="encoder-decoder"):
-        tf.T5ForConditionalGeneration(config).generate(
-            torch.tensor([ROW]), max_new_tokens=4, custom_generate=guessing
-        )
-
-
-def test_an_error_gives_the_module_back(llama: Any, guessing: Speculate) -> None:
-    def broken(row: int, tokens: torch.Tensor) -> list[int]:
-        raise RuntimeError("the caller's own")
-
-    with pytest.raises(RuntimeError, match="the caller's own"):
-        llama.generate(
-            **batch(ROW), max_new_tokens=4, prefix_allowed_tokens_fn=broken, custom_generate=guessing
-        )
-    check_equal(llama, guessing, batch(ROW), max_new_tokens=4)
-
-
-def test_methods_are_checked_when_they_are_given(llama: Any) -> None:
-    with pytest.raises(InputError, match="did you mean respec"):
-        speculate("respect")
-    with pytest.raises(InputError, match="method"):
-        speculate(7)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"tokenizer\.json"):
-        llama.generate(
-            **batch(ROW),
-            max_new_tokens=4,
-            custom_generate=speculate(ReSpec(drafter="model:smollm2-135m")),
-        )
