@@ -79,7 +79,8 @@ def section(measured: Sequence[Measurement], name: str) -> list[Measurement]:
 def test_every_section_is_measured_and_nothing_fails(out: Path, measured: list[Measurement]) -> None:
     assert "## Failures" not in (out / "passages.md").read_text(encoding="utf-8")
     assert {entry.task.partition("/")[0] for entry in measured} == {
-        stores.EXACT, "components", "batch", "delayed store", "corpus size", "threads", "timeline",
+        stores.EXACT, "components", "batch", "delayed store", "accuracy of guesses", "corpus size", "threads",
+        "timeline",
         "exactness",
     }  # fmt: skip
 
@@ -106,7 +107,9 @@ def test_a_ratio_stands_beside_its_parts_and_its_bound(measured: list[Measuremen
 @pytest.mark.slow
 def test_only_the_slowed_store_is_simulated_and_as_slow_as_said(measured: list[Measurement]) -> None:
     for entry in measured:
-        assert entry.simulated == entry.task.startswith(("delayed store/", "timeline/delayed")), entry.task
+        assert entry.simulated == entry.task.startswith(
+            ("delayed store/", "accuracy of guesses/", "timeline/delayed")
+        ), entry.task
     for entry in section(measured, "delayed store"):
         searched = str(entry.extra["search_by_queries"]).split(": ")[1].removesuffix(" ms").split(" ")[0]
         assert float(searched) >= 0.99 * float(str(entry.extra["delay_ms"]))
@@ -252,6 +255,16 @@ def test_a_slowed_store_answers_the_same_later(
     slowed.score(queries, np.array([0]))
     slowed.passages([0])
     assert slept == [0.25]
+
+
+def test_a_spoiled_cache_guesses_wrong_and_searches_find_the_same(retrievers: stores.Retrievers) -> None:
+    plain: PassageRetriever = retrievers.get(stores.EXACT)
+    spoiled = stores.Spoiled(plain, 0.5)
+    queries, ids = plain.encode(["a river"]), np.arange(10)
+    truth = int(plain.score(queries, ids)[0].argmax())
+    wrong = [int(spoiled.score(queries, ids)[0].argmax()) != truth for _ in range(200)]
+    assert 70 < sum(wrong) < 130
+    assert spoiled.search(queries, 3)[0].ids.tolist() == plain.search(queries, 3)[0].ids.tolist()
 
 
 def test_the_database_gives_what_the_index_gives(retrievers: stores.Retrievers) -> None:

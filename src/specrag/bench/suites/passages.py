@@ -20,8 +20,23 @@ from specrag.bench.suite import BenchContext
 from specrag.bench.suites import passages_batches, passages_exactness, passages_pictures
 from specrag.bench.suites.passages_data import Asked, Source
 from specrag.bench.suites.passages_figures import summarise
-from specrag.bench.suites.passages_pictures import COMPONENTS, DELAYED, SCALE, TIMELINE, TIMELINE_FILE
-from specrag.bench.suites.passages_retrievers import EXACT, HNSW, Retrievers, Slowed, enlarged, sized
+from specrag.bench.suites.passages_pictures import (
+    ACCURACY,
+    COMPONENTS,
+    DELAYED,
+    SCALE,
+    TIMELINE,
+    TIMELINE_FILE,
+)
+from specrag.bench.suites.passages_retrievers import (
+    EXACT,
+    HNSW,
+    Retrievers,
+    Slowed,
+    Spoiled,
+    enlarged,
+    sized,
+)
 from specrag.bench.suites.passages_sizes import FULL, LARGER_MODEL, QUICK, Size
 from specrag.bench.suites.passages_subjects import (
     APART,
@@ -37,6 +52,8 @@ from specrag.methods.retriever import PassageRetriever
 
 _CALIBRATION = "calibration"
 _THREADS = "threads"
+#: Sections in which methods learn anew.
+_SECTIONS = (COMPONENTS, DELAYED, ACCURACY, SCALE, TIMELINE, _CALIBRATION, _THREADS)
 _METHODS = (*BASELINES, RALMSPEC, PSA, COST_AWARE)
 #: Simulated stores answer from the index whose own search is the fastest, so that the delay is what they cost.
 _STORE = HNSW
@@ -68,7 +85,8 @@ class PassagesSuite:
         "a, b(s) and beside decoding at PSA's), relative to the baseline's measured seconds between two "
         "retrievals. Corpora larger than the real one hold synthetic distractors, unit vectors of random direction; "
         "`distractors` would say how many an answer used. Stores with a delay are simulated: an HNSW search that "
-        "sleeps as long as the R/G asked for needs."
+        "sleeps as long as the R/G asked for needs. The accuracy section has such a store with R/G of 1, "
+        "and turns the cache's ranking round at some of the look-ups: simulated too."
     )
 
     def __init__(self, size: Size | None = None) -> None:
@@ -82,6 +100,7 @@ class PassagesSuite:
                 *bench.batches(),
                 *bench.components(),
                 *bench.delays(),
+                *bench.accuracies(),
                 *bench.corpora(),
                 *bench.threads(),
                 *bench.timelines(),
@@ -167,6 +186,17 @@ class _Bench:
             for entry in summarise(self.context, records, simulated=True):
                 yield replace(entry, extra={**entry.extra, "delay_ms": 1e3 * seconds})
 
+    def accuracies(self) -> Iterator[Measurement]:
+        """Guesses made wrong, over a store so slow that R is G."""
+        seconds = self._delay(1.0) if self.size.spoiled else None
+        for share in self.size.spoiled if seconds is not None else ():
+            task = f"{ACCURACY}/spoiled {share:.0%}"
+            rows = [
+                self._row(task, asked, _METHODS[1:], _STORE, seconds, spoiled=share)
+                for asked in self.source.questions(self.size.few)
+            ]
+            yield from summarise(self.context, self._measure(task, rows, 1), simulated=True)
+
     def corpora(self) -> Iterator[Measurement]:
         """Exact dense search over fewer and more passages."""
         for count in self.size.corpora:
@@ -233,25 +263,24 @@ class _Bench:
         retriever: str,
         delay: float | None = None,
         *,
+        spoiled: float = 0.0,
         keep_timeline: bool = False,
     ) -> Row:
         def prepare() -> Mapping[str, Trial]:
-            subjects = self._subject(task, retriever, delay)
+            subjects = self._subject(task, retriever, delay, spoiled)
             return subjects.trials(methods, asked.text, keep_timeline=keep_timeline)
 
         return Row(name=f"{asked.task} {asked.name}", task=task, methods=tuple(methods), prepare=prepare)
 
-    def _subject(self, task: str, retriever: str, delay: float | None) -> Subjects:
+    def _subject(self, task: str, retriever: str, delay: float | None, spoiled: float) -> Subjects:
         """Methods that learn within one section, or within one retriever of the main table."""
-        key = (
-            task
-            if task.startswith((COMPONENTS, DELAYED, SCALE, TIMELINE, _CALIBRATION, _THREADS))
-            else retriever
-        )
+        key = task if task.partition("/")[0] in _SECTIONS else retriever
         if key not in self._subjects:
             found: PassageRetriever = self.retrievers.get(retriever)
             if delay is not None:
                 found = Slowed(found, delay)
+            if spoiled:
+                found = Spoiled(found, spoiled)
             self._subjects[key] = Subjects(self.models.get(), found, self.size.new)
         return self._subjects[key]
 

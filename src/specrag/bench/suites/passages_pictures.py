@@ -13,6 +13,7 @@ from specrag.bench.suites import passages_batches
 from specrag.bench.suites.passages_subjects import COST_AWARE, PSA, RALMSPEC, REUSE
 
 COMPONENTS, DELAYED, SCALE, TIMELINE = "components", "delayed store", "corpus size", "timeline"
+ACCURACY = "accuracy of guesses"
 TIMELINE_FILE = "passages-timeline.json"
 
 _ACTIVITIES = ("encode", "look-up", "search", "prefill", "decode")
@@ -37,6 +38,7 @@ def draw(measurements: Sequence[Measurement], folder: Path) -> list[Path]:
             "RaLMSpec, exact dense, by corpus size (the largest: synthetic)",
             Axis(label="passages", log=True),
         ),
+        *_accuracies(measurements, folder),
         *_batches(measurements, folder),
         *_timelines(folder),
     ]
@@ -96,6 +98,28 @@ def _speedups(
     if series:
         label = Axis(label="speed-up (sequential-kv-reuse = 1)")
         yield line_plot(path, [*series, *([bound] if bound else [])], title=title, x=x, y=label)
+
+
+def _accuracies(measurements: Sequence[Measurement], folder: Path) -> Iterator[Path]:
+    """Speed-ups over the share of guesses that were right."""
+    series = []
+    for method in _LINES:
+        points = sorted(
+            (match, entry.speedup)
+            for entry in measurements
+            if entry.task.startswith(f"{ACCURACY}/") and (entry.method, entry.baseline) == (method, REUSE)
+            if (match := _extra(entry, "match_rate")) is not None and entry.speedup is not None
+        )
+        if points:
+            series.append(Series(label=method, x=[x for x, _ in points], y=[y for _, y in points]))
+    if series:
+        yield line_plot(
+            folder / "passages-accuracy.png",
+            series,
+            title="RaLMSpec by the accuracy of its guesses, R/G of 1 (simulated)",
+            x=Axis(label="share of guesses that were right"),
+            y=Axis(label="speed-up (sequential-kv-reuse = 1)"),
+        )
 
 
 def _batches(measurements: Sequence[Measurement], folder: Path) -> Iterator[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -171,17 +172,11 @@ def threads_apart(retriever: PassageRetriever) -> Iterator[None]:
         retriever.index.threads = search
 
 
-class Slowed:
-    """A store that answers every search later, as one behind a network would: simulated.
+class _Altered:
+    """A retriever that does one thing otherwise than another."""
 
-    Args:
-        retriever: that answers.
-        seconds: that a search of any number of queries takes longer.
-    """
-
-    def __init__(self, retriever: PassageRetriever, seconds: float) -> None:
+    def __init__(self, retriever: PassageRetriever) -> None:
         self._retriever = retriever
-        self.seconds = seconds
 
     def __len__(self) -> int:
         return len(self._retriever)
@@ -190,7 +185,6 @@ class Slowed:
         return self._retriever.encode(texts)
 
     def search(self, queries: Sequence[Query], k: int, allowed: Bools | None = None) -> list[Ranking]:
-        time.sleep(self.seconds)
         return self._retriever.search(queries, k, allowed)
 
     def score(self, queries: Sequence[Query], passage_ids: Longs) -> Floats:
@@ -198,3 +192,40 @@ class Slowed:
 
     def passages(self, ids: Sequence[int]) -> list[Passage]:
         return self._retriever.passages(ids)
+
+
+class Slowed(_Altered):
+    """A store that answers every search later, as one behind a network would: simulated.
+
+    Args:
+        retriever: that answers.
+        seconds: that a search of any number of queries takes longer.
+    """
+
+    def __init__(self, retriever: PassageRetriever, seconds: float) -> None:
+        super().__init__(retriever)
+        self.seconds = seconds
+
+    def search(self, queries: Sequence[Query], k: int, allowed: Bools | None = None) -> list[Ranking]:
+        time.sleep(self.seconds)
+        return super().search(queries, k, allowed)
+
+
+class Spoiled(_Altered):
+    """A retriever from whose scores a cache guesses wrong more often: simulated.
+
+    A search finds what it found before, so that the output stays what it was.
+
+    Args:
+        retriever: that answers.
+        share: of the calls of :meth:`score` that turn the ranking round, 0 to 1.
+    """
+
+    def __init__(self, retriever: PassageRetriever, share: float) -> None:
+        super().__init__(retriever)
+        self._share = share
+        self._rng = random.Random(0)
+
+    def score(self, queries: Sequence[Query], passage_ids: Longs) -> Floats:
+        scores = super().score(queries, passage_ids)
+        return -scores if self._rng.random() < self._share else scores

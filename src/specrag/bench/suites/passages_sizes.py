@@ -29,6 +29,7 @@ class Size:
         parts: questions of each set for each part of RaLMSpec, and the methods.
         few: questions of each set for delays and corpora.
         delays: R/G of slowed stores.
+        spoiled: shares of the look-ups that are spoiled.
         corpora: passages of the cut or enlarged knowledge base.
         timelines: retrievers of which one request is drawn, besides a slowed store.
         exactness: questions of each set, 0 for none, the retrievers, and the tokens of an answer.
@@ -42,6 +43,7 @@ class Size:
     part_methods: tuple[str, ...]
     few: int
     delays: tuple[float, ...]
+    spoiled: tuple[float, ...]
     corpora: tuple[int, ...]
     timelines: tuple[str, ...]
     exactness: int
@@ -58,6 +60,7 @@ FULL = Size(
     part_methods=(*BASELINES, *(name for name in VARIANTS if name != APART)),
     few=1,
     delays=(0.1, 0.5, 1.0, 2.0, 5.0),
+    spoiled=(0.0, 0.25, 0.5, 0.75, 1.0),
     corpora=(10_000, 70_000, 300_000, 1_000_000),
     timelines=(REMOTE,),
     exactness=25,
@@ -73,6 +76,7 @@ LARGER_MODEL = replace(
     parts=1,
     part_methods=(*BASELINES, *COMBINATIONS, UNCAPPED, COST_AWARE),
     delays=(1.0,),
+    spoiled=(),
     corpora=(),
     timelines=(),
     exactness=2,
@@ -87,6 +91,7 @@ QUICK = Size(
     part_methods=(REUSE, "ralmspec+P", "ralmspec+S", "ralmspec+A", PSA, COST_AWARE),
     few=1,
     delays=(1.0,),
+    spoiled=(0.5,),
     corpora=(1000,),
     timelines=(),
     exactness=1,
