@@ -119,8 +119,8 @@ def test_decoding_beside_a_search_is_given_up_where_both_share_the_cores_and_tri
     shared = learned(World(1.0, (0.97, 0.5), slowed=0.0))
     assert CostAwareGuesses(shared).beside([False])
     shared.gains.extend([-0.2] * 5)  # both together took longer than one after the other
-    wanted = [CostAwareGuesses(shared).beside([False]) for _ in range(300)]
-    assert 100 < wanted.index(True) < 200  # what was seen is forgotten bit by bit
+    wanted = [CostAwareGuesses(shared).beside([False]) for _ in range(2000)]
+    assert 500 < wanted.index(True) < 1600  # what was seen is forgotten bit by bit
 
 
 @pytest.mark.parametrize(("kind", "most"), [(False, MAX_STRIDE), (True, MAX_FRESH + 1)])

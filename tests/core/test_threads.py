@@ -54,7 +54,8 @@ def test_what_runs_apart_ends_with_its_thread_and_its_errors_come_back() -> None
 
 def blas_threads() -> set[int]:
     np.ones((2, 2)) @ np.ones((2, 2))
-    return {pool["num_threads"] for pool in ThreadpoolController().select(user_api="blas").info()}
+    pools = ThreadpoolController().select(user_api="blas").info()
+    return {pool["num_threads"] for pool in pools if "numpy" in pool["filepath"]}
 
 
 def test_one_blas_thread_while_anybody_needs_it() -> None:
@@ -65,4 +66,18 @@ def test_one_blas_thread_while_anybody_needs_it() -> None:
     first.__exit__(None, None, None)
     assert blas_threads() == {1}
     second.__exit__(None, None, None)
+    assert blas_threads() == {2}
+
+
+def test_every_thread_may_limit_numpy() -> None:
+    """threadpoolctl lets the thread alone that was first; a search on the main thread was enough."""
+    with one_blas_thread():
+        assert blas_threads() == {1}
+
+    def inside() -> set[int]:
+        with one_blas_thread():
+            return blas_threads()
+
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(inside).result() == {1}
     assert blas_threads() == {2}

@@ -26,7 +26,7 @@ MAX_FRESH = 4
 _RECENT = 5
 #: So often decoding beside a search is declined before the oldest experience with it is forgotten. With none left it
 #: is tried again: the other load of the machine may have gone.
-_PATIENCE = 32
+_PATIENCE = 256
 
 
 @dataclass
