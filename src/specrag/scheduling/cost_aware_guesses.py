@@ -29,6 +29,10 @@ _RECENT = 5
 _PATIENCE = 256
 
 
+def _recent_by_kind() -> dict[bool, deque[float]]:
+    return {True: deque(maxlen=_RECENT), False: deque(maxlen=_RECENT)}
+
+
 @dataclass
 class SharedGuesses:
     """What all requests of a method learn together.
@@ -39,13 +43,14 @@ class SharedGuesses:
         chunks: seconds of look-up and decoding behind a fresh guess and behind another, the newest last.
         gains: by decoding beside a search, as a share of what perfect overlap gives; below 0 if both slow each other.
         losses: seconds that a round lasted longer because a wrong guess was decoded beside its search, fresh or not.
+        declined: how often decoding beside a search was declined.
     """
 
     costs: StrideCosts = field(default_factory=StrideCosts)
     matches: dict[bool, Matches] = field(default_factory=lambda: {True: Matches(), False: Matches()})
-    chunks: dict[bool, deque[float]] = field(default_factory=lambda: _recent_by_kind())
+    chunks: dict[bool, deque[float]] = field(default_factory=_recent_by_kind)
     gains: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
-    losses: dict[bool, deque[float]] = field(default_factory=lambda: _recent_by_kind())
+    losses: dict[bool, deque[float]] = field(default_factory=_recent_by_kind)
     declined: int = 0
 
 
@@ -142,7 +147,3 @@ class CostAwareGuesses:
         step, search = costs.step(), costs.verification(MAX_STRIDE)
         rates = passages_per_second(match, step, search, asynchronous=False)
         return float(rates.max()) * (step + float(search[0]))
-
-
-def _recent_by_kind() -> dict[bool, deque[float]]:
-    return {True: deque(maxlen=_RECENT), False: deque(maxlen=_RECENT)}
