@@ -36,14 +36,14 @@ from specrag.serving.plans import (
     retrieval,
 )
 
+if TYPE_CHECKING:
+    from specrag.methods.rapid import RAPID
+    from specrag.retrieval.context import ContextRetriever
+
 #: By knowledge base and index.
 _LEARNED: WeakKeyDictionary[object, dict[str | None, SharedGuesses]] = WeakKeyDictionary()
 #: Sessions that guesses of a round may keep.
 _MOST_SESSIONS = {"os3": 8, "cost-aware": MAX_FRESH + 1}
-
-if TYPE_CHECKING:
-    from specrag.methods.rapid import RAPID
-    from specrag.retrieval.context import ContextRetriever
 
 
 def plan_answer(ask: Ask, method: DecodingMethod) -> Plan:

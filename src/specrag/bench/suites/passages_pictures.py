@@ -102,16 +102,20 @@ def _speedups(
 
 def _accuracies(measurements: Sequence[Measurement], folder: Path) -> Iterator[Path]:
     """Speed-ups over the share of guesses that were right."""
-    series = []
-    for method in _LINES:
-        points = sorted(
-            (match, entry.speedup)
-            for entry in measurements
-            if entry.task.startswith(f"{ACCURACY}/") and (entry.method, entry.baseline) == (method, REUSE)
-            if (match := _extra(entry, "match_rate")) is not None and entry.speedup is not None
+    shown = [
+        entry
+        for entry in measurements
+        if entry.task.startswith(f"{ACCURACY}/")
+        and entry.baseline == REUSE
+        and _extra(entry, "match_rate") is not None
+    ]
+    series = [
+        line
+        for method in _LINES
+        if (
+            line := _line([entry for entry in shown if entry.method == method], method, _speedup, _match_rate)
         )
-        if points:
-            series.append(Series(label=method, x=[x for x, _ in points], y=[y for _, y in points]))
+    ]
     if series:
         yield line_plot(
             folder / "passages-accuracy.png",
@@ -155,10 +159,13 @@ def _line(
     entries: Sequence[Measurement],
     label: str,
     y: Callable[[Measurement], float | None],
+    x: Callable[[Measurement], float] | None = None,
     *,
     reference: bool = False,
 ) -> Series | None:
-    points = sorted((_number(entry.task), value) for entry in entries if (value := y(entry)) is not None)
+    """A line over the number in each task's name, or over another."""
+    across = x or (lambda entry: _number(entry.task))
+    points = sorted((across(entry), value) for entry in entries if (value := y(entry)) is not None)
     if not points:
         return None
     return Series(
@@ -173,6 +180,10 @@ def _number(task: str) -> float:
 
 def _speedup(entry: Measurement) -> float | None:
     return entry.speedup
+
+
+def _match_rate(entry: Measurement) -> float:
+    return _extra(entry, "match_rate") or 0.0
 
 
 def _extra(entry: Measurement, name: str) -> float | None:
