@@ -325,7 +325,7 @@ class Untouched(ToyRetriever):
         ({"stride": -1}, "stride"),
         ({"stride": True}, "stride"),
         ({"stride": 1.5}, "stride"),
-        ({"stride": "os4"}, "stride"),
+        ({"stride": "os4"}, "at least 1, cost-aware, or os3"),
         ({"prefetch": 0}, "prefetch"),
         ({"prefetch": 13}, "12 passages"),
         ({"prefetch": "many"}, "prefetch"),

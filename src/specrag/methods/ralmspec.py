@@ -125,7 +125,9 @@ class RaLMSpec(IterativeMethod):
     def _schedule(self) -> GuessSchedule:
         if self.stride == COST_AWARE:
             return CostAwareGuesses(self._learned)
-        strides = make_schedule(self.stride, self.asynchronous, self.max_match, self._shared)
+        strides = make_schedule(
+            self.stride, self.asynchronous, self.max_match, self._shared, names=(COST_AWARE, "os3")
+        )
         return CountedGuesses(strides, self.asynchronous)
 
     # -- the protocol ---------------------------------------------------------------------------------------

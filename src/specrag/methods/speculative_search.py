@@ -21,7 +21,11 @@ MAX_MATCH = 0.6
 
 
 def make_schedule(
-    stride: Stride, asynchronous: bool, max_match: float | None, shared: SharedStrides
+    stride: Stride,
+    asynchronous: bool,
+    max_match: float | None,
+    shared: SharedStrides,
+    names: tuple[str, ...] = ("os3",),
 ) -> StrideSchedule:
     """The schedule of one request.
 
@@ -30,15 +34,15 @@ def make_schedule(
         asynchronous: whether work goes on during a search.
         max_match: OS3's cap of the match rate; ``None`` is no cap but a confidence bound.
         shared: what all requests learn together.
+        names: the schedules that the caller knows, for the error of one that it does not.
 
     Raises:
         InputError: a value cannot be used.
     """
     if isinstance(stride, str):
         if stride != "os3":
-            raise InputError(
-                "stride", stride, "give a whole number of at least 1, or a schedule's name, as os3"
-            )
+            known = ", ".join((*names[:-1], f"or {names[-1]}"))
+            raise InputError("stride", stride, f"give a whole number of at least 1, {known}")
         return OS3(asynchronous=asynchronous, max_match=max_match, shared=shared)
     return stride() if callable(stride) else FixedStride(stride)
 
