@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -256,6 +257,29 @@ def test_a_child_of_our_own_is_not_somebody_else() -> None:
     after = load.read_times()
     assert during.own - before.own > 0.2, "while it lives"
     assert after.own > during.own - 0.005, "and when it is gone; the sums round"
+
+
+def test_nor_is_a_server_that_we_started_and_left_running() -> None:
+    spin = "import time; end = time.time() + 20\nwhile time.time() < end: pass"
+    start = f"""
+import subprocess, sys
+words = [sys.executable, "-c", {spin!r}]
+print(subprocess.Popen(words, stdout=subprocess.DEVNULL, start_new_session=True).pid)
+"""
+    told = subprocess.run([sys.executable, "-c", start], check=True, stdout=subprocess.PIPE)
+    server = int(told.stdout)
+    try:
+        load.OWN_SERVERS.add(server)
+        before = during = load.read_times()
+        patience = time.monotonic() + 15
+        while during.own - before.own <= 0.2 and time.monotonic() < patience:
+            time.sleep(0.2)
+            during = load.read_times()
+        assert during.own - before.own > 0.2
+        assert load.read_times().own - before.own < 10
+    finally:
+        load.OWN_SERVERS.discard(server)
+        os.kill(server, signal.SIGKILL)
 
 
 def test_the_note_counts_busy_runs() -> None:

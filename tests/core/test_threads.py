@@ -6,14 +6,12 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
 import torch
-from threadpoolctl import ThreadpoolController, threadpool_limits
 
 from specrag.engine.executor import Executor
 from specrag.engine.passes import Coroutine, Search
-from specrag.engine.threads import apart, compute_alone, one_blas_thread
+from specrag.engine.threads import apart, compute_alone
 
 
 @pytest.fixture(autouse=True)
@@ -21,8 +19,7 @@ def two_threads() -> Iterator[None]:
     """Two threads for everything, whatever the tests were started with."""
     before = torch.get_num_threads()
     torch.set_num_threads(2)
-    with threadpool_limits(2, user_api="blas"):
-        yield
+    yield
     torch.set_num_threads(before)
 
 
@@ -50,34 +47,3 @@ def test_what_runs_apart_ends_with_its_thread_and_its_errors_come_back() -> None
     assert all(thread.name != names[0] for thread in threading.enumerate())
     with pytest.raises(ValueError, match="wrong"):
         apart(lambda: (_ for _ in ()).throw(ValueError("wrong")).__next__())
-
-
-def blas_threads() -> set[int]:
-    np.ones((2, 2)) @ np.ones((2, 2))
-    pools = ThreadpoolController().select(user_api="blas").info()
-    return {pool["num_threads"] for pool in pools if "numpy" in pool["filepath"]}
-
-
-def test_one_blas_thread_while_anybody_needs_it() -> None:
-    assert blas_threads() == {2}
-    first, second = one_blas_thread(), one_blas_thread()
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    assert blas_threads() == {1}
-    second.__exit__(None, None, None)
-    assert blas_threads() == {2}
-
-
-def test_every_thread_may_limit_numpy() -> None:
-    """threadpoolctl lets the thread alone that was first; a search on the main thread was enough."""
-    with one_blas_thread():
-        assert blas_threads() == {1}
-
-    def inside() -> set[int]:
-        with one_blas_thread():
-            return blas_threads()
-
-    with ThreadPoolExecutor(1) as threads:
-        assert threads.submit(inside).result() == {1}
-    assert blas_threads() == {2}

@@ -6,6 +6,7 @@ time stolen by a hypervisor included. In a container the kernel may report the w
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,9 @@ from specrag.errors import SpecragError
 
 BUSY_SHARE = 0.10
 """From this share of the machine on, the report warns."""
+
+OWN_SERVERS: set[int] = set()
+"""Processes that this one started and that are no children of it any more, as a database; they are no others."""
 
 _SHORTEST_WINDOW = 0.5  # seconds; the kernel counts processor time in ticks of 10 ms
 
@@ -99,14 +103,19 @@ def read_times() -> ProcessorTimes:
     idle = times.idle + getattr(times, "iowait", 0.0)
     total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
     own = 0.0
-    this = psutil.Process()
-    for process in [this, *this.children(recursive=True)]:
+    for pid in (os.getpid(), *OWN_SERVERS):
         try:
-            mine = process.cpu_times()
+            root = psutil.Process(pid)
+            tree = [root, *root.children(recursive=True)]
         except psutil.Error:
             continue
-        own += mine.user + mine.system + getattr(mine, "children_user", 0.0)
-        own += getattr(mine, "children_system", 0.0)
+        for process in tree:
+            try:
+                mine = process.cpu_times()
+            except psutil.Error:
+                continue
+            own += mine.user + mine.system + getattr(mine, "children_user", 0.0)
+            own += getattr(mine, "children_system", 0.0)
     return ProcessorTimes(busy=total - idle, own=own, capacity=total)
 
 

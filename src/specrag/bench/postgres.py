@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from specrag.bench.load import OWN_SERVERS
 from specrag.errors import SpecragError
 
 # Waits for the end of the process that started the server, however it ends, and stops what that has left running.
@@ -86,6 +87,7 @@ class PostgresServer:
         self._run(
             "pg_ctl", "--wait", f"--log={self._folder / 'log'}", f"--options={' '.join(words)}", "start"
         )
+        OWN_SERVERS.add(self.pid)
 
     def stop(self, mode: str = "fast") -> None:
         """Stop. Clients are told with ``fast``; with ``immediate`` their connections end as in a crash."""

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 
-from specrag.engine.threads import one_blas_thread
 from specrag.errors import InputError
 from specrag.retrieval.index import (
     Query,
@@ -23,6 +22,7 @@ from specrag.retrieval.index import (
     norms,
     query_vectors,
 )
+from specrag.retrieval.products import inner_products
 from specrag.retrieval.rounding import LONGEST, dense_slack, largest_norm
 from specrag.retrieval.scoring import Bools, Floats, Longs, dense_scores, rank_dense
 
@@ -47,6 +47,12 @@ class Block:
     ids: Longs
     vectors: Floats
 
+    def products(self, queries: Floats) -> Floats:
+        """Inner products in float32, [passages, queries]."""
+        out = np.empty((len(self.vectors), len(queries)), dtype=np.float32)
+        inner_products(self.vectors, queries, out)
+        return out
+
 
 class Heaps:
     """The best entries so far of each query of a group, filled by the loops of ``scoring.py``."""
@@ -67,7 +73,7 @@ class Heaps:
 class FlatIndex:
     """All passages' vectors, searched exactly by inner product.
 
-    A block of vectors times a group of queries is one float32 matrix product; the kernel then scores each
+    A block of vectors times a group of queries gives float32 products (``products.py``); the kernel then scores each
     passage that the product's rounding error leaves a chance (``rank_dense``). So the result is exactly the
     ranking by :func:`~specrag.retrieval.scoring.dense_score`, and a batch reads the vectors once for each 64
     queries.
@@ -139,9 +145,8 @@ class FlatIndex:
         mask = checked_mask(allowed, len(self))
         vectors = query_vectors(queries, self.dimension)
         rankings: list[Ranking] = []
-        with one_blas_thread():
-            for start in range(0, len(queries), QUERIES_AT_A_TIME):
-                rankings += self._search_group(vectors[start : start + QUERIES_AT_A_TIME], k, mask)
+        for start in range(0, len(queries), QUERIES_AT_A_TIME):
+            rankings += self._search_group(vectors[start : start + QUERIES_AT_A_TIME], k, mask)
         return rankings
 
     def _search_group(self, group: Floats, k: int, mask: Bools | None) -> list[Ranking]:
@@ -155,7 +160,7 @@ class FlatIndex:
                     group,
                     block.vectors,
                     block.ids,
-                    block.vectors @ group.T,
+                    block.products(group),
                     slack,
                     heaps.scores,
                     heaps.ids,

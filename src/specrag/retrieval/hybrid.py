@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specrag.engine.threads import one_blas_thread
 from specrag.errors import InputError
 from specrag.retrieval.bm25 import BM25Index
 from specrag.retrieval.flat import QUERIES_AT_A_TIME, FlatIndex, Heaps
@@ -98,28 +97,27 @@ class HybridIndex:
         slack = hybrid_slack(norms(group.vectors), self.flat.longest, self.flat.dimension, self.weight)
         heaps = Heaps(len(group.vectors), k)
         cursors = postings.starts[group.terms]
-        with one_blas_thread():
-            for block in self.flat.blocks(mask):
-                rank_hybrid(
-                    group.vectors,
-                    block.vectors,
-                    block.ids,
-                    block.vectors @ group.vectors.T,
-                    slack,
-                    heaps.scores,
-                    heaps.ids,
-                    heaps.sizes,
-                    group.terms,
-                    group.offsets,
-                    cursors,
-                    postings.starts,
-                    postings.passages,
-                    postings.weights,
-                    block.first,
-                    block.end,
-                    group.bounds,
-                    self.weight,
-                )
+        for block in self.flat.blocks(mask):
+            rank_hybrid(
+                group.vectors,
+                block.vectors,
+                block.ids,
+                block.products(group.vectors),
+                slack,
+                heaps.scores,
+                heaps.ids,
+                heaps.sizes,
+                group.terms,
+                group.offsets,
+                cursors,
+                postings.starts,
+                postings.passages,
+                postings.weights,
+                block.first,
+                block.end,
+                group.bounds,
+                self.weight,
+            )
         return heaps.rankings()
 
     def score(self, queries: Sequence[Query], passage_ids: Longs) -> Floats:

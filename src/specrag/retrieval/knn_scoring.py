@@ -19,7 +19,8 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.extending import intrinsic
 
-from specrag.engine.compiling import compiled, reordered
+from specrag.engine.compiling import compiled
+from specrag.retrieval.products import inner_products
 from specrag.retrieval.rounding import UNIT_ROUNDOFF
 from specrag.retrieval.scoring import Doubles, Floats, Longs
 
@@ -95,54 +96,6 @@ def squared_norms(keys: Halves, out: Floats) -> None:
         out[row] = np.float32(total)
 
 
-@reordered
-def _products(queries: Floats, keys: Floats, out: Floats) -> None:
-    """Inner products of all queries with four keys in float32, summed in any order, into ``out`` [4, queries].
-
-    Four keys and four queries at a time: sixteen sums for eight numbers read is what keeps a core busy.
-    """
-    count, size = queries.shape
-    place = 0
-    while place + 4 <= count:
-        a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = np.float32(0.0)
-        c0 = c1 = c2 = c3 = d0 = d1 = d2 = d3 = np.float32(0.0)
-        for i in range(size):
-            q0, q1 = queries[place, i], queries[place + 1, i]
-            q2, q3 = queries[place + 2, i], queries[place + 3, i]
-            a, b, c, d = keys[0, i], keys[1, i], keys[2, i], keys[3, i]
-            a0 += q0 * a
-            a1 += q1 * a
-            a2 += q2 * a
-            a3 += q3 * a
-            b0 += q0 * b
-            b1 += q1 * b
-            b2 += q2 * b
-            b3 += q3 * b
-            c0 += q0 * c
-            c1 += q1 * c
-            c2 += q2 * c
-            c3 += q3 * c
-            d0 += q0 * d
-            d1 += q1 * d
-            d2 += q2 * d
-            d3 += q3 * d
-        out[0, place], out[0, place + 1], out[0, place + 2], out[0, place + 3] = a0, a1, a2, a3
-        out[1, place], out[1, place + 1], out[1, place + 2], out[1, place + 3] = b0, b1, b2, b3
-        out[2, place], out[2, place + 1], out[2, place + 2], out[2, place + 3] = c0, c1, c2, c3
-        out[3, place], out[3, place + 1], out[3, place + 2], out[3, place + 3] = d0, d1, d2, d3
-        place += 4
-    while place < count:
-        a0 = b0 = c0 = d0 = np.float32(0.0)
-        for i in range(size):
-            q0 = queries[place, i]
-            a0 += q0 * keys[0, i]
-            b0 += q0 * keys[1, i]
-            c0 += q0 * keys[2, i]
-            d0 += q0 * keys[3, i]
-        out[0, place], out[1, place], out[2, place], out[3, place] = a0, b0, c0, d0
-        place += 1
-
-
 @compiled
 def _farther(distance: np.float32, entry: int, other_distance: np.float32, other: int) -> bool:
     """Whether the first of two entries ranks behind the second: by distance, ties by id."""
@@ -216,7 +169,7 @@ def scan(
         rows = min(4, end - start)
         for place in range(rows):
             widen(keys[start + place], block[place])
-        _products(queries, block, products)
+        inner_products(block, queries, products)
         for place in range(rows):
             row = start + place
             norm = np.float64(norms[row])
