@@ -128,7 +128,7 @@ def test_every_combination_is_exact(measured: list[Measurement]) -> None:
 
 @pytest.mark.slow
 def test_the_pictures_are_there_and_a_search_overlaps_with_decoding(out: Path) -> None:
-    for name in ("split", "delay", "size", "batch", "timeline-1"):
+    for name in ("split-1", "delay", "size", "batch", "timeline-1"):
         assert (out / f"passages-{name}.png").stat().st_size > 5000
     (spans,) = json.loads((out / TIMELINE_FILE).read_text(encoding="utf-8")).values()
     assert overlaps(spans)

@@ -45,14 +45,18 @@ def draw(measurements: Sequence[Measurement], folder: Path) -> list[Path]:
 
 
 def _split(measurements: Sequence[Measurement], folder: Path) -> Iterator[Path]:
-    """Where a request's time goes, a bar a method and retriever (RaLMSpec, Figure 4)."""
-    bars: dict[tuple[str, str], tuple[float, float]] = {}
+    """Where a request's time goes, a picture a retriever and a bar a method (RaLMSpec, Figure 4)."""
+    retrievers: dict[str, dict[str, tuple[float, float]]] = {}
     for entry in measurements:
         found = (_extra(entry, "generation_ms"), _extra(entry, "retrieval_ms"))
         if entry.task.startswith(f"{COMPONENTS}/") and None not in found:
-            bars[entry.task.split("/", 1)[1], entry.method] = (found[0] or 0.0, found[1] or 0.0)
-    if not bars:
-        return
+            bars = retrievers.setdefault(entry.task.split("/", 1)[1], {})
+            bars[entry.method] = (found[0] or 0.0, found[1] or 0.0)
+    for number, (retriever, bars) in enumerate(retrievers.items(), 1):
+        yield _bars(bars, f"Time of a request\n{retriever}", folder / f"passages-split-{number}.png")
+
+
+def _bars(bars: Mapping[str, tuple[float, float]], title: str, path: Path) -> Path:
     figure, axes = new_figure(7.2, 1.6 + 0.24 * len(bars))
     names = list(bars)
     for index, (label, part) in enumerate((("G: generation", 0), ("R: retrieval, not overlapped", 1))):
@@ -66,13 +70,13 @@ def _split(measurements: Sequence[Measurement], folder: Path) -> Iterator[Path]:
             linewidth=0,
             label=label,
         )
-    axes.set_yticks(range(len(names)), [f"{task}: {method}" for task, method in names], fontsize=7)
+    axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
     axes.set_xlabel("seconds a request, median")
-    axes.set_title("Time of a request by method", loc="left", fontsize=11)
+    axes.set_title(title, loc="left", fontsize=11)
     figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
-    yield save_figure(figure, folder / "passages-split.png")
+    return save_figure(figure, path)
 
 
 def _speedups(
