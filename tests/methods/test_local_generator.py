@@ -65,6 +65,7 @@ def test_prompts_are_checked_before_any_work(
         LocalGenerator(exact_llm, method="respek").generating([TextRequest("Hello")])
     with pytest.raises(InputError, match="temperature: -1"):
         TextRequest("Hello", temperature=-1)
+    assert run(LocalGenerator(exact_llm).generating([])) == []
 
 
 @pytest.mark.parametrize("method", ["plain", "respec"])

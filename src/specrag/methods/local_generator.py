@@ -103,7 +103,7 @@ class LocalGenerator:
     ) -> Coroutine[list[GeneratedText]]:
         started = self._clock()
         begun = [_Begun(None, 0)] * len(prompts)
-        if self.share:
+        if self.share and prompts:
             begun = yield from _read_shared(self.llm.loaded, prompts)
         writing = [
             self._write(number, request, prompt, start, started)
