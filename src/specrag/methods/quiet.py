@@ -27,25 +27,14 @@ def quietly(coroutine: Coroutine[T], emitted: list[object] | None = None) -> Cor
 
 
 def overhear(coroutine: Coroutine[T], steps: list[Step]) -> Coroutine[T]:
-    """Pass a coroutine's requests on, noting the steps that it emits."""
-    answer: object = None
-    failure: BaseException | None = None
-    while True:
-        try:
-            request = coroutine.send(answer) if failure is None else coroutine.throw(failure)
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
-        if isinstance(request, Emit) and isinstance(request.value, Step):
-            steps.append(request.value)
-        answer = failure = None
-        try:
-            answer = yield request
-        except GeneratorExit:
-            coroutine.close()
-            raise
-        except BaseException as error:  # the coroutine's own to handle, such as a failed search
-            failure = error
+    """Run a coroutine, passing everything on, and note the steps that it emits."""
+
+    def note(value: object) -> tuple[object]:
+        if isinstance(value, Step):
+            steps.append(value)
+        return (value,)
+
+    return (yield from retell(coroutine, note))
 
 
 def retell(coroutine: Coroutine[T], tell: Callable[[object], Iterable[object]]) -> Coroutine[T]:
