@@ -8,11 +8,9 @@ from specrag.bench.suites.passages_retrievers import EXACT, HNSW, REMOTE, SPARSE
 from specrag.bench.suites.passages_subjects import (
     APART,
     BASELINES,
-    COMBINATIONS,
     COST_AWARE,
     PSA,
     REUSE,
-    UNCAPPED,
     VARIANTS,
 )
 
@@ -67,20 +65,20 @@ FULL = Size(
     exact_retrievers=(EXACT, HNSW, SPARSE, REMOTE),
     exact_new=16,
 )
-#: What else a larger model is measured with follows from the smaller one: the retrievers do not know the model.
+#: Of a larger model what depends on it: the stores that cost something, each question minutes. Exactness and the parts are
+#: the smaller model's.
 LARGER_MODEL = replace(
     FULL,
-    new=64,
+    new=48,
+    retrievers=(REMOTE, enlarged(1_000_000)),
     main=1,
     repeats=3,
-    parts=1,
-    part_methods=(*BASELINES, *COMBINATIONS, UNCAPPED, COST_AWARE),
+    parts=0,
     delays=(1.0,),
     spoiled=(),
     corpora=(),
     timelines=(),
-    exactness=2,
-    exact_retrievers=(EXACT,),
+    exactness=0,
 )
 QUICK = Size(
     new=16,
