@@ -236,6 +236,7 @@ def load(
     device: str | None = None,
     adapter: str | Path | None = None,
     batch_invariant: bool = False,
+    kv_dtype: str = "auto",
     prefix_cache_bytes: int = 0,
     progress: bool = False,
 ) -> LanguageModel:
@@ -247,12 +248,20 @@ def load(
         device: a torch device; by default the first GPU if there is one, else the CPU.
         adapter: a folder with a LoRA adapter, or the name of one that comes with specrag; merged into the weights.
         batch_invariant: a token's distribution has the same bits whatever else is in its pass.
+        kv_dtype: ``auto``, or ``int8`` for keys and values in 8 bits, which take about half the memory; the text may
+            differ a little.
         prefix_cache_bytes: memory for keys and values of earlier prompts; 0 for none. Without
             ``batch_invariant`` a prompt found there may round differently from one that is read anew.
         progress: show a bar while fetching and converting.
     """
     loaded = load_model(
-        name, dtype=dtype, device=device, adapter=adapter, batch_invariant=batch_invariant, progress=progress
+        name,
+        dtype=dtype,
+        device=device,
+        adapter=adapter,
+        batch_invariant=batch_invariant,
+        kv_dtype=kv_dtype,
+        progress=progress,
     )
     return LanguageModel(loaded, prefix_cache_bytes=prefix_cache_bytes)
 

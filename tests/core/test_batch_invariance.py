@@ -80,7 +80,10 @@ def check(rows: Sequence[np.ndarray | None], reference: Sequence[np.ndarray], wh
 
 @cache
 def model(dtype: str) -> LoadedModel:
-    return load_model("smollm2-135m", dtype=dtype, device="cpu", batch_invariant=True)
+    weights, _, kept = dtype.partition(", keys and values ")
+    return load_model(
+        "smollm2-135m", dtype=weights, device="cpu", batch_invariant=True, kv_dtype=kept or "auto"
+    )
 
 
 @cache
@@ -103,7 +106,7 @@ def make_behind(dtype: str, length: int) -> Behind:
     return behind
 
 
-@pytest.fixture(params=["bf16", "int8"])
+@pytest.fixture(params=["bf16", "int8", "bf16, keys and values int8"])
 def dtype(request: pytest.FixtureRequest, smollm2: object) -> str:
     name: str = request.param
     return name

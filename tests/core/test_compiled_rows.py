@@ -31,8 +31,10 @@ def numbers(generator: torch.Generator, *size: int) -> torch.Tensor:
 class Pass:
     """Sessions whose keys and values are drawn at random, and one pass over them."""
 
-    def __init__(self, kv_heads: int, group: int, head_dim: int, seed: int = 0) -> None:
-        self.shape = KeyValueShape(1, kv_heads, head_dim, torch.bfloat16, torch.device("cpu"))
+    def __init__(
+        self, kv_heads: int, group: int, head_dim: int, seed: int = 0, *, int8: bool = False
+    ) -> None:
+        self.shape = KeyValueShape(1, kv_heads, head_dim, torch.bfloat16, torch.device("cpu"), int8)
         self.group = group
         self.random = torch.Generator().manual_seed(seed)
         self.segments: list[Segment] = []
@@ -74,9 +76,14 @@ def close(left: torch.Tensor, right: torch.Tensor) -> None:
     torch.testing.assert_close(left.float(), right.float(), atol=0.02, rtol=0.02)
 
 
-@pytest.mark.parametrize(("kv_heads", "group", "head_dim"), SHAPES)
-def test_many_sessions_of_all_kinds_in_one_pass(kv_heads: int, group: int, head_dim: int) -> None:
-    made = Pass(kv_heads, group, head_dim)
+@pytest.mark.parametrize(
+    ("kv_heads", "group", "head_dim", "int8"),
+    [(*shape, False) for shape in SHAPES] + [(*shape, True) for shape in [*SHAPES[:2], (1, 4, 8)]],
+)
+def test_many_sessions_of_all_kinds_in_one_pass(
+    kv_heads: int, group: int, head_dim: int, int8: bool
+) -> None:
+    made = Pass(kv_heads, group, head_dim, int8=int8)
     for length in (0, 1, 3, 17, 250):
         made.add(made.cache(length), 1, None)
         made.add(made.cache(length), 4, None)

@@ -110,6 +110,7 @@ def ask(
     device: common.Device = None,
     adapter: common.Adapter = None,
     batch_invariant: common.BatchInvariant = False,
+    kv_dtype: common.KvDtype = "auto",
 ) -> None:
     """Answer a question from a knowledge base, citing its passages, or from a long context.
 
@@ -170,6 +171,7 @@ def ask(
             device=device,
             adapter=adapter,
             batch_invariant=batch_invariant,
+            kv_dtype=kv_dtype,
             progress=sys.stderr.isatty(),
         )
         made = asked.make(llm, reading, settings, reuse=chat)
@@ -202,7 +204,7 @@ def ask(
             ask_standard.StandardChoice(
                 k, searched, rerank, min_score, no_abstain, rewrite=False, system=None
             ),
-            ask_speculative.Models(model, drafter, decoder, dtype, device, adapter, batch_invariant),
+            ask_speculative.Models(model, drafter, decoder, dtype, device, adapter, batch_invariant, kv_dtype),
             common.read_prompt(question, file, raw=False),
             kb,
             parse_conditions(where or ()),
@@ -267,6 +269,7 @@ def ask(
             device=device,
             adapter=adapter,
             batch_invariant=batch_invariant,
+            kv_dtype=kv_dtype,
             progress=sys.stderr.isatty(),
         )
         colours = _colours(llm, show_sources)

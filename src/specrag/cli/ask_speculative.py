@@ -115,6 +115,7 @@ class Models:
     device: str | None
     adapter: Path | None
     batch_invariant: bool
+    kv_dtype: str
 
     def drafts(self, given: int | None) -> int:
         """How many drafts.
@@ -180,6 +181,7 @@ class Models:
             device=self.device,
             adapter=adapter,
             batch_invariant=self.batch_invariant,
+            kv_dtype=self.kv_dtype,
             progress=sys.stderr.isatty(),
         )
         opened.callback(llm.close)

@@ -129,6 +129,15 @@ BatchInvariant = Annotated[
         rich_help_panel=_PANEL,
     ),
 ]
+KvDtype = Annotated[
+    str,
+    typer.Option(
+        "--kv-dtype",
+        metavar="TYPE",
+        help="Keys and values: auto (as computed) or int8, which takes about half the memory.",
+        rich_help_panel=_PANEL,
+    ),
+]
 
 
 def this_command() -> str:

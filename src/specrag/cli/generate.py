@@ -121,6 +121,7 @@ def generate(
     device: common.Device = None,
     adapter: common.Adapter = None,
     batch_invariant: common.BatchInvariant = False,
+    kv_dtype: common.KvDtype = "auto",
 ) -> None:
     """Generate a text and show it as it comes.
 
@@ -179,6 +180,7 @@ def generate(
         device=device,
         adapter=adapter,
         batch_invariant=batch_invariant,
+        kv_dtype=kv_dtype,
         progress=sys.stderr.isatty(),
     )
     if as_json:

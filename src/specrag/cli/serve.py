@@ -78,6 +78,7 @@ def serve(
     ] = None,
     device: common.Device = None,
     batch_invariant: common.BatchInvariant = False,
+    kv_dtype: common.KvDtype = "auto",
     list_settings: Annotated[
         bool, typer.Option("--list-settings", help="Print every setting with its default, and exit.")
     ] = False,
@@ -103,6 +104,7 @@ def serve(
         "dtype": dtype,
         "device": device,
         "batch_invariant": batch_invariant or None,
+        "kv_dtype": None if kv_dtype == "auto" else kv_dtype,
     }
     try:
         from specrag.serving.settings import load_settings

@@ -78,8 +78,7 @@ class AttentionPlan:
             return
         fresh = torch.stack([keys, values]).transpose(1, 2)  # [2, kv_heads, rows, head_dim]
         for plan in self.segments:
-            end = plan.offset + plan.count
-            plan.own.layers[layer][:, :, plan.offset : end] = fresh[:, :, plan.rows]
+            plan.own.write(layer, plan.offset, fresh[:, :, plan.rows])
 
     def attend_rows(self, layer: int, queries: torch.Tensor, *, window: int | None = None) -> torch.Tensor:
         """Attention of all rows, after :meth:`write`, by whichever way is the faster for each segment.
@@ -122,15 +121,10 @@ class AttentionPlan:
         Returns:
             ``[kv_heads, rows * group, head_dim]``; rows that compiled loops serve hold nothing.
         """
+        shared = [item.extent.read(layer, item.rows).unbind(0) for item in self.shared]
         shared_scores = [
-            _cap(
-                torch.bmm(
-                    self._gather(queries, item.members),
-                    item.extent.layers[layer][0, :, : item.rows].transpose(1, 2),
-                ),
-                softcap,
-            )
-            for item in self.shared
+            _cap(torch.bmm(self._gather(queries, item.members), keys.transpose(1, 2)), softcap)
+            for item, (keys, _) in zip(self.shared, shared, strict=True)
         ]
         shared_weights: list[list[torch.Tensor]] = [[] for _ in self.shared]
         bundled = window is None and softcap is None
@@ -148,8 +142,7 @@ class AttentionPlan:
                     self._attend_chain(plan, layer, own, shared_scores, shared_weights, window, softcap)
                 )
         result = self._together(out, queries)
-        for item, weights in zip(self.shared, shared_weights, strict=True):
-            values = item.extent.layers[layer][1, :, : item.rows]
+        for item, (_, values), weights in zip(self.shared, shared, shared_weights, strict=True):
             added = torch.bmm(torch.cat(weights, dim=1), values)
             start = 0
             for member in item.members:
@@ -186,7 +179,7 @@ class AttentionPlan:
         self, plan: SegmentPlan, layer: int, queries: torch.Tensor, window: int | None, softcap: float | None
     ) -> torch.Tensor:
         """A session whose keys all lie in its own extent."""
-        keys, values = plan.own.layers[layer][:, :, : plan.keys].unbind(0)
+        keys, values = plan.own.read(layer, plan.keys).unbind(0)
         count = plan.count
         if self._is_small(plan) and window is None and softcap is None:
             mask = plan.folded_mask(self.group, queries.dtype, queries.device)
@@ -217,7 +210,7 @@ class AttentionPlan:
         softcap: float | None,
     ) -> torch.Tensor:
         """A session that reads shared extents before its own: one softmax over all of them."""
-        keys, values = plan.own.layers[layer][:, :, : plan.keys].unbind(0)
+        keys, values = plan.own.read(layer, plan.keys).unbind(0)
         own = _cap(torch.bmm(queries, keys.transpose(1, 2)), softcap)
         rows = slice(0, plan.count)
         plan.hide(own, self.group, window, rows)

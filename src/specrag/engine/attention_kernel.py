@@ -4,7 +4,7 @@ torch's products need a call for each session and layer, and copy keys that are 
 the calls then cost more than the arithmetic. These loops serve all sessions of a pass in one call a layer, read keys
 and values where they lie, and compute in float32. They run on one core, since waking another takes as long as the work.
 
-Numbers are bfloat16, handed over as the addresses of their 16 bits (``bfloat16.py``).
+Numbers are bfloat16, handed over as the addresses of their 16 bits (``bfloat16.py``); keys and values may be in 8 bits.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import numpy.typing as npt
 
 from specrag.engine.bfloat16 import Function, exp, halves, narrow, widen
 from specrag.engine.compiling import inlined, reordered
+from specrag.engine.kv_numbers import SCALE_BYTES
+from specrag.engine.row_kernel import load, store
 
 Longs: TypeAlias = npt.NDArray[np.int64]
 Masks: TypeAlias = npt.NDArray[np.uint64]
@@ -48,55 +50,56 @@ def softmax(scores: Floats) -> None:
         scores[i] *= share
 
 
-@reordered
-def write(
-    keys: int,
-    values: int,
-    row_stride: int,
-    kv_heads: int,
-    head_dim: int,
-    buffers: Longs,
-    head_strides: Longs,
-    offsets: Longs,
-    counts: Longs,
-) -> None:
-    """Copy the pass's keys and values behind their sessions.
+@cache
+def write(head_dim: int, int8: bool) -> Function:
+    """The loop that copies a pass's keys and values behind their sessions.
 
-    Args:
-        keys: address of ``[rows, kv_heads, head_dim]``, the heads side by side.
-        values: the same.
-        row_stride: numbers from one row of both to the next.
-        buffers: for each session the address of its layer's ``[2, kv_heads, capacity, head_dim]``.
-        head_strides: numbers from one head of a buffer to the next.
-        offsets: row of the buffer where the session's first row goes.
-        counts: rows of each session, which lie in the pass in this order.
+    The loop's arguments: ``keys`` and ``values``, addresses of ``[rows, kv_heads, head_dim]``, the heads side by side;
+    ``row_stride``, numbers from one row of both to the next; ``kv_heads``; for each session in ``buffers`` the address
+    of its layer's ``[2, kv_heads, capacity, row]``, in ``head_bytes`` the bytes from one head of it to the next, in
+    ``offsets`` the row where its first one goes, in ``counts`` its rows, which lie in the pass in this order.
     """
-    new_keys, new_values = halves(keys), halves(values)
-    row = 0
-    for session in range(buffers.shape[0]):
-        buffer, stride = halves(buffers[session]), head_strides[session]
-        for step in range(counts[session]):
-            source = row * row_stride
-            for head in range(kv_heads):
-                target = head * stride + (offsets[session] + step) * head_dim
-                for i in range(head_dim):
-                    buffer[target + i] = new_keys[source + head * head_dim + i]
-                    buffer[target + kv_heads * stride + i] = new_values[source + head * head_dim + i]
-            row += 1
+    row_bytes = head_dim + SCALE_BYTES if int8 else 2 * head_dim
+
+    @reordered
+    def run(
+        keys: int,
+        values: int,
+        row_stride: int,
+        kv_heads: int,
+        buffers: Longs,
+        head_bytes: Longs,
+        offsets: Longs,
+        counts: Longs,
+    ) -> None:
+        new_keys, new_values = halves(keys), halves(values)
+        row = 0
+        for session in range(buffers.shape[0]):
+            stride = head_bytes[session]
+            for step in range(counts[session]):
+                for head in range(kv_heads):
+                    source = row * row_stride + head * head_dim
+                    target = buffers[session] + head * stride + (offsets[session] + step) * row_bytes
+                    store(target, new_keys, source, head_dim, int8)
+                    store(target + kv_heads * stride, new_values, source, head_dim, int8)
+                row += 1
+
+    return run
 
 
 @cache
-def attend(head_dim: int, group: int) -> Function:
+def attend(head_dim: int, group: int, int8: bool) -> Function:
     """The attention loop for heads of this size, ``group`` query heads sharing a key: constants make it faster.
 
     The loop's arguments: ``queries`` and ``out``, addresses of ``[rows, kv_heads * group, head_dim]`` with their
     numbers from row to row; ``kv_heads``; for each session in ``starts`` its first row, in ``counts`` its rows, in
     ``firsts`` its first piece and in ``seen`` the rows of its last piece that all its rows see; for each piece of
-    a session's keys and values in ``buffers`` the address of ``[2, kv_heads, capacity, head_dim]``, in
-    ``head_strides`` the numbers from head to head, in ``sizes`` the rows that are read; in ``masks`` for each row of
+    a session's keys and values in ``buffers`` the address of ``[2, kv_heads, capacity, row]``, in
+    ``head_bytes`` the bytes from head to head, in ``sizes`` the rows that are read; in ``masks`` for each row of
     the pass which rows of the last piece behind ``seen`` it sees, the first by the lowest bit; ``scores``, room for
     ``[rows * group, keys]`` of the largest session.
     """
+    row_bytes = head_dim + SCALE_BYTES if int8 else 2 * head_dim
 
     @reordered
     def run(
@@ -110,7 +113,7 @@ def attend(head_dim: int, group: int) -> Function:
         firsts: Longs,
         seen: Longs,
         buffers: Longs,
-        head_strides: Longs,
+        head_bytes: Longs,
         sizes: Longs,
         masks: Masks,
         scores: Floats,
@@ -131,15 +134,12 @@ def attend(head_dim: int, group: int) -> Function:
                             mixed[row * group + each, i] = np.float32(0.0)
                 total = 0
                 for piece in range(firsts[session], firsts[session + 1]):
-                    keys = halves(buffers[piece] + 2 * head * head_strides[piece])
+                    keys = buffers[piece] + head * head_bytes[piece]
                     size = sizes[piece]
                     key = 0
                     while key + _KEYS <= size:
-                        for i in range(head_dim):
-                            block[0, i] = widen(keys[key * head_dim + i])
-                            block[1, i] = widen(keys[(key + 1) * head_dim + i])
-                            block[2, i] = widen(keys[(key + 2) * head_dim + i])
-                            block[3, i] = widen(keys[(key + 3) * head_dim + i])
+                        for each in range(_KEYS):
+                            load(block, each, keys + (key + each) * row_bytes, head_dim, int8)
                         place = total + key
                         one = 0
                         while one + _QUERIES <= many:
@@ -179,8 +179,7 @@ def attend(head_dim: int, group: int) -> Function:
                             one += 1
                         key += _KEYS
                     while key < size:
-                        for i in range(head_dim):
-                            block[0, i] = widen(keys[key * head_dim + i])
+                        load(block, 0, keys + key * row_bytes, head_dim, int8)
                         for one in range(many):
                             a0 = np.float32(0.0)
                             for i in range(head_dim):
@@ -200,15 +199,12 @@ def attend(head_dim: int, group: int) -> Function:
                         softmax(scores[one, :total])
                 total = 0
                 for piece in range(firsts[session], firsts[session + 1]):
-                    values = halves(buffers[piece] + 2 * (kv_heads + head) * head_strides[piece])
+                    values = buffers[piece] + (kv_heads + head) * head_bytes[piece]
                     size = sizes[piece]
                     key = 0
                     while key + _KEYS <= size:
-                        for i in range(head_dim):
-                            block[0, i] = widen(values[key * head_dim + i])
-                            block[1, i] = widen(values[(key + 1) * head_dim + i])
-                            block[2, i] = widen(values[(key + 2) * head_dim + i])
-                            block[3, i] = widen(values[(key + 3) * head_dim + i])
+                        for each in range(_KEYS):
+                            load(block, each, values + (key + each) * row_bytes, head_dim, int8)
                         place = total + key
                         for one in range(many):
                             a0, a1 = scores[one, place], scores[one, place + 1]
@@ -219,8 +215,7 @@ def attend(head_dim: int, group: int) -> Function:
                                 )
                         key += _KEYS
                     while key < size:
-                        for i in range(head_dim):
-                            block[0, i] = widen(values[key * head_dim + i])
+                        load(block, 0, values + key * row_bytes, head_dim, int8)
                         for one in range(many):
                             a0 = scores[one, total + key]
                             for i in range(head_dim):

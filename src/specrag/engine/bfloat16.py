@@ -32,12 +32,17 @@ def _bits_of(_context: Any, number: Any) -> Any:  # noqa: ARG001
     return types.uint32(types.float32), generate
 
 
-def _halves_at(_context: Any, address: Any) -> Any:  # noqa: ARG001
-    def generate(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], ir.IntType(16).as_pointer())
+def _numbers_at(kind: Any, stored: Any) -> Function:
+    """An intrinsic that reads an address as a pointer to numbers of this kind."""
 
-    pointer: Any = types.CPointer
-    return pointer(types.uint16)(types.int64), generate
+    def at(_context: Any, address: Any) -> Any:  # noqa: ARG001
+        def generate(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            return builder.inttoptr(arguments[0], stored.as_pointer())
+
+        pointer: Any = types.CPointer
+        return pointer(kind)(types.int64), generate
+
+    return cast(Function, intrinsic(at))
 
 
 def _widening(_context: Any, number: Any) -> Any:
@@ -58,7 +63,13 @@ _as_bits = cast(Function, intrinsic(_bits_of))
 widen = cast(Function, intrinsic(_widening))
 
 #: The 16-bit numbers that begin at an address.
-halves = cast(Function, intrinsic(_halves_at))
+halves = _numbers_at(types.uint16, ir.IntType(16))
+
+#: The 8-bit whole numbers that begin at an address.
+octets = _numbers_at(types.int8, ir.IntType(8))
+
+#: The float32 numbers that begin at an address.
+floats = _numbers_at(types.float32, ir.FloatType())
 
 
 @inlined

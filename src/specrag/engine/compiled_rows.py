@@ -25,8 +25,8 @@ def prepare(shape: KeyValueShape, group: int) -> None:
     """Compile the loops, or fetch them from the disk, so that no pass waits for it."""
     numbers = np.zeros((2, shape.head_dim), dtype=np.uint16)
     places, none = np.array([numbers.ctypes.data]), np.zeros(0, dtype=np.int64)
-    attention_kernel.write(places[0], places[0], 0, 1, shape.head_dim, none, none, none, none)
-    attention_kernel.attend(shape.head_dim, group)(
+    attention_kernel.write(shape.head_dim, shape.int8)(places[0], places[0], 0, 1, none, none, none, none)
+    attention_kernel.attend(shape.head_dim, group, shape.int8)(
         places[0], 0, places[0], 0, 1, none, none, none, none, none, none, none,
         np.zeros(0, dtype=np.uint64), np.zeros((0, 0), dtype=np.float32),
     )  # fmt: skip
@@ -49,7 +49,7 @@ class Writer:
     def __init__(self, plans: Sequence[SegmentPlan]) -> None:
         self._shape = plans[0].own.shape
         self._buffers = np.array([plan.own.addresses for plan in plans]).T.copy()  # [layers, segments]
-        self._strides = np.array([plan.own.capacity * self._shape.head_dim for plan in plans])
+        self._strides = np.array([plan.own.capacity * self._shape.row_bytes for plan in plans])
         self._offsets = np.array([plan.offset for plan in plans])
         self._counts = np.array([plan.count for plan in plans])
 
@@ -58,8 +58,8 @@ class Writer:
         shape = self._shape
         if keys.stride() != values.stride() or keys.stride()[1:] != (shape.head_dim, 1):
             keys, values = keys.contiguous(), values.contiguous()
-        attention_kernel.write(
-            keys.data_ptr(), values.data_ptr(), keys.stride(0), shape.kv_heads, shape.head_dim,
+        attention_kernel.write(shape.head_dim, shape.int8)(
+            keys.data_ptr(), values.data_ptr(), keys.stride(0), shape.kv_heads,
             self._buffers[layer], self._strides, self._offsets, self._counts,
         )  # fmt: skip
 
@@ -75,11 +75,11 @@ class CompiledRows:
 
     def __init__(self, plans: Sequence[SegmentPlan], rows: int, group: int) -> None:
         self._shape = shape = plans[0].own.shape
-        self._run = attention_kernel.attend(shape.head_dim, group)
+        self._run = attention_kernel.attend(shape.head_dim, group, shape.int8)
         pieces = [[*plan.runs, (plan.own, plan.used)] for plan in plans]
         flat = [piece for each in pieces for piece in each]
         self._buffers = np.array([extent.addresses for extent, _ in flat]).T.copy()  # [layers, pieces]
-        self._strides = np.array([extent.capacity * shape.head_dim for extent, _ in flat])
+        self._strides = np.array([extent.capacity * shape.row_bytes for extent, _ in flat])
         self._sizes = np.array([size for _, size in flat])
         self._firsts = np.cumsum([0, *map(len, pieces)])
         self._starts = np.array([plan.rows.start for plan in plans])

@@ -21,13 +21,13 @@ class InvariantRows:
 
     def __init__(self, plans: Sequence[SegmentPlan], group: int) -> None:
         self._shape = shape = plans[0].own.shape
-        self._run = attend_paths(shape.head_dim, group)
+        self._run = attend_paths(shape.head_dim, group, shape.int8)
         units = [unit for plan in plans for unit in _units(plan)]
         firsts, counts, seen, paths = zip(*units, strict=True)
         owners = [plan for plan in plans for _ in _units(plan)]
         self._firsts, self._counts, self._seen = np.array(firsts), np.array(counts), np.array(seen)
         self._buffers = np.array([plan.own.addresses for plan in owners]).T.copy()  # [layers, units]
-        self._strides = np.array([plan.own.capacity * shape.head_dim for plan in owners])
+        self._strides = np.array([plan.own.capacity * shape.row_bytes for plan in owners])
         self._borders = np.cumsum([0, *map(len, paths)])
         self._path = np.concatenate(paths)
         keys = max(plan.used for plan in plans)

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 
 import torch
 
+from specrag.engine.kv_numbers import SCALE_BYTES, dequantize, quantize
+from specrag.errors import InputError
+
 #: Rows of an extent come in multiples of this. Attention reads an extent in these units, so that the order of
 #: its sums depends on a key's position alone.
 ROW_UNIT = 16
@@ -24,22 +27,47 @@ GROWTH = 1 / 12
 
 @dataclass(frozen=True, slots=True)
 class KeyValueShape:
-    """What a model keeps of a token: ``2 * layers * kv_heads * head_dim`` numbers of ``dtype``."""
+    """What a model keeps of a token: ``2 * layers * kv_heads`` rows of ``head_dim`` numbers.
+
+    Attributes:
+        dtype: of the numbers as they are computed with.
+        int8: whether they are kept in 8 bits (``kv_numbers.py``); ``head_dim`` is then a multiple of 4.
+    """
 
     layers: int
     kv_heads: int
     head_dim: int
     dtype: torch.dtype
     device: torch.device
+    int8: bool = False
+
+    def __post_init__(self) -> None:
+        if self.int8 and self.head_dim % SCALE_BYTES:  # the scale behind a row would not be aligned
+            raise InputError("kv_dtype", "int8", f"this model's heads have {self.head_dim} numbers; leave it out")
+
+    @property
+    def stored_dtype(self) -> torch.dtype:
+        """Of the buffers."""
+        return torch.int8 if self.int8 else self.dtype
+
+    @property
+    def stored_width(self) -> int:
+        """Numbers of ``stored_dtype`` in a row."""
+        return self.head_dim + SCALE_BYTES if self.int8 else self.head_dim
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one head's key, or value, of a token."""
+        return self.stored_width * self.stored_dtype.itemsize
 
     @property
     def bytes_per_token(self) -> int:
         """Bytes of one token's keys and values."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+        return 2 * self.layers * self.kv_heads * self.row_bytes
 
 
 class Extent:
-    """One buffer a layer, ``[2, kv_heads, capacity, head_dim]``: keys, then values.
+    """One buffer a layer, ``[2, kv_heads, capacity, stored_width]``: keys, then values.
 
     Rows that were never written are zero, so that a masked row adds an exact zero.
 
@@ -63,9 +91,9 @@ class Extent:
         # Rounded down, or the share and the unit together would exceed what is promised.
         capacity = max(needed, int(self.capacity * (1 + GROWTH)) // ROW_UNIT * ROW_UNIT)
         shape = self.shape
-        size = (2, shape.kv_heads, capacity, shape.head_dim)
+        size = (2, shape.kv_heads, capacity, shape.stored_width)
         for layer in range(shape.layers):
-            buffer = torch.zeros(size, dtype=shape.dtype, device=shape.device)
+            buffer = torch.zeros(size, dtype=shape.stored_dtype, device=shape.device)
             if self.capacity:
                 # One layer at a time: the peak is one layer's copy above the buffer itself.
                 buffer[:, :, : self.capacity] = self.layers[layer]
@@ -74,6 +102,17 @@ class Extent:
                 self.layers.append(buffer)
         self.addresses = [buffer.data_ptr() for buffer in self.layers]
         self.capacity = capacity
+
+    def read(self, layer: int, rows: int) -> torch.Tensor:
+        """The first rows of a layer, ``[2, kv_heads, rows, head_dim]`` in the model's type: the buffer itself, or a
+        copy of numbers kept in 8 bits."""
+        stored = self.layers[layer][:, :, :rows]
+        return dequantize(stored, self.shape.dtype) if self.shape.int8 else stored
+
+    def write(self, layer: int, first: int, numbers: torch.Tensor) -> None:
+        """Write ``[2, kv_heads, rows, head_dim]`` from row ``first`` on."""
+        rows = slice(first, first + numbers.shape[2])
+        self.layers[layer][:, :, rows] = quantize(numbers) if self.shape.int8 else numbers
 
     def share_with(self, reader: KeyValueCache) -> None:
         """Remember that ``reader`` reads this extent."""

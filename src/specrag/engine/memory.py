@@ -146,7 +146,10 @@ def _working_bytes(model: SessionModel, tokens: int) -> int:
         return 0
     scores = 2 * config.num_attention_heads * min(BLOCK_ROWS, tokens) * tokens
     width = 2 * getattr(config, "intermediate_size", 4 * config.hidden_size) + 6 * config.hidden_size
-    return int((scores + min(PREFILL_ROWS, tokens) * width) * cache.shape.dtype.itemsize)
+    shape = cache.shape
+    # What is kept in 8 bits is read as a float32 copy of a layer, which then becomes one of the model's type.
+    copied = 2 * shape.kv_heads * tokens * shape.head_dim * (4 + shape.dtype.itemsize) if shape.int8 else 0
+    return int((scores + min(PREFILL_ROWS, tokens) * width) * shape.dtype.itemsize) + copied
 
 
 def _machine_bytes() -> int | None:

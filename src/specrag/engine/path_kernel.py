@@ -2,7 +2,8 @@
 
 Every row's sums run over the keys in the order of their positions, four at a time, the last four filled up with zeros.
 A row of a tree reads its ancestors where they will lie once they are committed. So plain decoding, a chain and a tree
-give a token the same bits. Numbers are bfloat16, handed over as addresses (``bfloat16.py``).
+give a token the same bits. Numbers are bfloat16, handed over as addresses (``bfloat16.py``); keys and values may be in
+8 bits.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import numpy as np
 from specrag.engine.attention_kernel import Floats, Longs, softmax
 from specrag.engine.bfloat16 import Function, halves, narrow, widen
 from specrag.engine.compiling import reordered
+from specrag.engine.kv_numbers import SCALE_BYTES
+from specrag.engine.row_kernel import load
 
 #: Rows of a chain that read a block of keys together.
 CHAIN_ROWS = 16
@@ -23,17 +26,18 @@ BLOCK_KEYS = 4
 
 
 @cache
-def attend_paths(head_dim: int, group: int) -> Function:
+def attend_paths(head_dim: int, group: int, int8: bool) -> Function:
     """The loop for heads of this size, ``group`` query heads sharing a key.
 
     It computes units: some rows of a chain, or one row of a tree. Its arguments: ``queries`` and ``out``, addresses of
     ``[rows, kv_heads * group, head_dim]`` with their numbers from row to row; ``kv_heads``; ``window``, how many
     positions a row sees, itself included; for each unit, in ``firsts`` its first row in the pass, in ``counts`` its
-    rows, in ``buffers`` the address of its session's ``[2, kv_heads, capacity, head_dim]``, in ``head_strides`` the
-    numbers from head to head, in ``seen`` how many of the buffer's first rows its first row sees, each later row one
+    rows, in ``buffers`` the address of its session's ``[2, kv_heads, capacity, row]``, in ``head_bytes`` the
+    bytes from head to head, in ``seen`` how many of the buffer's first rows its first row sees, each later row one
     more; from ``borders[unit]`` to ``borders[unit + 1]`` in ``path`` the places of what a tree's row sees behind them;
     ``scores``: room for ``[rows * group, keys + BLOCK_KEYS - 1]`` of the largest unit.
     """
+    row_bytes = head_dim + SCALE_BYTES if int8 else 2 * head_dim
 
     @reordered
     def run(
@@ -46,7 +50,7 @@ def attend_paths(head_dim: int, group: int) -> Function:
         firsts: Longs,
         counts: Longs,
         buffers: Longs,
-        head_strides: Longs,
+        head_bytes: Longs,
         seen: Longs,
         borders: Longs,
         path: Longs,
@@ -70,7 +74,7 @@ def attend_paths(head_dim: int, group: int) -> Function:
                         query[one, i] = widen(asked[place + i])
                         mixed[one, i] = np.float32(0.0)
                 for part in range(2):
-                    numbers = halves(buffers[unit] + 2 * (part * kv_heads + head) * head_strides[unit])
+                    stored = buffers[unit] + (part * kv_heads + head) * head_bytes[unit]
                     for key in range(0, most, BLOCK_KEYS):
                         for each in range(BLOCK_KEYS):
                             place = key + each
@@ -80,8 +84,7 @@ def attend_paths(head_dim: int, group: int) -> Function:
                                 continue
                             if steps > 0 and place >= before:
                                 place = path[border + place - before]
-                            for i in range(head_dim):
-                                block[each, i] = widen(numbers[place * head_dim + i])
+                            load(block, each, stored + place * row_bytes, head_dim, int8)
                         for one in range(many):
                             if part == 0:
                                 a0 = a1 = a2 = a3 = np.float32(0.0)

@@ -106,7 +106,7 @@ def load_prefix(path: Path, model: SessionModel, identity: Mapping[str, str]) ->
 
 
 def _layer(cache: KeyValueCache, index: int, rows: int) -> torch.Tensor:
-    """The first rows of a layer, ``[2, kv_heads, rows, head_dim]``, gathered from the chain of extents."""
+    """The first rows of a layer, ``[2, kv_heads, rows, stored_width]``, gathered from the chain of extents."""
     parts = [run.extent.layers[index][:, :, : run.rows] for run in cache.runs]
     if cache.own is not None:
         parts.append(cache.own.layers[index][:, :, : cache.length - cache.base])
@@ -115,8 +115,8 @@ def _layer(cache: KeyValueCache, index: int, rows: int) -> torch.Tensor:
 
 def _fill(path: Path, cache: KeyValueCache, layers: Sequence[torch.Tensor], rows: int) -> None:
     shape: KeyValueShape = cache.shape
-    expected = (2, shape.kv_heads, rows, shape.head_dim)
-    if rows < 1 or any(tuple(layer.shape) != expected or layer.dtype != shape.dtype for layer in layers):
+    expected = (2, shape.kv_heads, rows, shape.stored_width)
+    if rows < 1 or any(tuple(layer.shape) != expected or layer.dtype != shape.stored_dtype for layer in layers):
         raise _damaged(path, "its shapes are not those of this model")
     own = cache.prepare(rows)
     with torch.inference_mode():

@@ -147,21 +147,21 @@ class SegmentPlan:
     def windows(self, window: int) -> list[torch.Tensor]:
         """Masks of a sliding window over each shared extent, then over the own one: ``[rows, keys]`` each."""
         if window not in self._windows:
-            like = self.own.layers[0]
+            shape = self.own.shape
             rows = torch.tensor(self.positions)
             masks = []
             start = 0
             for _, length in self.runs:
                 columns = torch.arange(start, start + length)
-                masks.append(torch.zeros(self.count, length, dtype=like.dtype))
+                masks.append(torch.zeros(self.count, length, dtype=shape.dtype))
                 masks[-1].masked_fill_(columns[None] <= rows[:, None] - window, float("-inf"))
                 start += length
             columns = torch.arange(start, start + self.keys)
             # A tree row's position is its depth, not its place in the buffer.
             tree = torch.tensor(self.depths) + self.base + self.tree_start
             columns[self.tree_start : self.tree_start + len(tree)] = tree
-            own = torch.zeros(self.count, self.keys, dtype=like.dtype)
-            own[:, self.tree_start :] = self.tree_mask(like.dtype, torch.device("cpu"))
+            own = torch.zeros(self.count, self.keys, dtype=shape.dtype)
+            own[:, self.tree_start :] = self.tree_mask(shape.dtype, torch.device("cpu"))
             own.masked_fill_(columns[None] <= rows[:, None] - window, float("-inf"))
-            self._windows[window] = [mask.to(like.device) for mask in (*masks, own)]
+            self._windows[window] = [mask.to(shape.device) for mask in (*masks, own)]
         return self._windows[window]

@@ -177,4 +177,5 @@ def identity_of(loaded: LoadedModel) -> dict[str, str]:
         "device": loaded.device.split(":")[0],
         "decoder": type(loaded.model).__name__,
         "batch_invariant": str(getattr(loaded.model, "batch_invariant", False)),
+        "kv_dtype": loaded.kv_dtype,
     }

@@ -50,6 +50,7 @@ class LeanDecoder:
         dtype: activations, keys and values: float32, bfloat16 or float16.
         int8: 8-bit weights and activations in the linear layers.
         batch_invariant: a row's bits do not depend on the other rows of the pass (CPU, bf16 or int8).
+        int8_kv: keep keys and values in 8 bits.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class LeanDecoder:
         device: torch.device,
         int8: bool = False,
         batch_invariant: bool = False,
+        int8_kv: bool = False,
     ) -> None:
         _check(config, dtype, device, int8, batch_invariant)
         self.config = config
@@ -87,7 +89,9 @@ class LeanDecoder:
         self._rotary = Rotary(config, self._head_dim, device)
         self._factors = torch.ones(self._heads + self._kv_heads, device=device)
         self._factors[: self._heads] = self._head_dim**-0.5
-        self._shape = KeyValueShape(len(self._layers), self._kv_heads, self._head_dim, dtype, device)
+        self._shape = KeyValueShape(
+            len(self._layers), self._kv_heads, self._head_dim, dtype, device, int8_kv
+        )
         self._compiled = available(self._shape) and not any(windows) and not batch_invariant
         if self._compiled:
             prepare(self._shape, self._group)

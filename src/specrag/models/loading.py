@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 #: What ``dtype`` may be; int8 is 8-bit weights and activations in the linear layers, bf16 elsewhere.
 DTYPES = ("fp32", "bf16", "fp16", "int8")
 
+#: What ``kv_dtype`` may be: keys and values in the type that they are computed in, or in 8 bits.
+KV_DTYPES = ("auto", "int8")
+
 
 @dataclass(frozen=True)
 class LoadedModel:
@@ -36,6 +39,7 @@ class LoadedModel:
         dtype: one of :data:`DTYPES`.
         device: such as ``cpu`` or ``cuda:0``.
         adapter: the folder of the adapter that its weights hold.
+        kv_dtype: one of :data:`KV_DTYPES`.
     """
 
     name: str
@@ -45,6 +49,7 @@ class LoadedModel:
     dtype: str
     device: str
     adapter: Path | None = None
+    kv_dtype: str = "auto"
 
     @property
     def is_drafter(self) -> bool:
@@ -59,6 +64,7 @@ def load_model(
     device: str | None = None,
     adapter: str | Path | None = None,
     batch_invariant: bool = False,
+    kv_dtype: str = "auto",
     progress: bool = False,
 ) -> LoadedModel:
     """Load a model for decoding; fetch it first if it is in the catalog and not here yet.
@@ -69,6 +75,7 @@ def load_model(
         device: a torch device; by default the first GPU if there is one, else the CPU.
         adapter: a folder with a LoRA adapter, or the name of one that comes with specrag; merged into the weights.
         batch_invariant: a row's bits do not depend on the other rows of its pass (CPU, bf16 or int8).
+        kv_dtype: one of :data:`KV_DTYPES`; ``int8`` halves the memory of keys and values.
         progress: show a bar while fetching and converting.
 
     Raises:
@@ -77,16 +84,28 @@ def load_model(
     """
     if dtype not in DTYPES:
         raise InputError("dtype", dtype, f"take one of {', '.join(DTYPES)}")
+    if kv_dtype not in KV_DTYPES:
+        raise InputError("kv_dtype", kv_dtype, f"take one of {', '.join(KV_DTYPES)}")
     import torch
 
     place = find_device(device)
     merged = None if adapter is None else find_adapter(adapter)
     files = resolve(name, progress=progress)
     tokenizer = Tokenizer(files)
-    model = apart(
-        lambda: _build(files, _TORCH[dtype](torch), place, dtype == "int8", merged, batch_invariant)
-    )
-    return LoadedModel(str(name), files, model, tokenizer, dtype, str(place), merged)
+    kind = _Kind(_TORCH[dtype](torch), place, dtype == "int8", batch_invariant, kv_dtype == "int8")
+    model = apart(lambda: _build(files, kind, merged))
+    return LoadedModel(str(name), files, model, tokenizer, dtype, str(place), merged, kv_dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """In what form a model computes."""
+
+    dtype: torch.dtype
+    device: torch.device
+    int8: bool
+    batch_invariant: bool
+    int8_kv: bool
 
 
 _TORCH = {
@@ -116,14 +135,7 @@ def find_device(name: str | None) -> torch.device:
     return device
 
 
-def _build(
-    files: ModelFiles,
-    dtype: torch.dtype,
-    device: torch.device,
-    int8: bool,
-    adapter: Path | None,
-    batch_invariant: bool,
-) -> SessionModel:
+def _build(files: ModelFiles, kind: _Kind, adapter: Path | None) -> SessionModel:
     from specrag.models.decoder import LeanDecoder
 
     config = _plain_config(files) or read_config(files)
@@ -132,16 +144,22 @@ def _build(
         weights = merge_adapter(weights, adapter, base=files.name)
     if supports(config):
         return LeanDecoder(
-            config, weights, dtype=dtype, device=device, int8=int8, batch_invariant=batch_invariant
+            config,
+            weights,
+            dtype=kind.dtype,
+            device=kind.device,
+            int8=kind.int8,
+            batch_invariant=kind.batch_invariant,
+            int8_kv=kind.int8_kv,
         )
-    if int8 or batch_invariant:
-        field, value = ("dtype", "int8") if int8 else ("batch_invariant", "true")
+    if kind.int8 or kind.batch_invariant:
+        field, value = ("dtype", "int8") if kind.int8 else ("batch_invariant", "true")
         raise InputError(
             field,
             value,
             f"{files.name} ({config.model_type}) runs as transformers' module; take bf16 or fp32",
         )
-    return _transformers(config, weights, dtype, device)
+    return _transformers(config, weights, kind)
 
 
 def _plain_config(files: ModelFiles) -> SimpleNamespace | None:
@@ -163,12 +181,11 @@ _LEAN_FIELDS = (
 )  # fmt: skip
 
 
-def _transformers(
-    config: object, weights: dict[str, torch.Tensor], dtype: torch.dtype, device: torch.device
-) -> SessionModel:
+def _transformers(config: object, weights: dict[str, torch.Tensor], kind: _Kind) -> SessionModel:
     from specrag.models.transformers import TransformersModel
 
-    return TransformersModel(build_module(config, weights, dtype).to(device))
+    module = build_module(config, weights, kind.dtype).to(kind.device)
+    return TransformersModel(module, int8_kv=kind.int8_kv)
 
 
 def build_module(config: object, weights: dict[str, torch.Tensor], dtype: torch.dtype) -> Any:

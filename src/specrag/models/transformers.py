@@ -71,9 +71,16 @@ class TransformersModel:
     Args:
         module: the module; its attention implementation is set to the packed one.
         weights: a state dict to load into it, if it does not hold its weights yet.
+        int8_kv: keep keys and values in 8 bits.
     """
 
-    def __init__(self, module: PreTrainedModel, weights: Mapping[str, torch.Tensor] | None = None) -> None:
+    def __init__(
+        self,
+        module: PreTrainedModel,
+        weights: Mapping[str, torch.Tensor] | None = None,
+        *,
+        int8_kv: bool = False,
+    ) -> None:
         if weights is not None:
             module.load_state_dict(weights)
         module.set_attn_implementation(ATTENTION)
@@ -85,7 +92,7 @@ class TransformersModel:
         self.device = module.device
         self.dtype = module.dtype
         self._shape = KeyValueShape(
-            self.config.num_hidden_layers, self._kv_heads, int(head_dim), module.dtype, module.device
+            self.config.num_hidden_layers, self._kv_heads, int(head_dim), module.dtype, module.device, int8_kv
         )
         self._base = module.base_model
 

@@ -103,6 +103,7 @@ class Service:
             device=settings.device,
             adapter=settings.adapter,
             batch_invariant=settings.batch_invariant,
+            kv_dtype=settings.kv_dtype,
         )
         llm = LanguageModel(
             loaded,

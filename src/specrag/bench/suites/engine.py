@@ -2,13 +2,14 @@
 
 No method is faster than its baseline is good, so this suite comes first. It measures decoding behind short and
 long contexts, one pass by rows and context beside the least time that the machine allows it, requests at once,
-prefill, forks, memory, and what 8-bit weights cost in perplexity.
+prefill, forks, memory, and what 8-bit weights, or keys and values, cost in perplexity.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from specrag.bench.bounds import DecoderShape, decoder_work, pass_floor
 from specrag.bench.data import load_text, token_prompts
@@ -23,9 +24,16 @@ from specrag.bench.summary import Summary
 
 PLAIN, INT8, INVARIANT, TRANSFORMERS = "plain", "plain+int8", "plain+invariant", "transformers"
 PACKED = "plain+packed"
+#: Keys and values in 8 bits.
+KV8 = "plain+kv8"
 
-#: Variants of our engine: dtype, batch-invariant.
-_OURS = {PLAIN: ("bf16", False), INT8: ("int8", False), INVARIANT: ("bf16", True)}
+#: Variants of our engine: how each is loaded.
+_OURS: Mapping[str, Mapping[str, Any]] = {
+    PLAIN: {},
+    INT8: {"dtype": "int8"},
+    INVARIANT: {"batch_invariant": True},
+    KV8: {"kv_dtype": "int8"},
+}
 _PASS_ROWS = (1, 2, 4, 8, 16, 32, 64)
 _NEW_TOKENS = 32
 
@@ -37,7 +45,7 @@ class EngineSuite:
     summary = (
         "Plain decoding of this engine against transformers' own `generate`, and the cost of one pass by rows and "
         "context. `plain` is bf16; `+int8` has 8-bit linear layers; `+invariant` gives every row the same bits "
-        "whatever else is in its pass. Floors are the bytes to read and the operations to do at the bandwidth and "
+        "whatever else is in its pass; `+kv8` keeps keys and values in 8 bits. Floors are the bytes to read and the operations to do at the bandwidth and "
         "rate measured in the same run."
     )
 
@@ -56,7 +64,7 @@ class EngineSuite:
     def _decoding(
         self, context: BenchContext, engines: Engines, lengths: Sequence[int]
     ) -> Iterator[Measurement]:
-        methods = (PLAIN, INT8, TRANSFORMERS) if context.quick else (PLAIN, INT8, INVARIANT, TRANSFORMERS)
+        methods = (PLAIN, INT8, TRANSFORMERS) if context.quick else (*_OURS, TRANSFORMERS)
         new = 16 if context.quick else _NEW_TOKENS
 
         def prepare(length: int) -> Mapping[str, Trial]:
@@ -142,10 +150,10 @@ class EngineSuite:
         self, context: BenchContext, engines: Engines, lengths: Sequence[int]
     ) -> Iterator[Measurement]:
         def prepare(length: int) -> Mapping[str, Trial]:
-            ours = engines.ours(PLAIN)
-            return {PLAIN: ours.forking(_prompt(context, engines, length))}
+            prompt = _prompt(context, engines, length)
+            return {name: engines.ours(name).forking(prompt) for name in (PLAIN, KV8)}
 
-        rows = [_row("fork and memory/behind", length, (PLAIN,), prepare) for length in lengths]
+        rows = [_row("fork and memory/behind", length, (PLAIN, KV8), prepare) for length in lengths]
         records = context.measure("forks", rows, context.plan(3))
         yield from context.summarise(records, baselines=[PLAIN], dtype="bf16", overall=False)
 
@@ -167,7 +175,7 @@ class EngineSuite:
         )
 
     def _perplexity(self, context: BenchContext, engines: Engines) -> Iterator[Measurement]:
-        methods = (PLAIN, INT8)
+        methods = (PLAIN, INT8, KV8)
 
         def prepare(length: int) -> Mapping[str, Trial]:
             encode = engines.ours(PLAIN).encode
@@ -204,7 +212,7 @@ class EngineSuite:
             )
         decoding = [
             _series(measurements, method, "decode/behind ", "milliseconds_a_token")
-            for method in (TRANSFORMERS, PLAIN, INT8, INVARIANT)
+            for method in (TRANSFORMERS, *_OURS)
         ]
         if any(decoding):
             made.append(
@@ -230,10 +238,7 @@ class Engines:
     def ours(self, name: str) -> Ours:
         """A variant of this engine, by its method name."""
         if name not in self._loaded:
-            dtype, invariant = _OURS[name]
-            self._loaded[name] = Ours(
-                self._context.model, dtype, self._context.device, batch_invariant=invariant
-            )
+            self._loaded[name] = Ours(self._context.model, self._context.device, **_OURS[name])
         return self._loaded[name]
 
     def get(self, name: str) -> Engine:

@@ -46,7 +46,7 @@ def main(model: str, dtype: str, device: str, length: str, new: str) -> None:
     engine: Engine = (
         Transformers(model, device)
         if dtype == TRANSFORMERS
-        else Ours(model, dtype, device, batch_invariant=False)
+        else Ours(model, device, dtype=dtype)
     )
     loaded = time.perf_counter() - started
     loaded_mib = psutil.Process().memory_info().rss / 2**20

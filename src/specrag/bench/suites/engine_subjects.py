@@ -47,11 +47,11 @@ class Ours:
 
     Args:
         name: of the model.
-        dtype: of :data:`specrag.models.loading.DTYPES`.
+        kind: what else :func:`specrag.models.loading.load_model` takes.
     """
 
-    def __init__(self, name: str, dtype: str, device: str, *, batch_invariant: bool) -> None:
-        self._loaded = load_model(name, dtype=dtype, device=device, batch_invariant=batch_invariant)
+    def __init__(self, name: str, device: str, **kind: Any) -> None:
+        self._loaded = load_model(name, device=device, **kind)
         self._model = self._loaded.model
         self._executor = Executor()
         self._synchronise = _synchroniser(device)
