@@ -15,9 +15,18 @@ from specrag.bench.measurement import OVERALL, Measurement
 from specrag.bench.records import Record
 from specrag.bench.suite import BenchContext
 from specrag.bench.suites import longcontext_data as data
-from specrag.bench.suites import longcontext_simulated
+from specrag.bench.suites import longcontext_chats, longcontext_simulated
 from specrag.bench.suites.longcontext_data import LongRow
-from specrag.bench.suites.longcontext_figures import QUALITY, SPEED, SWEEP, UNRELATED, Figures, pictures
+from specrag.bench.suites.longcontext_figures import (
+    CONVERSATION,
+    QUALITY,
+    SPEED,
+    SWEEP,
+    UNRELATED,
+    Figures,
+    pictures,
+)
+from specrag.bench.suites.longcontext_judge import Judge
 from specrag.bench.suites.longcontext_sizes import LARGER_MODEL, QUICK, SMALL_MODEL, Size
 from specrag.bench.suites.longcontext_subjects import (
     ETAS,
@@ -32,6 +41,7 @@ from specrag.bench.suites.longcontext_subjects import (
     Subjects,
     with_eta,
 )
+from specrag.retrieval.context_chunks import ContextChunk
 
 #: The models of the full run; another ``--model`` takes their place.
 MODELS = (SMALL, "qwen2.5-coder-1.5b")
@@ -78,7 +88,9 @@ class LongContextSuite:
         "`lost` are shares of rows that the method alone, or long context alone, gets right, `only this` those that "
         "neither long context nor rag does. `exactness` is fp32. `simulated` replays the tokens a round of `published` "
         "at the measured passes of a small model of random weights, whose keys and values soon outweigh them. `guard "
-        "and residual` is sampled at temperature 1."
+        "and residual` is sampled at temperature 1. `chat history` asks the last question of a dialogue of MT-Bench-101 "
+        "whose turns are spread among those of others; `rating` is the judge's mean rating from 1 to 5 of the reply, "
+        "read with the dialogue's own turns."
     )
 
     def __init__(self, size: Size | None = None) -> None:
@@ -112,12 +124,16 @@ class _Bench:
         self.model = model
         self.size = size
         scoring = "bm25" if context.quick else "dense"
-        self.subjects = Subjects(model, context.device, scoring=scoring, window=size.window)  # type: ignore[arg-type]
+        self.judge = Judge(size.judge or model, context.device)
+        self.subjects = Subjects(
+            model, context.device, scoring=scoring, window=size.window, judge=self.judge  # type: ignore[arg-type]
+        )
         self._exact: Subjects | None = None
         self.rows = cache(self._rows)  # cutting and encoding take seconds
 
     def close(self) -> None:
         self.subjects.close()
+        self.judge.close()
         if self._exact is not None:
             self._exact.close()
 
@@ -129,6 +145,8 @@ class _Bench:
         if self.size.unrelated is not None:
             yield from self.unrelated(*self.size.unrelated)
         yield from self.quality()
+        if self.size.conversation is not None:
+            yield from self.conversations(*self.size.conversation)
         if self.size.sweep is not None:
             yield from self.sweep(*self.size.sweep)
 
@@ -188,6 +206,17 @@ class _Bench:
                 )
         yield from self._summarise(records, QUALITY)
 
+    def conversations(self, length: int, count: int) -> Iterator[Measurement]:
+        """Dialogues spread in a long chat history: speed, and replies rated by a judge (Table 2)."""
+        rows = longcontext_chats.conversations(self.context.data, self.subjects.encode, length, count)
+        if not rows:
+            return
+        methods = (LC, LOSSLESS, NAIVE, "rapid+eta=10", "rapid+eta=20", RAG)
+        task = f"{CONVERSATION}/{length:,} tokens"
+        records = self._measure(task, length, count, methods, rows=rows, ends=True)
+        for entry in self._summarise(records, CONVERSATION, overall=False):
+            yield replace(entry, extra={**entry.extra, "judge": self.judge.name})
+
     def exactness(self) -> Iterator[Measurement]:
         """The plain text in fp32, token for token."""
         if not self.size.exact:
@@ -219,7 +248,7 @@ class _Bench:
         methods: Sequence[str],
         *,
         part_tokens: int | None = None,
-        part: Callable[[], str] | None = None,
+        part: Callable[[], Sequence[ContextChunk]] | None = None,
         rows: Sequence[LongRow] | None = None,
         subjects: Subjects | None = None,
         new: int | None = None,

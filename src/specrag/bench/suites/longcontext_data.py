@@ -10,6 +10,7 @@ from pathlib import Path
 
 from specrag.bench.data import find_file, load_long_bench, load_text, read_json_lines
 from specrag.evaluation.metrics import contains_answer
+from specrag.methods.rag_prompt import Message
 
 _V1, _V2 = "longbench_v1_mini.jsonl", "longbench_v2_dev.jsonl"
 #: Tasks of LongBench v1 whose answers are short and stand in the text.
@@ -41,10 +42,12 @@ class LongRow:
 
     Attributes:
         name: unique within its set.
-        kind: the set: ``needle``, ``key-value``, a task of LongBench v1, or ``longbench-v2``.
-        document: the long text.
+        kind: the set: ``needle``, ``key-value``, a task of LongBench v1, ``longbench-v2``, or ``conversation``.
+        document: the long text; empty where a conversation is the long context.
         question: what is asked, its instruction included.
-        answers: those that count as right; empty where only speed is measured.
+        answers: those that count as right; empty where only speed is measured. Of a conversation the reference reply.
+        messages: the conversation, oldest first.
+        own_messages: those of them that the question goes on from.
     """
 
     name: str
@@ -52,6 +55,13 @@ class LongRow:
     document: str
     question: str
     answers: tuple[str, ...] = ()
+    messages: tuple[Message, ...] = ()
+    own_messages: tuple[Message, ...] = ()
+
+    @property
+    def can_be_right(self) -> bool:
+        """Whether an answer is right or wrong; replies in conversations are rated."""
+        return bool(self.answers) and not self.messages
 
     def right(self, text: str) -> bool:
         """Whether a text holds a right answer; for a letter, whether it begins with it."""

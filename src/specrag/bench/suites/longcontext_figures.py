@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
+from typing import Any
 
 from specrag.bench.bounds import share_reached, token_bound
 from specrag.bench.measurement import OVERALL, Extra, Measurement
@@ -17,6 +18,7 @@ from specrag.bench.summary import Summary
 from specrag.evaluation.significance import paired_bootstrap
 
 SPEED, SWEEP, UNRELATED, QUALITY = "speed", "retrieval length", "unrelated part", "quality"
+CONVERSATION = "chat history"
 
 
 class Figures:
@@ -101,20 +103,28 @@ class Figures:
             if summary.method != RAG:
                 found["only_this"] = fmean(right[row] and not lc[row] and not rag[row] for row in judged)
         for name, other in (("lc", plain), ("rag", part)):
-            both = [
-                row
-                for row, outcome in mine.items()
-                if row in other and "gold_nats" in outcome.figures and "gold_nats" in other[row].figures
-            ]
-            if both and mine.keys() and summary.method not in (LC if name == "lc" else RAG, NAIVE):
-                result = paired_bootstrap(
-                    [mine[row].figures["gold_nats"] for row in both],
-                    [other[row].figures["gold_nats"] for row in both],
-                )
-                found[f"gold_nats_over_{name}"] = result.difference
-                found[f"gold_nats_over_{name}_low"] = result.low
-                found[f"gold_nats_over_{name}_high"] = result.high
+            if summary.method not in (LC if name == "lc" else RAG, NAIVE):
+                found |= _paired("gold_nats", name, mine, other) | _paired("rating", name, mine, other)
         return found
+
+
+def _paired(
+    figure: str, name: str, mine: Mapping[Any, Outcome], other: Mapping[Any, Outcome]
+) -> dict[str, Extra]:
+    """The mean difference of a figure on the same rows, and its 95 % interval."""
+    both = [
+        (outcome.figures[figure], other[row].figures[figure])
+        for row, outcome in mine.items()
+        if row in other and figure in outcome.figures and figure in other[row].figures
+    ]
+    if not both:
+        return {}
+    result = paired_bootstrap(*zip(*both, strict=True))
+    return {
+        f"{figure}_over_{name}": result.difference,
+        f"{figure}_over_{name}_low": result.low,
+        f"{figure}_over_{name}_high": result.high,
+    }
 
 
 def pictures(measurements: Sequence[Measurement], folder: Path) -> Iterator[Path]:

@@ -23,6 +23,8 @@ class Size:
         window: entries of the streaming drafter's cache.
         simulated: tokens of context of the model of random weights.
         etas: strengths of transfer whose quality is measured.
+        conversation: tokens of chat histories, and how many; none for no such section.
+        judge: the model that rates replies in them; empty for the target itself.
     """
 
     lengths: tuple[tuple[int, int], ...]
@@ -36,6 +38,8 @@ class Size:
     window: int = 4096
     simulated: tuple[int, ...] = ()
     etas: tuple[int, ...] = ETAS
+    conversation: tuple[int, int] | None = None
+    judge: str = ""
 
 
 SMALL_MODEL = Size(
@@ -48,6 +52,8 @@ SMALL_MODEL = Size(
     exact=(2048, 4096, 7680),
     window=1024,
     simulated=(1024, 2048, 4096, 8192, 16384),
+    conversation=(7168, 20),
+    judge="qwen2.5-coder-1.5b",
 )
 LARGER_MODEL = Size(
     lengths=((4096, 2), (8192, 2), (16384, 1), (32000, 1)),
@@ -57,6 +63,7 @@ LARGER_MODEL = Size(
     long_bench=(3, 12000),
     window=4096,
     etas=(10, 20, 40),
+    conversation=(12000, 3),
 )
 QUICK = Size(
     lengths=((1024, 1),),

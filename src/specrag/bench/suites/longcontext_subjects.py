@@ -14,6 +14,7 @@ import numpy as np
 from specrag.bench.interleave import Trial
 from specrag.bench.records import Outcome
 from specrag.bench.suites.longcontext_data import LongRow
+from specrag.bench.suites.longcontext_judge import Judge
 from specrag.engine.outputs import LOGITS
 from specrag.engine.passes import Coroutine
 from specrag.engine.sampling import log_softmax, warp
@@ -24,6 +25,7 @@ from specrag.methods.rapid import RAPID
 from specrag.methods.rapid_baselines import StreamingDrafter, naive_sd
 from specrag.methods.respec import ReSpec
 from specrag.retrieval.context import ContextRetriever
+from specrag.retrieval.context_chunks import ContextChunk
 from specrag.retrieval.context_files import documents_of
 from specrag.retrieval.context_settings import ContextSettings
 from specrag.retrieval.encoder import DEFAULT_ENCODER, Encoder, load_encoder
@@ -81,23 +83,24 @@ class Prepared:
 
     Attributes:
         tokens: the target's prompt.
-        part: what the drafter reads, in words.
+        part: the chunks that the drafter reads.
         prefill: seconds that reading the prompt took.
         retrieval: seconds of cutting, encoding and ranking.
     """
 
     row: LongRow
     tokens: tuple[int, ...]
-    part: str
+    part: Sequence[ContextChunk]
     prefill: float
     retrieval: float
     gold: dict[str, float] = field(default_factory=dict)
 
     def reading(self, tokenizer: Tokenizer) -> list[int]:
         """The drafter's prompt, in its own tokens."""
-        return list(
-            encode(tokenizer, ContextQuestion(self.row.question, instruction="").about_text(self.part))
-        )
+        asked = ContextQuestion(self.row.question, instruction="")
+        if self.row.messages:
+            return encode(tokenizer, asked.after_part(self.part))
+        return encode(tokenizer, asked.about_text(text_of(self.part, several=False)))
 
 
 class Subjects:
@@ -107,12 +110,20 @@ class Subjects:
         name, device, dtype: of the target.
         scoring: how chunks are ranked.
         window: entries of the streaming drafter's cache.
+        judge: rates replies in conversations; ``None`` where nobody does.
     """
 
     def __init__(
-        self, name: str, device: str, dtype: str = "bf16", scoring: Scoring = "dense", window: int = 4096
+        self,
+        name: str,
+        device: str,
+        dtype: str = "bf16",
+        scoring: Scoring = "dense",
+        window: int = 4096,
+        judge: Judge | None = None,
     ) -> None:
         self.name = name
+        self.judge = judge
         self.warm = False  # what compiles at its first call has done so
         self._device = device
         self._dtype = dtype
@@ -153,7 +164,9 @@ class Subjects:
             self._loaded.close()
             self._loaded = None
 
-    def prepare(self, row: LongRow, part_tokens: int, part: str | None = None) -> Prepared:
+    def prepare(
+        self, row: LongRow, part_tokens: int, part: Sequence[ContextChunk] | None = None
+    ) -> Prepared:
         """Read a row's prompt, which all its methods then share, and find the part for the drafter.
 
         Args:
@@ -166,7 +179,8 @@ class Subjects:
         found = self.part(row, part_tokens) if part is None else part
         retrieval = time.perf_counter() - started
         asked = ContextQuestion(row.question, instruction="")
-        tokens = tuple(encode(self.llm.tokenizer, asked.about_text(row.document)))
+        messages = asked.after(row.messages) if row.messages else asked.about_text(row.document)
+        tokens = tuple(encode(self.llm.tokenizer, messages))
         self._forget()
         session = Session(self.llm.model)
         started = time.perf_counter()
@@ -175,12 +189,15 @@ class Subjects:
         self.llm.prefixes.hold(session)
         return Prepared(row, tokens, found, time.perf_counter() - started, retrieval)
 
-    def part(self, row: LongRow, part_tokens: int) -> str:
+    def part(self, row: LongRow, part_tokens: int) -> Sequence[ContextChunk]:
         """The chunks that matter, at most so many tokens."""
-        found = self._retriever(part_tokens).retrieve(
-            row.question, documents_of(row.document), self._tokenizer_file
+        retriever = self._retriever(part_tokens)
+        context = (
+            retriever.messages(row.messages, self._tokenizer_file)
+            if row.messages
+            else retriever.documents(documents_of(row.document), self._tokenizer_file)
         )
-        return text_of([scored.chunk for scored in found.chunks], several=False)
+        return [scored.chunk for scored in retriever.select(row.question, context).chunks]
 
     def trial(
         self, label: str, prepared: Prepared, new: int, *, ends: bool = False, temperature: float = 0.0
@@ -214,8 +231,12 @@ class Subjects:
                 "drafting_share": timing.drafting / decode,
                 "verifying_share": timing.verifying / decode,
             }
+            row = prepared.row
             if label in prepared.gold:
                 figures["gold_nats"] = prepared.gold[label]
+            if row.messages and self.judge is not None:
+                asked = {"role": "user", "content": row.question}
+                figures["rating"] = self.judge.rating([*row.own_messages, asked], made.text)
             return Outcome(
                 tokens=usage.completion_tokens,
                 seconds=decode,
@@ -223,7 +244,7 @@ class Subjects:
                 passes=usage.passes,
                 drafted=usage.drafted,
                 accepted=usage.accepted,
-                correct=float(prepared.row.right(made.text)) if ends and prepared.row.answers else None,
+                correct=float(row.right(made.text)) if ends and row.can_be_right else None,
                 figures=figures,
             )
 
