@@ -1,4 +1,4 @@
-"""Chat histories of the longcontext suite, what its methods read of them, and the judge of replies."""
+"""Chat histories of the longcontext suite, what its methods read of them, the judge, and the shortened target."""
 
 from __future__ import annotations
 
@@ -6,17 +6,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from specrag.bench.data import find_file, read_json_lines
 from specrag.bench.suites.longcontext_chats import conversations
 from specrag.bench.suites.longcontext_data import LongRow
 from specrag.bench.suites.longcontext_judge import _ASKED, Judge
-from specrag.bench.suites.longcontext_subjects import LC, LOSSLESS, NAIVE, RAG, Subjects
+from specrag.bench.suites.longcontext_labels import LC, LOSSLESS, NAIVE, RAG
+from specrag.bench.suites.longcontext_subjects import Subjects
+from specrag.bench.suites.longcontext_upward import without_layers
 from specrag.engine.executor import run
 from specrag.engine.outputs import LOGITS, Row
 from specrag.engine.passes import Coroutine
 from specrag.engine.session import Session
 from specrag.errors import InputError
+from specrag.models.loading import load_model
+from specrag.models.weights import read_weights
 from specrag.speculation.tree import EMPTY
 
 
@@ -117,3 +122,19 @@ def test_methods_read_a_conversation_as_it_was_or_the_exchanges_that_matter(
         assert np.isfinite(outcome.figures["gold_nats"])
     assert made[LC].figures["rating"] == made[NAIVE].figures["rating"]
     subjects.close()
+
+
+def test_a_target_without_some_layers_is_a_model_of_its_own(smollm2: object, tmp_path: Path) -> None:
+    folder = without_layers("smollm2-135m", (20, 21), tmp_path)
+    stamp = (folder / "config.json").stat().st_mtime_ns
+    assert without_layers("smollm2-135m", (20, 21), tmp_path) == folder
+    assert (folder / "config.json").stat().st_mtime_ns == stamp
+    small, whole = load_model(folder, device="cpu"), load_model("smollm2-135m", device="cpu")
+    assert small.model.config.num_hidden_layers == 28  # type: ignore[attr-defined]
+    assert small.tokenizer.encode("A tide.") == whole.tokenizer.encode("A tide.")
+    for number, same in ((19, 19), (20, 22), (27, 29)):
+        left, right = (
+            read_weights(files)[f"model.layers.{layer}.mlp.up_proj.weight"]
+            for files, layer in ((small.files, number), (whole.files, same))
+        )
+        assert torch.equal(left, right)

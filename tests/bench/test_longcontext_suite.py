@@ -13,7 +13,7 @@ from specrag.bench.records import Outcome, Record, RecordKey
 from specrag.bench.suites import longcontext_data as data
 from specrag.bench.suites import longcontext_simulated
 from specrag.bench.suites.longcontext_figures import Figures, pictures
-from specrag.bench.suites.longcontext_subjects import ETAS, LC, METHODS, NAIVE, RAG, with_eta
+from specrag.bench.suites.longcontext_labels import ETAS, LC, METHODS, NAIVE, RAG, with_eta
 from specrag.bench.summary import summarise
 from specrag.cli.main import app
 from specrag.methods.rapid import RAPID

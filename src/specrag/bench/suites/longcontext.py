@@ -15,7 +15,7 @@ from specrag.bench.measurement import OVERALL, Measurement
 from specrag.bench.records import Record
 from specrag.bench.suite import BenchContext
 from specrag.bench.suites import longcontext_data as data
-from specrag.bench.suites import longcontext_chats, longcontext_simulated
+from specrag.bench.suites import longcontext_chats, longcontext_prefills, longcontext_simulated
 from specrag.bench.suites.longcontext_data import LongRow
 from specrag.bench.suites.longcontext_figures import (
     CONVERSATION,
@@ -23,12 +23,12 @@ from specrag.bench.suites.longcontext_figures import (
     SPEED,
     SWEEP,
     UNRELATED,
+    UPWARD,
     Figures,
     pictures,
 )
 from specrag.bench.suites.longcontext_judge import Judge
-from specrag.bench.suites.longcontext_sizes import LARGER_MODEL, QUICK, SMALL_MODEL, Size
-from specrag.bench.suites.longcontext_subjects import (
+from specrag.bench.suites.longcontext_labels import (
     ETAS,
     LC,
     LOSSLESS,
@@ -37,10 +37,11 @@ from specrag.bench.suites.longcontext_subjects import (
     RESPEC,
     SMALL,
     STREAMING,
-    Prepared,
-    Subjects,
     with_eta,
 )
+from specrag.bench.suites.longcontext_subjects import Prepared, Subjects
+from specrag.bench.suites.longcontext_upward import without_layers
+from specrag.bench.suites.longcontext_sizes import LARGER_MODEL, QUICK, SMALL_MODEL, Size
 from specrag.retrieval.context_chunks import ContextChunk
 
 #: The models of the full run; another ``--model`` takes their place.
@@ -88,9 +89,11 @@ class LongContextSuite:
         "`lost` are shares of rows that the method alone, or long context alone, gets right, `only this` those that "
         "neither long context nor rag does. `exactness` is fp32. `simulated` replays the tokens a round of `published` "
         "at the measured passes of a small model of random weights, whose keys and values soon outweigh them. `guard "
-        "and residual` is sampled at temperature 1. `chat history` asks the last question of a dialogue of MT-Bench-101 "
+        "and residual` is sampled at temperature 1. `both prefills` reads both prompts one after the other or packed in the same passes. "
+        "`chat history` asks the last question of a dialogue of MT-Bench-101 "
         "whose turns are spread among those of others; `rating` is the judge's mean rating from 1 to 5 of the reply, "
-        "read with the dialogue's own turns."
+        "read with the dialogue's own turns. `upward` takes the model without some of its layers as the target and "
+        "the whole one as the drafter."
     )
 
     def __init__(self, size: Size | None = None) -> None:
@@ -139,6 +142,8 @@ class _Bench:
 
     def run(self) -> Iterator[Measurement]:
         yield from self.speed()
+        lengths = [length for length, _ in self.size.lengths[:2]]
+        yield from longcontext_prefills.measure(self.context, self.subjects, lengths, _PART)
         yield from self.exactness()
         if self.size.guards is not None:
             yield from self._section(_GUARDS, *self.size.guards, _GUARD_METHODS, temperature=1.0)
@@ -147,6 +152,8 @@ class _Bench:
         yield from self.quality()
         if self.size.conversation is not None:
             yield from self.conversations(*self.size.conversation)
+        if self.size.upward is not None and self.model == SMALL:
+            yield from self.upward(*self.size.upward)
         if self.size.sweep is not None:
             yield from self.sweep(*self.size.sweep)
 
@@ -206,6 +213,34 @@ class _Bench:
                 )
         yield from self._summarise(records, QUALITY)
 
+    def upward(self, length: int, count: int) -> Iterator[Measurement]:
+        """The whole model drafts for itself without some of its layers (the paper's upward speculation)."""
+        left_out = self.size.left_out
+        label = f"{self.model} without layers {left_out[0]} to {left_out[-1]}"
+        folder = without_layers(self.model, left_out, self.context.out / ".records")
+        subjects = Subjects(
+            str(folder), self.context.device, scoring=self.subjects.scoring, window=self.size.window
+        )
+        etas = (0, *self.size.etas)
+        methods = (LC, *(with_eta(eta) for eta in etas), *(with_eta(eta, self.model) for eta in etas), RAG)
+        encode, data_folder = self.subjects.encode, self.context.data
+        room = length - 200
+        sets = {
+            "needle": list(data.needles(data_folder, encode, room, count)),
+            "key-value": list(data.key_values(encode, room, count)),
+            "LongBench v1": data.long_bench(data_folder, data.ANSWERED, encode, 1000, length)[:count],
+        }
+        records: list[Record] = []
+        for name, rows in sets.items():
+            task = f"{UPWARD}/{name}, {length:,} tokens"
+            if rows:
+                records += self._measure(
+                    task, length, len(rows), methods, rows=rows, subjects=subjects, ends=True, new=32,
+                    drafter=self.model,
+                )  # fmt: skip
+        subjects.close()
+        yield from self._summarise(records, UPWARD, model=label)
+
     def conversations(self, length: int, count: int) -> Iterator[Measurement]:
         """Dialogues spread in a long chat history: speed, and replies rated by a judge (Table 2)."""
         rows = longcontext_chats.conversations(self.context.data, self.subjects.encode, length, count)
@@ -254,6 +289,7 @@ class _Bench:
         new: int | None = None,
         ends: bool = False,
         temperature: float = 0.0,
+        drafter: str = "",
     ) -> list[Record]:
         mine = subjects or self.subjects
         wanted = self.size.new if new is None else new
@@ -264,6 +300,8 @@ class _Bench:
             )
             if ends:
                 mine.score_gold(prepared)
+                if drafter:
+                    mine.score_gold(prepared, drafter)
             return {
                 label: mine.trial(label, prepared, wanted, ends=ends, temperature=temperature)
                 for label in methods
@@ -283,26 +321,8 @@ class _Bench:
         return self.context.measure(f"{self.model}, {task}", made, plan)
 
     def _rows(self, length: int, count: int) -> list[LongRow]:
-        """A fixed mix of tasks: needles, key-value pairs, and LongBench's texts cut to the length."""
-        encode, folder = self.subjects.encode, self.context.data
-        room = length - 200  # for the question and the chat template
-        found = data.long_bench(folder, (*data.ANSWERED, *data.WRITTEN), encode, length, 4 * length)
-        texts = found[:: max(len(found) // count, 1)][:count]
-        cut = [
-            replace(
-                row,
-                document=data.without_middle(row.document, encode, self.subjects.tokenizer.decode, room),
-            )
-            for row in texts
-        ]
-        own: list[LongRow] = []
-        for needle, pair in zip(
-            data.needles(folder, encode, room, count), data.key_values(encode, room, count), strict=True
-        ):
-            own += [needle, pair]
-        # A third of made-up questions, whose answers are short copies; all of them where there are no texts.
-        made = max(count - len(cut), (count + 2) // 3)
-        return [*own[:made], *cut][:count]
+        decode = self.subjects.tokenizer.decode
+        return data.mixed(self.context.data, self.subjects.encode, decode, length, count)
 
     def _summarise(
         self,
@@ -312,9 +332,15 @@ class _Bench:
         baselines: Sequence[str] = (LC,),
         overall: bool = True,
         dtype: str = "bf16",
+        model: str | None = None,
     ) -> Iterator[Measurement]:
         figures = Figures(records)
         for entry in self.context.summarise(
-            records, baselines=baselines, dtype=dtype, model=self.model, overall=overall, extra=figures.of
+            records,
+            baselines=baselines,
+            dtype=dtype,
+            model=model or self.model,
+            overall=overall,
+            extra=figures.of,
         ):
             yield replace(entry, task=f"{section}/{OVERALL}") if entry.task == OVERALL else entry

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specrag.bench.data import find_file, load_long_bench, load_text, read_json_lines
@@ -120,6 +120,24 @@ def key_values(encode: Encode, length: int, count: int) -> Iterator[LongRow]:
             question=question,
             answers=(value,),
         )
+
+
+def mixed(
+    data: Path | None, encode: Encode, decode: Callable[[Sequence[int]], str], length: int, count: int
+) -> list[LongRow]:
+    """A fixed mix of tasks: needles, key-value pairs, and LongBench's texts cut to the length."""
+    room = length - 200  # for the question and the chat template
+    found = long_bench(data, (*ANSWERED, *WRITTEN), encode, length, 4 * length)
+    texts = found[:: max(len(found) // count, 1)][:count]
+    cut = [replace(row, document=without_middle(row.document, encode, decode, room)) for row in texts]
+    own: list[LongRow] = []
+    for needle, pair in zip(
+        needles(data, encode, room, count), key_values(encode, room, count), strict=True
+    ):
+        own += [needle, pair]
+    # A third of made-up questions, whose answers are short copies; all of them where there are no texts.
+    made = max(count - len(cut), (count + 2) // 3)
+    return [*own[:made], *cut][:count]
 
 
 def long_bench(

@@ -13,12 +13,12 @@ from specrag.bench.measurement import OVERALL, Extra, Measurement
 from specrag.bench.plots import Axis, Series, line_plot
 from specrag.bench.records import Outcome, Record
 from specrag.bench.statistics import geometric_mean
-from specrag.bench.suites.longcontext_subjects import LC, NAIVE, RAG
+from specrag.bench.suites.longcontext_labels import LC, NAIVE, RAG
 from specrag.bench.summary import Summary
 from specrag.evaluation.significance import paired_bootstrap
 
 SPEED, SWEEP, UNRELATED, QUALITY = "speed", "retrieval length", "unrelated part", "quality"
-CONVERSATION = "chat history"
+CONVERSATION, UPWARD = "chat history", "upward"
 
 
 class Figures:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specrag.bench.suites.longcontext_subjects import ETAS
+from specrag.bench.suites.longcontext_labels import ETAS
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,8 @@ class Size:
         simulated: tokens of context of the model of random weights.
         etas: strengths of transfer whose quality is measured.
         conversation: tokens of chat histories, and how many; none for no such section.
+        upward: tokens of context of the questions for upward speculation, and rows of each kind; none for no such
+            section. The target is the model without the layers of ``left_out``.
         judge: the model that rates replies in them; empty for the target itself.
     """
 
@@ -39,6 +41,8 @@ class Size:
     simulated: tuple[int, ...] = ()
     etas: tuple[int, ...] = ETAS
     conversation: tuple[int, int] | None = None
+    upward: tuple[int, int] | None = None
+    left_out: tuple[int, ...] = (20, 21, 22, 23)
     judge: str = ""
 
 
@@ -53,6 +57,7 @@ SMALL_MODEL = Size(
     window=1024,
     simulated=(1024, 2048, 4096, 8192, 16384),
     conversation=(7168, 20),
+    upward=(4096, 10),
     judge="qwen2.5-coder-1.5b",
 )
 LARGER_MODEL = Size(

@@ -15,15 +15,23 @@ from specrag.bench.interleave import Trial
 from specrag.bench.records import Outcome
 from specrag.bench.suites.longcontext_data import LongRow
 from specrag.bench.suites.longcontext_judge import Judge
+from specrag.bench.suites.longcontext_labels import (
+    ETAS,
+    LC,
+    METHODS,
+    NAIVE,
+    RAG,
+    RESPEC,
+    STREAMING,
+    with_eta,
+)
 from specrag.engine.outputs import LOGITS
-from specrag.engine.passes import Coroutine
+from specrag.engine.passes import Coroutine, SessionModel
 from specrag.engine.sampling import log_softmax, warp
 from specrag.engine.session import Session
 from specrag.methods.long_context_prompt import ContextQuestion, encode, text_of
-from specrag.methods.plain import Plain
 from specrag.methods.rapid import RAPID
-from specrag.methods.rapid_baselines import StreamingDrafter, naive_sd
-from specrag.methods.respec import ReSpec
+from specrag.methods.rapid_baselines import StreamingDrafter
 from specrag.retrieval.context import ContextRetriever
 from specrag.retrieval.context_chunks import ContextChunk
 from specrag.retrieval.context_files import documents_of
@@ -42,39 +50,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-LC, RAG, NAIVE, STREAMING, RESPEC = "long-context", "rag", "naive-sd", "streaming-drafter", "respec"
-LOSSLESS = "rapid"
-#: A smaller model, which drafts for any other across vocabularies.
-SMALL = "smollm2-135m"
-ETAS = (5, 10, 20, 30, 40, 50)
 #: Tokens of a chunk; the paper's 512 would be a whole part here.
 CHUNK_TOKENS = 128
 _MOST_GOLD = 32
-
-
-def with_eta(eta: float) -> str:
-    """The label of RAPID at a strength of transfer."""
-    return f"rapid+eta={eta:g}" if eta else LOSSLESS
-
-
-#: By their label; what depends on the row is added by :class:`Subjects`.
-METHODS: Mapping[str, Callable[[], DecodingMethod | RAPID]] = {
-    LC: Plain,
-    RAG: Plain,
-    NAIVE: naive_sd,
-    STREAMING: StreamingDrafter,
-    RESPEC: ReSpec,
-    LOSSLESS: RAPID,
-    **{with_eta(eta): lambda eta=eta: RAPID(eta=float(eta)) for eta in ETAS},  # type: ignore[misc]
-    "rapid+eta=10+published": lambda: RAPID(eta=10.0, cost_aware=False, suffix=False),
-    f"naive-sd+{SMALL}": lambda: naive_sd(SMALL),
-    f"rapid+{SMALL}": lambda: RAPID(drafter=SMALL),
-    "rapid+eta=20+exact": lambda: RAPID(eta=20.0, cost_aware=False, suffix=False),
-    "rapid+eta=20+exact+off": lambda: RAPID(eta=20.0, guard="off", cost_aware=False, suffix=False),
-    "rapid+eta=20+paper": lambda: RAPID(eta=20.0, residual="paper", cost_aware=False),
-    "rapid+eta=20+paper+off": lambda: RAPID(eta=20.0, residual="paper", guard="off", cost_aware=False),
-    "rapid+eta=20+mask": lambda: RAPID(eta=20.0, mask=0.1, cost_aware=False, suffix=False),
-}
 
 
 @dataclass
@@ -250,24 +228,30 @@ class Subjects:
 
         return run
 
-    def score_gold(self, prepared: Prepared) -> None:
-        """Fill in the log-probability, a token, of the first right answer under every law; temperature 1."""
+    def score_gold(self, prepared: Prepared, drafter: str = "") -> None:
+        """Fill in the log-probability, a token, of the first right answer under every law; temperature 1.
+
+        Args:
+            drafter: the model of the same vocabulary that reads the part; empty for the target itself.
+        """
         gold = self.encode(prepared.row.answers[0])[:_MOST_GOLD]
         assert self._held is not None
         target = self._run(_behind(self._held.fork(), gold))
-        session = Session(self.llm.model)
-        self._run(session.extend(prepared.reading(self.llm.tokenizer)))
-        drafter = self._run(_behind(session, gold))
-        session.close()
+        part = prepared.reading(self.llm.tokenizer)
+        theirs_alone = self._reads(self.llm.model, part, gold)
+        opinions = theirs_alone
+        if drafter:
+            method = self._rapid(with_eta(0, drafter))
+            opinions = self._reads(method.drafter_model(self.llm.loaded).model, part, gold)
         prepared.gold[LC] = prepared.gold[NAIVE] = _mean_nats([log_softmax(row) for row in target], gold)
-        prepared.gold[RAG] = _mean_nats([log_softmax(row) for row in drafter], gold)
+        prepared.gold[RAG] = _mean_nats([log_softmax(row) for row in theirs_alone], gold)
         for eta in (0, *ETAS):
             laws = []
-            for mine, theirs in zip(target, drafter, strict=True):
+            for mine, theirs in zip(target, opinions, strict=True):
                 own, opinion = warp(mine, UNIT), warp(theirs, UNIT).dense(len(mine))
                 moved = guarded(augmented_probs(own, opinion, eta), own, "renormalised")
                 laws.append(np.log(np.maximum(moved, 1e-300)))
-            prepared.gold[with_eta(eta)] = _mean_nats(laws, gold)
+            prepared.gold[with_eta(eta, drafter)] = _mean_nats(laws, gold)
 
     # -- parts ----------------------------------------------------------------------------------------------
 
@@ -300,6 +284,20 @@ class Subjects:
         if label == RAG:
             return method, prepared.reading(self.llm.tokenizer)
         return method, prepared.tokens
+
+    def _rapid(self, label: str) -> RAPID:
+        method = self._methods.setdefault(label, METHODS[label]())
+        assert isinstance(method, RAPID)
+        return method
+
+    def _reads(self, model: SessionModel, part: Sequence[int], gold: Sequence[int]) -> list[np.ndarray]:
+        """The logits in front of each of some tokens that follow the part."""
+        session = Session(model)
+        try:
+            self._run(session.extend(part))
+            return self._run(_behind(session, gold))
+        finally:
+            session.close()
 
     def _forget(self) -> None:
         if self._held is not None:
