@@ -80,9 +80,7 @@ def close(left: torch.Tensor, right: torch.Tensor) -> None:
     ("kv_heads", "group", "head_dim", "int8"),
     [(*shape, False) for shape in SHAPES] + [(*shape, True) for shape in [*SHAPES[:2], (1, 4, 8)]],
 )
-def test_many_sessions_of_all_kinds_in_one_pass(
-    kv_heads: int, group: int, head_dim: int, int8: bool
-) -> None:
+def test_many_sessions_of_all_kinds_in_one_pass(kv_heads: int, group: int, head_dim: int, int8: bool) -> None:
     made = Pass(kv_heads, group, head_dim, int8=int8)
     for length in (0, 1, 3, 17, 250):
         made.add(made.cache(length), 1, None)

@@ -21,9 +21,7 @@ from specrag.errors import InputError
 from specrag.models.loading import LoadedModel, load_model
 from specrag.speculation.tree import EMPTY
 
-ROWS = arrays.arrays(
-    np.float32, (3, 2, 8), elements=st.floats(-1e4, 1e4, width=32, allow_subnormal=False)
-)
+ROWS = arrays.arrays(np.float32, (3, 2, 8), elements=st.floats(-1e4, 1e4, width=32, allow_subnormal=False))
 
 
 @given(ROWS)

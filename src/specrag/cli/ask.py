@@ -204,7 +204,9 @@ def ask(
             ask_standard.StandardChoice(
                 k, searched, rerank, min_score, no_abstain, rewrite=False, system=None
             ),
-            ask_speculative.Models(model, drafter, decoder, dtype, device, adapter, batch_invariant, kv_dtype),
+            ask_speculative.Models(
+                model, drafter, decoder, dtype, device, adapter, batch_invariant, kv_dtype
+            ),
             common.read_prompt(question, file, raw=False),
             kb,
             parse_conditions(where or ()),

@@ -43,7 +43,9 @@ class KeyValueShape:
 
     def __post_init__(self) -> None:
         if self.int8 and self.head_dim % SCALE_BYTES:  # the scale behind a row would not be aligned
-            raise InputError("kv_dtype", "int8", f"this model's heads have {self.head_dim} numbers; leave it out")
+            raise InputError(
+                "kv_dtype", "int8", f"this model's heads have {self.head_dim} numbers; leave it out"
+            )
 
     @property
     def stored_dtype(self) -> torch.dtype:

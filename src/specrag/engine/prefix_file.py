@@ -116,7 +116,9 @@ def _layer(cache: KeyValueCache, index: int, rows: int) -> torch.Tensor:
 def _fill(path: Path, cache: KeyValueCache, layers: Sequence[torch.Tensor], rows: int) -> None:
     shape: KeyValueShape = cache.shape
     expected = (2, shape.kv_heads, rows, shape.stored_width)
-    if rows < 1 or any(tuple(layer.shape) != expected or layer.dtype != shape.stored_dtype for layer in layers):
+    if rows < 1 or any(
+        tuple(layer.shape) != expected or layer.dtype != shape.stored_dtype for layer in layers
+    ):
         raise _damaged(path, "its shapes are not those of this model")
     own = cache.prepare(rows)
     with torch.inference_mode():

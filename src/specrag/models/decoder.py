@@ -89,9 +89,7 @@ class LeanDecoder:
         self._rotary = Rotary(config, self._head_dim, device)
         self._factors = torch.ones(self._heads + self._kv_heads, device=device)
         self._factors[: self._heads] = self._head_dim**-0.5
-        self._shape = KeyValueShape(
-            len(self._layers), self._kv_heads, self._head_dim, dtype, device, int8_kv
-        )
+        self._shape = KeyValueShape(len(self._layers), self._kv_heads, self._head_dim, dtype, device, int8_kv)
         self._compiled = available(self._shape) and not any(windows) and not batch_invariant
         if self._compiled:
             prepare(self._shape, self._group)

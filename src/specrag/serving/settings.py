@@ -84,7 +84,9 @@ class Settings(BaseSettings):
     )
     adapter: Path | None = Field(None, description="A folder with a LoRA adapter, merged into the weights.")
     batch_invariant: bool = Field(False, description="Equal bits whatever else is in a pass.")
-    kv_dtype: Literal["auto", "int8"] = Field("auto", description="Keys and values: as computed, or in 8 bits.")
+    kv_dtype: Literal["auto", "int8"] = Field(
+        "auto", description="Keys and values: as computed, or in 8 bits."
+    )
     method: str = Field("respec", description="How to decode where a request does not say.")
     encoder: str = Field("minilm-l6-v2", description="Of /v1/embeddings and of knowledge bases made here.")
     prefix_cache_bytes: int = Field(0, ge=0, description="Memory for keys and values of earlier prompts.")

@@ -45,7 +45,8 @@ class EngineSuite:
     summary = (
         "Plain decoding of this engine against transformers' own `generate`, and the cost of one pass by rows and "
         "context. `plain` is bf16; `+int8` has 8-bit linear layers; `+invariant` gives every row the same bits "
-        "whatever else is in its pass; `+kv8` keeps keys and values in 8 bits. Floors are the bytes to read and the operations to do at the bandwidth and "
+        "whatever else is in its pass; `+kv8` keeps keys and values in 8 bits. Floors are the bytes to read and the "
+        "operations to do at the bandwidth and "
         "rate measured in the same run."
     )
 

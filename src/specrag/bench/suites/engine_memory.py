@@ -44,9 +44,7 @@ def main(model: str, dtype: str, device: str, length: str, new: str) -> None:
     from specrag.bench.suites.engine_subjects import Engine, Ours, Transformers
 
     engine: Engine = (
-        Transformers(model, device)
-        if dtype == TRANSFORMERS
-        else Ours(model, device, dtype=dtype)
+        Transformers(model, device) if dtype == TRANSFORMERS else Ours(model, device, dtype=dtype)
     )
     loaded = time.perf_counter() - started
     loaded_mib = psutil.Process().memory_info().rss / 2**20

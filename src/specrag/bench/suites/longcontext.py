@@ -14,8 +14,8 @@ from specrag.bench.interleave import Row, Trial
 from specrag.bench.measurement import OVERALL, Measurement
 from specrag.bench.records import Record
 from specrag.bench.suite import BenchContext
-from specrag.bench.suites import longcontext_data as data
 from specrag.bench.suites import longcontext_chats, longcontext_prefills, longcontext_simulated
+from specrag.bench.suites import longcontext_data as data
 from specrag.bench.suites.longcontext_data import LongRow
 from specrag.bench.suites.longcontext_figures import (
     CONVERSATION,
@@ -39,10 +39,11 @@ from specrag.bench.suites.longcontext_labels import (
     STREAMING,
     with_eta,
 )
+from specrag.bench.suites.longcontext_sizes import LARGER_MODEL, QUICK, SMALL_MODEL, Size
 from specrag.bench.suites.longcontext_subjects import Prepared, Subjects
 from specrag.bench.suites.longcontext_upward import without_layers
-from specrag.bench.suites.longcontext_sizes import LARGER_MODEL, QUICK, SMALL_MODEL, Size
 from specrag.retrieval.context_chunks import ContextChunk
+from specrag.retrieval.context_scores import Scoring
 
 #: The models of the full run; another ``--model`` takes their place.
 MODELS = (SMALL, "qwen2.5-coder-1.5b")
@@ -89,7 +90,8 @@ class LongContextSuite:
         "`lost` are shares of rows that the method alone, or long context alone, gets right, `only this` those that "
         "neither long context nor rag does. `exactness` is fp32. `simulated` replays the tokens a round of `published` "
         "at the measured passes of a small model of random weights, whose keys and values soon outweigh them. `guard "
-        "and residual` is sampled at temperature 1. `both prefills` reads both prompts one after the other or packed in the same passes. "
+        "and residual` is sampled at temperature 1. `both prefills` reads both prompts one after the other or packed in "
+        "the same passes. "
         "`chat history` asks the last question of a dialogue of MT-Bench-101 "
         "whose turns are spread among those of others; `rating` is the judge's mean rating from 1 to 5 of the reply, "
         "read with the dialogue's own turns. `upward` takes the model without some of its layers as the target and "
@@ -126,10 +128,14 @@ class _Bench:
         self.context = context
         self.model = model
         self.size = size
-        scoring = "bm25" if context.quick else "dense"
+        scoring: Scoring = "bm25" if context.quick else "dense"
         self.judge = Judge(size.judge or model, context.device)
         self.subjects = Subjects(
-            model, context.device, scoring=scoring, window=size.window, judge=self.judge  # type: ignore[arg-type]
+            model,
+            context.device,
+            scoring=scoring,
+            window=size.window,
+            judge=self.judge,
         )
         self._exact: Subjects | None = None
         self.rows = cache(self._rows)  # cutting and encoding take seconds

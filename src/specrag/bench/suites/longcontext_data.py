@@ -131,9 +131,7 @@ def mixed(
     texts = found[:: max(len(found) // count, 1)][:count]
     cut = [replace(row, document=without_middle(row.document, encode, decode, room)) for row in texts]
     own: list[LongRow] = []
-    for needle, pair in zip(
-        needles(data, encode, room, count), key_values(encode, room, count), strict=True
-    ):
+    for needle, pair in zip(needles(data, encode, room, count), key_values(encode, room, count), strict=True):
         own += [needle, pair]
     # A third of made-up questions, whose answers are short copies; all of them where there are no texts.
     made = max(count - len(cut), (count + 2) // 3)

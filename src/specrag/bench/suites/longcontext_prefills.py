@@ -38,9 +38,7 @@ def measure(
     records = context.measure(
         f"{subjects.name}, {PREFILLS}", rows, context.plan(2, warmups=0, warm_each_row=False)
     )
-    yield from context.summarise(
-        records, baselines=[APART], dtype="bf16", model=subjects.name, overall=False
-    )
+    yield from context.summarise(records, baselines=[APART], dtype="bf16", model=subjects.name, overall=False)
 
 
 def _trials(subjects: Subjects, length: int, part: int) -> Mapping[str, Trial]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -142,9 +142,7 @@ class Subjects:
             self._loaded.close()
             self._loaded = None
 
-    def prepare(
-        self, row: LongRow, part_tokens: int, part: Sequence[ContextChunk] | None = None
-    ) -> Prepared:
+    def prepare(self, row: LongRow, part_tokens: int, part: Sequence[ContextChunk] | None = None) -> Prepared:
         """Read a row's prompt, which all its methods then share, and find the part for the drafter.
 
         Args:

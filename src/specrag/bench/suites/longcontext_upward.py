@@ -1,7 +1,7 @@
 """A smaller target for upward speculation: a checkpoint without some of its layers, since no smaller sister is at hand.
 
-Layers two thirds up change a model least when they are left out (Gromov et al., "The unreasonable ineffectiveness of the
-deeper layers", 2024); without any healing it still writes worse than a model that was trained at this size.
+Layers two thirds up change a model least when they are left out (Gromov et al., "The unreasonable ineffectiveness of
+the deeper layers", 2024); without any healing it still writes worse than a model that was trained at this size.
 """
 
 from __future__ import annotations
