@@ -208,7 +208,9 @@ def _plain_ticks(axes: Any, points: Sequence[float]) -> None:
     """Name the measured points themselves; powers of a base say little about 100, 1,000, 7,500."""
     from matplotlib.ticker import NullLocator
 
-    axes.set_xticks(points, [f"{point:,g}" if point < 1e6 else f"{point / 1e6:g} million" for point in points])
+    axes.set_xticks(
+        points, [f"{point:,g}" if point < 1e6 else f"{point / 1e6:g} million" for point in points]
+    )
     axes.xaxis.set_minor_locator(NullLocator())
 
 

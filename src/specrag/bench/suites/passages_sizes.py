@@ -65,8 +65,8 @@ FULL = Size(
     exact_retrievers=(EXACT, HNSW, SPARSE, REMOTE),
     exact_new=16,
 )
-#: Of a larger model what depends on it: the stores that cost something, each question minutes. Exactness and the parts are
-#: the smaller model's.
+#: Of a larger model what depends on it: the stores that cost something, each question minutes. Exactness and the parts
+#: are those of the smaller one.
 LARGER_MODEL = replace(
     FULL,
     new=48,
