@@ -30,6 +30,7 @@ from specrag.bench.suites.longcontext_figures import (
 from specrag.bench.suites.longcontext_judge import Judge
 from specrag.bench.suites.longcontext_labels import (
     ETAS,
+    GUARD_METHODS,
     LC,
     LOSSLESS,
     NAIVE,
@@ -61,10 +62,6 @@ _SPEED_METHODS = (
     RAG,
 )
 _ACROSS = (f"rapid+{SMALL}", f"naive-sd+{SMALL}")
-_GUARD_METHODS = (
-    LC, "rapid+eta=20+exact", "rapid+eta=20+exact+off", "rapid+eta=20+paper", "rapid+eta=20+paper+off",
-    "rapid+eta=20+mask",
-)  # fmt: skip
 #: The paper bounds the part by 4,096 tokens and 1/24 of 128K; here it has this share of the context.
 _PART = 8
 _SWEEP_PARTS = (32, 16, 8, 4, 2)
@@ -151,7 +148,7 @@ class _Bench:
         yield from longcontext_prefills.measure(self.context, self.subjects, lengths, _PART)
         yield from self.exactness()
         if self.size.guards is not None:
-            yield from self._section(_GUARDS, *self.size.guards, _GUARD_METHODS, temperature=1.0)
+            yield from self._section(_GUARDS, *self.size.guards, GUARD_METHODS, temperature=1.0)
         if self.size.unrelated is not None:
             yield from self.unrelated(*self.size.unrelated)
         yield from self.quality()

@@ -44,3 +44,9 @@ METHODS: Mapping[str, Callable[[], DecodingMethod | RAPID]] = {
     "rapid+eta=20+paper+off": lambda: RAPID(eta=20.0, residual="paper", guard="off", cost_aware=False),
     "rapid+eta=20+mask": lambda: RAPID(eta=20.0, mask=0.1, cost_aware=False, suffix=False),
 }
+
+#: Guards and residuals, compared by sampling.
+GUARD_METHODS = (
+    LC, "rapid+eta=20+exact", "rapid+eta=20+exact+off", "rapid+eta=20+paper", "rapid+eta=20+paper+off",
+    "rapid+eta=20+mask",
+)  # fmt: skip
