@@ -133,7 +133,7 @@ def test_every_option_reaches_the_model(monkeypatch: pytest.MonkeyPatch) -> None
     )
     words += "--presence-penalty 0.5 --frequency-penalty 0.25 --logit-bias 28=-2 --logit-bias 30=-inf "
     words += "--seed 7 --method plain --timeout 200 --stop one --stop two --log-probs 3 --raw "
-    words += "-m some-model --dtype fp16 --device cpu --adapter some-folder --batch-invariant"
+    words += "-m some-model --dtype fp16 --device cpu --adapter some-folder --batch-invariant --kv-dtype int8"
     assert frame.run(["generate", "Hello", *words.split()]) == 1
     assert recorder.prompt == "Hello"
     assert recorder.options == {
@@ -159,6 +159,7 @@ def test_every_option_reaches_the_model(monkeypatch: pytest.MonkeyPatch) -> None
         "device": "cpu",
         "adapter": Path("some-folder"),
         "batch_invariant": True,
+        "kv_dtype": "int8",
         "progress": False,
     }
 
