@@ -53,6 +53,7 @@ class Writer:
 
     def __init__(self, plans: Sequence[SegmentPlan]) -> None:
         self._shape = plans[0].own.shape
+        self._run = attention_kernel.write(self._shape.head_dim, self._shape.int8)
         self._buffers = np.array([plan.own.addresses for plan in plans]).T.copy()  # [layers, segments]
         self._strides = np.array([plan.own.capacity * self._shape.row_bytes for plan in plans])
         self._offsets = np.array([plan.offset for plan in plans])
@@ -63,7 +64,7 @@ class Writer:
         shape = self._shape
         if keys.stride() != values.stride() or keys.stride()[1:] != (shape.head_dim, 1):
             keys, values = keys.contiguous(), values.contiguous()
-        attention_kernel.write(shape.head_dim, shape.int8)(
+        self._run(
             keys.data_ptr(), values.data_ptr(), keys.stride(0), shape.kv_heads,
             self._buffers[layer], self._strides, self._offsets, self._counts,
         )  # fmt: skip

@@ -301,9 +301,7 @@ class _Bench:
                 row, part_tokens or max(length // _PART, 128), None if part is None else part()
             )
             if ends:
-                mine.score_gold(prepared)
-                if drafter:
-                    mine.score_gold(prepared, drafter)
+                mine.score_gold(prepared, drafter)
             return {
                 label: mine.trial(label, prepared, wanted, ends=ends, temperature=temperature)
                 for label in methods

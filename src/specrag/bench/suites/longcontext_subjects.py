@@ -230,26 +230,27 @@ class Subjects:
         """Fill in the log-probability, a token, of the first right answer under every law; temperature 1.
 
         Args:
-            drafter: the model of the same vocabulary that reads the part; empty for the target itself.
+            drafter: another model of the same vocabulary that reads the part too; empty for the target alone.
         """
         gold = self.encode(prepared.row.answers[0])[:_MOST_GOLD]
         assert self._held is not None
         target = self._run(_behind(self._held.fork(), gold))
         part = prepared.reading(self.llm.tokenizer)
-        theirs_alone = self._reads(self.llm.model, part, gold)
-        opinions = theirs_alone
+        readers = {"": self._reads(self.llm.model, part, gold)}
         if drafter:
-            method = self._rapid(with_eta(0, drafter))
-            opinions = self._reads(method.drafter_model(self.llm.loaded).model, part, gold)
+            method = self._known(with_eta(0, drafter))
+            assert isinstance(method, RAPID)
+            readers[drafter] = self._reads(method.drafter_model(self.llm.loaded).model, part, gold)
         prepared.gold[LC] = prepared.gold[NAIVE] = _mean_nats([log_softmax(row) for row in target], gold)
-        prepared.gold[RAG] = _mean_nats([log_softmax(row) for row in theirs_alone], gold)
-        for eta in (0, *ETAS):
-            laws = []
-            for mine, theirs in zip(target, opinions, strict=True):
-                own, opinion = warp(mine, UNIT), warp(theirs, UNIT).dense(len(mine))
-                moved = guarded(augmented_probs(own, opinion, eta), own, "renormalised")
-                laws.append(np.log(np.maximum(moved, 1e-300)))
-            prepared.gold[with_eta(eta, drafter)] = _mean_nats(laws, gold)
+        prepared.gold[RAG] = _mean_nats([log_softmax(row) for row in readers[""]], gold)
+        for reader, opinions in readers.items():
+            for eta in (0, *ETAS):
+                laws = []
+                for mine, theirs in zip(target, opinions, strict=True):
+                    own, opinion = warp(mine, UNIT), warp(theirs, UNIT).dense(len(mine))
+                    moved = guarded(augmented_probs(own, opinion, eta), own, "renormalised")
+                    laws.append(np.log(np.maximum(moved, 1e-300)))
+                prepared.gold[with_eta(eta, reader)] = _mean_nats(laws, gold)
 
     # -- parts ----------------------------------------------------------------------------------------------
 
@@ -272,10 +273,7 @@ class Subjects:
 
     def _method(self, label: str, prepared: Prepared) -> tuple[DecodingMethod, Sequence[int]]:
         """The method for a row, and the prompt that the target reads."""
-        if label not in self._methods:
-            made = StreamingDrafter(self._window) if label == STREAMING else METHODS[label]()
-            self._methods[label] = made
-        method = self._methods[label]
+        method = self._known(label)
         if isinstance(method, RAPID):
             reader = method.drafter_model(self.llm.loaded)
             return method.reading(prepared.reading(reader.tokenizer)), prepared.tokens
@@ -283,10 +281,11 @@ class Subjects:
             return method, prepared.reading(self.llm.tokenizer)
         return method, prepared.tokens
 
-    def _rapid(self, label: str) -> RAPID:
-        method = self._methods.setdefault(label, METHODS[label]())
-        assert isinstance(method, RAPID)
-        return method
+    def _known(self, label: str) -> DecodingMethod | RAPID:
+        if label not in self._methods:
+            made = StreamingDrafter(self._window) if label == STREAMING else METHODS[label]()
+            self._methods[label] = made
+        return self._methods[label]
 
     def _reads(self, model: SessionModel, part: Sequence[int], gold: Sequence[int]) -> list[np.ndarray]:
         """The logits in front of each of some tokens that follow the part."""
