@@ -108,6 +108,10 @@ def samples(kb: str | None, tokens: int = 16) -> list[Sample]:
             chat(
                 "Who discovered radium?", specrag={"kb": kb, "method": "ralmspec", "options": {"stride": 2}}
             ),
+            chat(
+                "Who discovered radium?",
+                specrag={"kb": kb, "method": "speculative-rag", "options": {"drafts": 2}},
+            ),
         ]
     return found
 
