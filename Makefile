@@ -1,7 +1,7 @@
 # `make demo` and `make test` are all a newcomer needs; both set up a virtual environment in .venv first.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench docs clean
+.PHONY: help setup demo test lint audit bench docs clean
 BIN := .venv/bin
 
 help:   ## list the targets
@@ -18,6 +18,10 @@ test: setup ## fetch the test model, then run the tests
 
 lint: setup ## ruff and strict mypy
 	@scripts/lint.sh
+
+audit: ## look up known vulnerabilities of the pinned packages in PyPI's database
+	@python3 -m venv build/audit && build/audit/bin/pip install --quiet pip-audit
+	@build/audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip
 
 bench: setup ## a one-minute measurement of the engine on this machine
 	@$(BIN)/specrag bench engine --quick
