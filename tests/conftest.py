@@ -14,7 +14,6 @@ import pytest
 if TYPE_CHECKING:
     from specrag import LanguageModel
 
-ROOT = Path(__file__).resolve().parents[1]
 
 # The first example of a test may compile a loop.
 hypothesis.settings.register_profile("specrag", deadline=None)
@@ -65,9 +64,9 @@ def exact_llm(smollm2: Path) -> Iterator[LanguageModel]:
 
 
 @pytest.fixture(scope="session")
-def shared_data() -> Path:
-    """Give the folder of measuring data beside the checkout; for tests of its loaders only."""
-    folder = ROOT.parent / "shared" / "data"
-    if not folder.is_dir():
-        pytest.skip("the measuring data (shared/data beside the checkout) is not part of the repository")
-    return folder
+def measuring_data() -> Path:
+    """Give the folder of measuring data that ``$SPECRAG_DATA`` names; for tests of its loaders only."""
+    folder = os.environ.get("SPECRAG_DATA")
+    if not folder:
+        pytest.skip("SPECRAG_DATA names no folder of measuring data")
+    return Path(folder)

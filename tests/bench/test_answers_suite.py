@@ -159,9 +159,9 @@ def test_data_without_the_questions_is_named(tmp_path: Path) -> None:
         bench(tmp_path / "out", "--data", str(tmp_path))
 
 
-def test_the_real_rows_can_be_read(shared_data: Path) -> None:
+def test_the_real_rows_can_be_read(measuring_data: Path) -> None:
     names = [name for name in SIZES if name != "sample"]
-    sets = load_sets(shared_data, names)
+    sets = load_sets(measuring_data, names)
     counts = {name: len(rows) for name, rows in sets.items()}
     assert counts == {name: 50 if name in ("popqa-25", "triviaqa") else ROWS for name in names}
     for name, rows in sets.items():

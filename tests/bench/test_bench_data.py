@@ -96,15 +96,15 @@ def test_text_prefers_wikitext_and_falls_back_on_passages(tmp_path: Path) -> Non
     assert load_text(tmp_path) == Text(source="wikitext_valid.txt", content="Wiki.")
 
 
-def test_the_real_files_can_be_read(shared_data: Path) -> None:
-    questions = load_spec_bench(find_file(shared_data, "specbench_480.jsonl"))
+def test_the_real_files_can_be_read(measuring_data: Path) -> None:
+    questions = load_spec_bench(find_file(measuring_data, "specbench_480.jsonl"))
     tasks = [question.task for question in questions]
     assert {task: tasks.count(task) for task in tasks} == dict.fromkeys(
         ["multi-turn", "translation", "summarization", "qa", "math_reasoning", "rag"], 80
     )
-    long = load_long_bench(find_file(shared_data, "longbench_v1_mini.jsonl"))
+    long = load_long_bench(find_file(measuring_data, "longbench_v1_mini.jsonl"))
     assert len(long) == 185
     classified = [prompt for prompt in long if prompt.task == "trec"]
     assert all(prompt.answers[0] in prompt.classes for prompt in classified)
-    assert next(load_passages(find_file(shared_data, "corpus_wiki_passages.jsonl"))).title == "Teutberga"
-    assert load_text(shared_data).source == "wikitext_test.txt"
+    assert next(load_passages(find_file(measuring_data, "corpus_wiki_passages.jsonl"))).title == "Teutberga"
+    assert load_text(measuring_data).source == "wikitext_test.txt"

@@ -29,13 +29,13 @@ def words(text: str) -> list[int]:
     return [len(word) for word in text.split()]
 
 
-def test_a_dialogue_stands_in_its_order_among_others(shared_data: Path) -> None:
-    rows = conversations(shared_data, words, 2000, 5)
+def test_a_dialogue_stands_in_its_order_among_others(measuring_data: Path) -> None:
+    rows = conversations(measuring_data, words, 2000, 5)
     assert len({row.name for row in rows}) == 5
-    assert rows == conversations(shared_data, words, 2000, 5)
+    assert rows == conversations(measuring_data, words, 2000, 5)
     originals = [
         [turn["user"] for turn in row["history"]]  # type: ignore[attr-defined]
-        for row in read_json_lines(find_file(shared_data, "mtbench101.jsonl"))
+        for row in read_json_lines(find_file(measuring_data, "mtbench101.jsonl"))
     ]
     for row in rows:
         own = [message["content"] for message in row.own_messages[::2]]

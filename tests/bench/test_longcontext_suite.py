@@ -66,17 +66,17 @@ def test_letters_are_right_at_the_beginning_alone() -> None:
     assert not row.right("A or B")
 
 
-def test_the_real_rows_can_be_read(shared_data: Path) -> None:
-    found = data.long_bench(shared_data, data.ANSWERED, words, 100, 5000)
+def test_the_real_rows_can_be_read(measuring_data: Path) -> None:
+    found = data.long_bench(measuring_data, data.ANSWERED, words, 100, 5000)
     assert len(found) > 10
     prompts = {
         row.identifier: row.prompt
-        for row in load_long_bench(find_file(shared_data, "longbench_v1_mini.jsonl"))
+        for row in load_long_bench(find_file(measuring_data, "longbench_v1_mini.jsonl"))
     }
     for row in found:
         assert row.answers
         assert row.document[:40] in prompts[row.name]
-    second = data.long_bench_v2(shared_data, words, 20_000)
+    second = data.long_bench_v2(measuring_data, words, 20_000)
     assert second
     assert all(row.answers[0] in "ABCD" for row in second)
 

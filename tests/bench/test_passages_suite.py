@@ -290,8 +290,8 @@ def test_the_sample_needs_no_data(tmp_path: Path) -> None:
     assert len(sample_passages()) > 10
 
 
-def test_questions_of_all_sets_take_turns(shared_data: Path, tmp_path: Path) -> None:
-    asked = Source(Context(tmp_path, shared_data, quick=False)).questions(25)  # type: ignore[arg-type]
+def test_questions_of_all_sets_take_turns(measuring_data: Path, tmp_path: Path) -> None:
+    asked = Source(Context(tmp_path, measuring_data, quick=False)).questions(25)  # type: ignore[arg-type]
     assert [question.task for question in asked[:5]] == ["nq", "webq", "triviaqa", "wikiqa", "nq"]
     assert len({(question.task, question.name) for question in asked}) == 100
 

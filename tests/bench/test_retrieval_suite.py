@@ -197,8 +197,8 @@ def test_hit_shares_count_places_from_zero() -> None:
     assert hit_shares(np.array([0, 1, 4, 5, 19, 20])) == {"top_1": 1 / 6, "top_5": 0.5, "top_20": 5 / 6}
 
 
-def test_the_real_question_sets_read(shared_data: Path) -> None:
-    sets = load_questions(shared_data)
+def test_the_real_question_sets_read(measuring_data: Path) -> None:
+    sets = load_questions(measuring_data)
     assert {entry.name: len(entry.questions) for entry in sets} == {
         "nq": 500,
         "webq": 447,

@@ -70,9 +70,9 @@ def test_the_cost_of_a_proposal_is_measured() -> None:
     assert corpus.figures["bytes_a_token"] >= 8
 
 
-def test_reported_questions_have_even_ids_and_all_tasks(shared_data: Path) -> None:
+def test_reported_questions_have_even_ids_and_all_tasks(measuring_data: Path) -> None:
     class Context:
-        data = shared_data
+        data = measuring_data
 
     found = questions(Context(), 3)  # type: ignore[arg-type]
     assert len(found) == 18

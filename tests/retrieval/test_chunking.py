@@ -262,8 +262,8 @@ def test_a_megabyte_in_time(minilm_tokenizer: Path) -> None:
     assert len(chunks) > 1_000
 
 
-def test_real_passages(shared_data: Path, minilm_tokenizer: Path) -> None:
-    found = find_files([shared_data / "corpus_wiki_passages.jsonl.gz"])
+def test_real_passages(measuring_data: Path, minilm_tokenizer: Path) -> None:
+    found = find_files([measuring_data / "corpus_wiki_passages.jsonl.gz"])
     read = read_file(found.files[0])
     assert len(read.documents) == 68_980
     assert not read.skipped

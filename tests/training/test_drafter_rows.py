@@ -180,9 +180,9 @@ def test_a_file_without_questions_is_told(tmp_path: Path) -> None:
     ],
 )
 def test_the_answers_benchs_files_are_understood(
-    shared_data: Path, name: str, question: str, answer: str, passage: str
+    measuring_data: Path, name: str, question: str, answer: str, passage: str
 ) -> None:
-    path = shared_data / f"{name}.jsonl.gz"
+    path = measuring_data / f"{name}.jsonl.gz"
     evaluation = EvaluationRows([path])
     with gzip.open(path, "rt", encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]

