@@ -356,7 +356,7 @@ def test_what_is_no_number_of_queries_is_refused(wrong: object) -> None:
     with pytest.raises(InputError, match=r"^max_stride: "):
         OS3(max_stride=wrong)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"^stride: "):
-        StrideRound(wrong, 0, 1.0, 1.0)  # type: ignore[arg-type]
+        StrideRound(wrong or -1, 0, 1.0, 1.0)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"^most: "):
         best_stride(1.0, constant(1.0), 0.5, False, wrong)  # type: ignore[arg-type]
 

@@ -14,8 +14,8 @@ from specrag.errors import InputError
 if TYPE_CHECKING:
     from specrag.methods.generation import Generation
     from specrag.methods.knn_lm import KnnLM
+    from specrag.methods.knn_lm import Stride as StrideChoice
     from specrag.methods.knn_mixture import Mixture
-    from specrag.methods.speculative_search import Stride as StrideChoice
     from specrag.retrieval.knn_datastore import Datastore
 
 METHOD = "knn-lm"
@@ -73,8 +73,9 @@ Temperature = Annotated[
 Stride = Annotated[
     str | None,
     typer.Option(
-        metavar="N|os3|sequential",
-        help="Tokens guessed before one search verifies them (default os3); sequential guesses none.",
+        metavar="N|os3|cost-aware|sequential",
+        help="Tokens guessed before one search verifies them; os3 chooses a number, cost-aware (default) also none "
+        "where no number pays; sequential guesses none.",
         rich_help_panel=_PANEL,
     ),
 ]
@@ -83,7 +84,7 @@ Prefetch = Annotated[
     typer.Option(
         parser=common.integer,
         metavar="N",
-        help="Neighbours whose followers are cached (default k).",
+        help="Neighbours whose followers are cached (default k, at most 32).",
         rich_help_panel=_PANEL,
     ),
 ]
@@ -136,10 +137,8 @@ def method_of(
     if folder is None:
         remedy = "make one with `specrag index PATH --knn-lm --kb DIR` and name it"
         raise InputError("--datastore", None, remedy)
-    if uncapped and stride not in (None, "os3"):
-        raise InputError(
-            "--uncapped", uncapped, "only --stride os3 estimates a match rate; leave one of them out"
-        )
+    if uncapped and stride != "os3":
+        raise InputError("--uncapped", uncapped, "only --stride os3 estimates a match rate; add it")
     chosen = _stride(stride)
     if chosen is None and (prefetch is not None or asynchronous):
         option = "--asynchronous" if asynchronous else "--prefetch"
@@ -203,7 +202,9 @@ def status(result: Generation) -> str:
 
 
 def _stride(text: str | None) -> StrideChoice | None:
-    if text is None or text == "os3":
+    if text is None or text == "cost-aware":
+        return "cost-aware"
+    if text == "os3":
         return "os3"
     if text == SEQUENTIAL:
         return None
@@ -212,5 +213,5 @@ def _stride(text: str | None) -> StrideChoice | None:
     except ValueError:
         stride = 0
     if stride < 1:
-        raise InputError("--stride", text, "give a whole number of at least 1, os3 or sequential")
+        raise InputError("--stride", text, "give a whole number of at least 1, os3, cost-aware or sequential")
     return stride

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from specrag.engine.outputs import Row
 from specrag.engine.passes import Coroutine
@@ -16,15 +16,23 @@ from specrag.methods.knn_mixture import Mixture
 from specrag.methods.knn_request import KnnRequest
 from specrag.methods.knn_round import Searching
 from specrag.methods.ralm_timeline import IterativeTiming, Span, Timeline
-from specrag.methods.speculative_search import MAX_MATCH, Stride, make_schedule
+from specrag.methods.speculative_search import COST_AWARE, MAX_MATCH, make_schedule
+from specrag.methods.speculative_search import Stride as CountedStride
 from specrag.retrieval.knn_cache import CAPACITY, FOLLOWERS, FollowerCache
 from specrag.retrieval.knn_datastore import Datastore, model_record
 from specrag.retrieval.knn_index import KeyIndex, check_k
+from specrag.scheduling.cost_aware_stride import CostAwareStride, SharedWorth
 from specrag.scheduling.stride import FixedStride, SharedStrides, StrideRound, StrideSchedule
 from specrag.speculation.decode import Settings, TextSink
 
 if TYPE_CHECKING:
     from specrag.models.loading import LoadedModel
+
+#: How many guesses a round has.
+Stride: TypeAlias = CountedStride | Literal["cost-aware"]
+
+#: Neighbours whose followers are kept, unless the caller knows better.
+PREFETCH = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +62,11 @@ class KnnLM:
         mixture: how much the neighbours count; by default 1,024 of them, or all if there are fewer.
         index: of the datastore: ``flat``, ``hnsw`` or ``pq``; or another one over the same keys.
         stride: tokens of a round, verified in one search: a number, ``os3``, or a function that makes a schedule for a
-            request; ``None`` searches one token after the other and guesses nothing.
-        prefetch: neighbours whose followers a search brings into the cache; by default k.
+            request; ``cost-aware`` guesses nothing where no stride pays
+            (:class:`~specrag.scheduling.cost_aware_stride.CostAwareStride`); ``None`` searches one token after the
+            other and guesses nothing.
+        prefetch: neighbours whose followers a search brings into the cache; by default k, but at most 32: those of
+            farther ones are not worth the time that keeping them takes.
         asynchronous: read the last guess while the search runs.
         max_match: OS3's cap of the match rate that it reckons with; ``None`` is no cap but a confidence bound.
         followers: entries behind each neighbour that the cache keeps (n).
@@ -75,7 +86,7 @@ class KnnLM:
         mixture: Mixture | None = None,
         *,
         index: str | KeyIndex = "flat",
-        stride: Stride | None = "os3",
+        stride: Stride | None = COST_AWARE,
         prefetch: int | None = None,
         asynchronous: bool = False,
         max_match: float | None = MAX_MATCH,
@@ -97,6 +108,7 @@ class KnnLM:
         self.capacity = capacity
         self.watch = watch
         self._shared = SharedStrides()
+        self._worth = SharedWorth()
         self._checked: LoadedModel | None = None
         # What is wrong with the schedule or the cache is said now, not in mid-request.
         self._schedule()
@@ -123,12 +135,12 @@ class KnnLM:
         """See :class:`~specrag.methods.base.DecodingMethod`."""
         del prompt_rows
         timeline = Timeline(clock)
-        cache = None
+        cache, prefetch = None, 0
         if self.stride is not None:
             cache = FollowerCache(self.datastore, self.followers, self.capacity)
-        most = max(self.mixture.k, self.prefetch or 0) if cache is not None else self.mixture.k
+            prefetch = min(self.mixture.k, PREFETCH) if self.prefetch is None else self.prefetch
         searching = Searching(
-            self.datastore, self.index, self.mixture, most, cache, self.asynchronous and cache is not None
+            self.datastore, self.index, self.mixture, prefetch, cache, self.asynchronous and cache is not None
         )
         request = KnnRequest(session, settings, text, searching, self._schedule(), timeline)
         reason = yield from request.run()
@@ -143,4 +155,8 @@ class KnnLM:
     def _schedule(self) -> StrideSchedule:
         if self.stride is None:
             return FixedStride(1)
-        return make_schedule(self.stride, self.asynchronous, self.max_match, self._shared)
+        if self.stride == COST_AWARE:
+            return CostAwareStride(self.asynchronous, self._worth)
+        return make_schedule(
+            self.stride, self.asynchronous, self.max_match, self._shared, names=(COST_AWARE, "os3")
+        )

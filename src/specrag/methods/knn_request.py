@@ -93,11 +93,15 @@ class KnnRequest:
 
     # -- a round --------------------------------------------------------------------------------------------
 
-    def _speculate(self, stride: int) -> Coroutine[Drafts]:
-        """Read hidden states behind the newest token and behind guesses; ends sooner where the text may."""
+    def _speculate(self, wanted: int) -> Coroutine[Drafts]:
+        """Read hidden states behind the newest token and behind guesses; ends sooner where the text may.
+
+        Args:
+            wanted: the schedule's stride; 0 reads one and guesses nothing.
+        """
         drafts = Drafts(len(self._session))
         room = self._session.model.context_length - drafts.length
-        stride = min(stride, self._left, room + 1)
+        stride = min(wanted, self._left, room + 1)
         state = self._state
         while True:
             head = self._ready
@@ -106,7 +110,7 @@ class KnnRequest:
             self._ready = None
             drafts.heads.append(head)
             cache = self._searching.cache
-            if cache is None:
+            if cache is None or wanted == 0:
                 return drafts
             guess = yield from self._guess(cache, head)
             drafts.looking.append(guess.seconds)
@@ -172,20 +176,21 @@ class KnnRequest:
         searching = self._searching
         began = self._clock()
         queries = np.stack([head.query for head in drafts.heads])
-        found = searching.index.search(queries, searching.mixture.k, searching.most)
+        k, prefetch = searching.mixture.k, searching.prefetch
+        found = searching.index.search(queries, k, max(k, prefetch))
         ended = self._clock()
         tokens: list[int] = []
         mixed: list[Logits] = []
         matched = 0
         for place, (head, neighbours) in enumerate(zip(drafts.heads, found, strict=True)):
-            logits = self._mixed(head, _first(neighbours, searching.mixture.k))
+            logits = self._mixed(head, _first(neighbours, k))
             mixed.append(logits)
             tokens.append(self._draw(head, logits))
             if not drafts.guesses or tokens[-1] != drafts.guesses[place]:
                 break
             matched += 1
-        if searching.cache is not None:
-            searching.cache.add(found[: len(tokens)])
+        if searching.cache is not None and drafts.guesses:
+            searching.cache.add([_first(neighbours, prefetch) for neighbours in found[: len(tokens)]])
         times = (Clocked("search", began, ended),)
         return Verified(tuple(tokens), matched, tuple(mixed), self._clock() - began, times)
 
@@ -265,10 +270,16 @@ class KnnRequest:
         self._timeline.keep([head.span for head in read])
         if self._searching.cache is None:
             return
-        round = StrideRound(len(drafts.heads), verified.matched, drafts.step_seconds, verified.seconds)
+        round = StrideRound(
+            len(drafts.guesses),
+            verified.matched,
+            drafts.step_seconds,
+            verified.seconds,
+            look_up_seconds=drafts.look_up_seconds,
+        )
         self._schedule.observe(round)
         self.rounds.append(round)
 
 
 def _first(found: Neighbours, k: int) -> Neighbours:
-    return found if len(found) == k else Neighbours(found.ids[:k], found.distances[:k])
+    return found if len(found) <= k else Neighbours(found.ids[:k], found.distances[:k])

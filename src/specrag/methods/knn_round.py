@@ -21,7 +21,7 @@ class Searching:
         datastore: holds the neighbours' next tokens.
         index: finds neighbours.
         mixture: how much they count.
-        most: neighbours whose followers a search brings into the cache.
+        prefetch: neighbours whose followers a search brings into the cache; 0 for no cache.
         cache: of this request; ``None`` guesses nothing.
         asynchronous: feed the last guess while the search runs.
     """
@@ -29,7 +29,7 @@ class Searching:
     datastore: Datastore
     index: KeyIndex
     mixture: Mixture
-    most: int
+    prefetch: int
     cache: FollowerCache | None
     asynchronous: bool
 
@@ -78,8 +78,12 @@ class Drafts:
     @property
     def step_seconds(self) -> float:
         """Of one speculation step: the means of a pass and of a look-up."""
-        passes = sum(head.seconds for head in self.heads) / len(self.heads)
-        return passes + (sum(self.looking) / len(self.looking) if self.looking else 0.0)
+        return sum(head.seconds for head in self.heads) / len(self.heads) + self.look_up_seconds
+
+    @property
+    def look_up_seconds(self) -> float:
+        """Mean of a look-up; 0 if there was none."""
+        return sum(self.looking) / len(self.looking) if self.looking else 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -20,7 +20,7 @@ from specrag.methods.ralm_result import IterativeAnswer, Retraction
 from specrag.methods.ralm_search import Found, Guess, PassageFinder, Searched
 from specrag.methods.ralm_text import Chunk, Text
 from specrag.methods.retriever import PassageRetriever
-from specrag.methods.speculative_search import MAX_MATCH, make_schedule, search_beside
+from specrag.methods.speculative_search import COST_AWARE, MAX_MATCH, make_schedule, search_beside
 from specrag.methods.speculative_search import Stride as CountedStride
 from specrag.retrieval.cache import CAPACITY
 from specrag.retrieval.index import Query
@@ -32,8 +32,6 @@ __all__ = ["COST_AWARE", "MAX_MATCH", "OnFailure", "RaLMSpec", "Stride"]
 
 #: Passages that a search brings into the cache where prefetching is on (section 5.1).
 PREFETCH: Final = 20
-#: The schedule that looks at every guess for itself.
-COST_AWARE: Final = "cost-aware"
 #: How many guesses a round has.
 Stride: TypeAlias = CountedStride | Literal["cost-aware"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeAlias, TypeVar
+from typing import Final, Generic, Literal, TypeAlias, TypeVar
 
 from specrag.engine.passes import Coroutine, Start, Wait
 from specrag.engine.task import Task
@@ -15,6 +15,9 @@ Result = TypeVar("Result")
 
 #: A fixed stride, the paper's scheduler by name, or a function that makes a schedule for a request.
 Stride: TypeAlias = int | Literal["os3"] | Callable[[], StrideSchedule]
+
+#: The schedule that weighs guesses against what they cost.
+COST_AWARE: Final = "cost-aware"
 
 #: The paper's cap of the estimated match rate.
 MAX_MATCH = 0.6

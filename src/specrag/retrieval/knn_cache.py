@@ -21,8 +21,8 @@ from specrag.retrieval.scoring import Floats, Longs
 #: Entries behind each neighbour, as in the paper.
 FOLLOWERS = 10
 
-#: Most entries kept: 19 MB of keys of 576 elements. One search for k = 1,024 brings up to 10,240.
-CAPACITY = 16_384
+#: Most entries kept: 5 MB of keys of 576 elements.
+CAPACITY = 4_096
 
 
 class FollowerCache:

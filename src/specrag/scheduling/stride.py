@@ -38,7 +38,7 @@ class StrideRound:
     """What a round of s queries gave and took.
 
     Attributes:
-        stride: s, the queries verified in one search.
+        stride: s, the queries verified in one search; 0 for one query for which nothing was guessed.
         matched: guesses that were right before the first wrong one, 0 to s; the s-th look-up counts, although
             nothing is decoded behind it without asynchronous verification.
         speculation_seconds: of one speculation step (look-up and decoding), mean of the round; without steps that
@@ -47,6 +47,7 @@ class StrideRound:
         fresh: for each guess, whether its passage's prompt had not been read yet; empty where guesses have none.
         chunks: those of the round that nothing ran beside.
         beside_seconds: from the search's start to the end of the decoding beside it, if there was any.
+        look_up_seconds: the part of ``speculation_seconds`` that the look-up took, where it is told apart.
 
     Raises:
         InputError: there cannot be such a round.
@@ -59,9 +60,10 @@ class StrideRound:
     fresh: tuple[bool, ...] = ()
     chunks: tuple[ChunkTime, ...] = ()
     beside_seconds: float | None = None
+    look_up_seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_whole("stride", self.stride)
+        _check_whole("stride", self.stride, least=0)
         if not 0 <= self.matched <= self.stride:
             raise InputError("matched", self.matched, f"give a number from 0 to the stride, {self.stride}")
 
@@ -70,7 +72,7 @@ class StrideSchedule(Protocol):
     """Chooses strides for one request. It changes an output's time, never the output."""
 
     def next(self) -> int:
-        """Queries in the next round, at least 1; 1 is sequential retrieval."""
+        """Queries in the next round; 1 is sequential retrieval with a look-up to learn from, 0 is without."""
 
     def observe(self, round: StrideRound) -> None:
         """Learn what the last round gave and took; its stride may be smaller than the one asked for."""
@@ -128,7 +130,7 @@ class SharedStrides:
     def observe(self, round: StrideRound) -> None:
         """Learn from a round of any request."""
         self.costs.observe(round.stride, round.speculation_seconds, round.verification_seconds)
-        self.matches.add(_looked_up(round), round.matched)
+        self.matches.add(looked_up_in(round), round.matched)
 
 
 class OS3:
@@ -192,7 +194,7 @@ class OS3:
     def _match(self) -> float:
         """The chance to reckon with; 0 without evidence."""
         matched = float(sum(round.matched for round in self._rounds))
-        looked_up = float(sum(map(_looked_up, self._rounds)))
+        looked_up = float(sum(map(looked_up_in, self._rounds)))
         if self._max_match is not None:
             return min(matched / looked_up, self._max_match) if looked_up else 0.0
         lacking = 1.0 - len(self._rounds) / self._window
@@ -214,11 +216,11 @@ def wilson_lower_bound(successes: float, trials: float, deviations: float = 1.0)
     return max((share + extra / 2 - spread) / (1.0 + extra), 0.0)
 
 
-def _looked_up(round: StrideRound) -> int:
+def looked_up_in(round: StrideRound) -> int:
     """Look-ups up to the first wrong one: what lies behind it was looked up with a wrong text."""
     return round.matched + (round.matched < round.stride)
 
 
-def _check_whole(name: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError(name, value, "give a whole number of at least 1")
+def _check_whole(name: str, value: int, least: int = 1) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InputError(name, value, f"give a whole number of at least {least}")

@@ -103,6 +103,24 @@ class StrideCosts:
             constant, slope = 0.0, float(np.median(seconds / strides))
         return constant + slope * np.arange(1.0, most + 1.0)
 
+    def verification_by_stride(self, most: int) -> NDArray[np.float64]:
+        """b for 1 to twice the largest stride seen, but at most ``most`` queries, float64 [strides].
+
+        Straight lines between the strides that were seen, never falling, and the last of them beyond: a store whose
+        searches cost what reading its vectors costs, up to some number of queries, and what computing with them costs
+        from there on, has no single line. Of a stride seen once or twice the shortest search counts: a pause of the
+        machine would else rule it out until it is forgotten.
+        """
+        self._forget()
+        seen = sorted(self._searches)
+        own = [self._searches[stride].seconds for stride in seen]
+        seconds = np.maximum.accumulate([median(found) if len(found) > 2 else min(found) for found in own])
+        strides = np.arange(1.0, min(2 * seen[-1], most) + 1.0)
+        slope = (seconds[-1] - seconds[-2]) / (seen[-1] - seen[-2]) if len(seen) > 1 else 0.0
+        return np.asarray(
+            np.interp(strides, seen, seconds) + slope * np.maximum(strides - seen[-1], 0.0), dtype=np.float64
+        )
+
     def _forget(self) -> None:
         oldest = self._count - _MEMORY
         self._searches = {stride: own for stride, own in self._searches.items() if own.latest > oldest}

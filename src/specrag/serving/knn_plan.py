@@ -37,7 +37,7 @@ def _datastore(ask: Ask, name: str | None) -> Datastore:
 
 @lru_cache(maxsize=64)
 def _method(datastore: Datastore, options: str) -> KnnLM:
-    """Requests of equal options share it, and with it what OS3 learns of the costs."""
+    """Requests of equal options share it, and with it what its schedule learns of the costs."""
     from specrag.methods.knn_lm import KnnLM
     from specrag.methods.knn_mixture import Mixture
 

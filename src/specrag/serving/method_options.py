@@ -47,8 +47,9 @@ class KnnOptions(Body):
         1.0, description="Divides squared distances; specrag perplexity --sweep finds one."
     )
     index: Literal["flat", "hnsw", "pq"] = Field("flat", description="One that the datastore has.")
-    stride: Annotated[int, Field(ge=1, le=16)] | Literal["os3", "sequential"] = Field(
-        "os3", description="Tokens guessed before one search verifies them, os3, or sequential."
+    stride: Annotated[int, Field(ge=1, le=16)] | Literal["cost-aware", "os3", "sequential"] = Field(
+        "cost-aware",
+        description="Tokens guessed before a search verifies them, os3, cost-aware: none where none pays, or sequential.",
     )
     asynchronous: bool = Field(False, description="Decode on while guesses are verified.")
 

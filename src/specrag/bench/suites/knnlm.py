@@ -29,6 +29,7 @@ from specrag.bench.suites.knnlm_subjects import (
     SEQUENTIAL,
     UNCAPPED,
     VARIANTS,
+    WEIGHED,
     Subjects,
 )
 from specrag.bench.suites.passages_subjects import Models
@@ -57,7 +58,8 @@ class KnnLmSuite:
         "searched in a datastore, and their next tokens count a quarter. `sequential` searches one token after the "
         "other; `knn-lm` guesses tokens from the entries that follow earlier neighbours and verifies a stride of them "
         "in one search (3, or as named); S is the scheduler OS3, `uncapped` without the paper's cap of 0.6, A "
-        "asynchronous verification, P followers of 64 neighbours where k is smaller. Greedy, bf16, end tokens ignored. "
+        "asynchronous verification, P followers of 64 neighbours (else of k, at most 32). `cost-aware` guesses nothing "
+        "where no stride pays. Greedy, bf16, end tokens ignored. "
         "`identical` is the share of texts equal to the baseline's and must be 1. R and G are `retrieval` and "
         "`generation`; `bound` is the best of all strides up to 16 by brute force at the measured a, b(s) and match "
         "rate, relative to the baseline's measured seconds a token. Datastores with noisy copies and slowed indexes "
@@ -143,7 +145,7 @@ class _Bench:
                 for each in seen
             )
             task = f"{SLOWED}/R to G {ratio:g}"
-            methods = (SEQUENTIAL, FIXED, SCHEDULED, UNCAPPED, ASYNCHRONOUS)
+            methods = (SEQUENTIAL, FIXED, SCHEDULED, UNCAPPED, WEIGHED, ASYNCHRONOUS)
             records = self._measure(task, store, "flat", k, methods, delay=seconds)
             for entry in summarise(self.context, records, dtype="bf16", simulated=True):
                 yield replace(entry, extra={**entry.extra, "delay_ms": 1e3 * seconds})

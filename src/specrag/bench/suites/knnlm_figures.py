@@ -17,6 +17,7 @@ from specrag.bench.suites.knnlm_subjects import SEQUENTIAL, VARIANTS
 from specrag.bench.suites.passages_figures import match_rate
 from specrag.bench.suites.passages_subjects import search_figure
 from specrag.bench.summary import Summary
+from specrag.methods.speculative_search import COST_AWARE
 from specrag.scheduling.stride import MAX_STRIDE
 from specrag.scheduling.stride_process import BestStride, best_stride
 
@@ -79,6 +80,8 @@ class Figures:
         theirs = self._outcomes[summary.task, SEQUENTIAL]
         seconds = sum(_seconds(outcome) for outcome in theirs) / sum(outcome.tokens for outcome in theirs)
         bound = best.passages_per_second * seconds
+        if VARIANTS[summary.method].stride == COST_AWARE:
+            bound = max(bound, 1.0)  # it may guess nothing
         return extra | {
             "match_rate": match,
             "best_stride": best.stride,

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from specrag.bench.interleave import Trial
 from specrag.bench.records import Outcome
 from specrag.bench.suites.passages_subjects import search_figure
-from specrag.methods.speculative_search import MAX_MATCH, Stride
+from specrag.methods.speculative_search import COST_AWARE, MAX_MATCH
 
 if TYPE_CHECKING:
     from specrag.language_model import LanguageModel
-    from specrag.methods.knn_lm import KnnLM, KnnRecord
+    from specrag.methods.knn_lm import KnnLM, KnnRecord, Stride
     from specrag.methods.knn_mixture import Mixture
     from specrag.methods.options import Options
     from specrag.retrieval.knn_datastore import Datastore
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 SEQUENTIAL, FIXED = "sequential", "knn-lm"
 SCHEDULED, UNCAPPED = "knn-lm+S", "knn-lm+S+uncapped"
+WEIGHED = "knn-lm+cost-aware"
 ASYNCHRONOUS = "knn-lm+SA+uncapped"
 
 #: What P switches on: neighbours whose followers are cached where k is smaller.
@@ -47,6 +48,7 @@ VARIANTS: Mapping[str, Variant] = {
     **{f"knn-lm+stride={stride}": Variant(stride) for stride in (2, 4, 8, 16)},
     SCHEDULED: Variant("os3"),
     UNCAPPED: Variant("os3", max_match=None),
+    WEIGHED: Variant(COST_AWARE),
     "knn-lm+A": Variant(3, asynchronous=True),
     "knn-lm+SA": Variant("os3", asynchronous=True),
     ASYNCHRONOUS: Variant("os3", asynchronous=True, max_match=None),
@@ -136,6 +138,8 @@ def _figures(record: KnnRecord, tokens: int) -> dict[str, float]:
         figures["looked_up"] = figures["matched"] + wrong
         figures["stride"] = fmean(round.stride for round in record.rounds)
         for round in record.rounds:
+            if round.stride == 0:  # without the cache's update, and so not what a search of one guess takes
+                continue
             searches[round.stride].append(round.verification_seconds)
     else:
         searches[1] = [span.seconds for span in record.timeline if span.activity == "search"]

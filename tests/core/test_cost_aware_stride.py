@@ -1,0 +1,132 @@
+"""The schedule that may guess nothing: never much slower than one search after the other, and fast where guessing pays."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from specrag.scheduling.cost_aware_stride import CostAwareStride, SharedWorth
+from specrag.scheduling.stride import StrideRound
+from specrag.scheduling.stride_cost import StrideCosts, passages_per_second
+
+#: Seconds of a pass, of a look-up, and of what keeping the cache adds to a round's search.
+STEP, LOOK_UP, KEEPING = 0.012, 0.001, 0.0005
+
+
+class World:
+    """Tokens one after the other, with the prices of a real request.
+
+    Args:
+        search: seconds of a search for so many queries.
+        match: the chance that a guess is right.
+        noise: relative spread of every price.
+    """
+
+    def __init__(
+        self, search: Callable[[int], float], match: float, noise: float = 0.05, seed: int = 0
+    ) -> None:
+        self._search = search
+        self._match = match
+        self._noise = noise
+        self._random = random.Random(seed)
+        self.strides: list[int] = []
+
+    def _spread(self, seconds: float) -> float:
+        return seconds * self._random.uniform(1 - self._noise, 1 + self._noise)
+
+    def request(self, schedule: CostAwareStride, tokens: int) -> float:
+        """Seconds of one request."""
+        total = 0.0
+        while tokens > 0:
+            stride = schedule.next()
+            self.strides.append(stride)
+            step = self._spread(STEP)
+            if stride == 0:
+                search, matched, look_up, written = self._spread(self._search(1)), 0, 0.0, 1
+            else:
+                matched = 0
+                while matched < stride and self._random.random() < self._match:
+                    matched += 1
+                look_up, written = self._spread(LOOK_UP), min(matched + 1, stride)
+                search = self._spread(self._search(stride) + KEEPING)
+            total += max(stride, 1) * (step + look_up) + search
+            schedule.observe(StrideRound(stride, matched, step + look_up, search, look_up_seconds=look_up))
+            tokens -= written
+        return total
+
+    def speedup(self, requests: int = 20, tokens: int = 100) -> float:
+        shared = SharedWorth()
+        seconds = sum(self.request(CostAwareStride(shared=shared), tokens) for _ in range(requests))
+        return requests * tokens * (STEP + self._search(1)) / seconds
+
+    def best(self) -> float:
+        """The speed-up of the best fixed stride, or of none."""
+        search = np.array([self._search(stride) + KEEPING for stride in range(1, 17)])
+        rates = passages_per_second(self._match, STEP + LOOK_UP, search, asynchronous=False)
+        return max(float(rates.max()) * (STEP + self._search(1)), 1.0)
+
+
+def memory_then_arithmetic(queries: int) -> float:
+    """As an exact search here: four queries cost what reading the keys costs, more cost their products."""
+    return 0.040 + 0.002 * queries + 0.008 * max(queries - 4, 0)
+
+
+@pytest.mark.parametrize("match", [0.0, 0.3, 0.6, 0.85, 0.98])
+@pytest.mark.parametrize(
+    "search",
+    [
+        pytest.param(lambda queries: 0.0005 * queries, id="cheap"),
+        pytest.param(lambda queries: 0.003 * queries, id="one by one"),
+        pytest.param(lambda queries: 0.012, id="constant"),
+        pytest.param(memory_then_arithmetic, id="memory, then arithmetic"),
+        pytest.param(lambda queries: 0.3, id="dear"),
+    ],
+)
+def test_it_is_never_slower_and_close_to_the_best(search: Callable[[int], float], match: float) -> None:
+    world = World(search, match)
+    reached = world.speedup()
+    assert reached > 0.97
+    assert reached > 0.85 * world.best(), world.best()
+
+
+def test_guessing_stops_where_it_does_not_pay_and_is_tried_again() -> None:
+    world = World(lambda queries: 0.003 * queries, 0.95)
+    world.speedup()
+    late = world.strides[200:]
+    assert late.count(0) > 0.9 * len(late)
+    assert any(late)
+
+
+def test_a_pause_that_looks_like_a_price_is_forgotten() -> None:
+    """One search of two queries took a hundred times as long."""
+    costs = StrideCosts()
+    for stride, seconds in ((1, 0.040), (2, 4.0), (1, 0.041), (2, 0.042), (4, 0.046)):
+        costs.observe(stride, STEP, seconds)
+    curve = costs.verification_by_stride(16)
+    assert len(curve) == 8
+    assert curve[1] == 0.042
+    assert np.all(np.diff(curve) >= 0)
+
+
+def test_a_change_of_prices_is_noticed() -> None:
+    shared = SharedWorth()
+    cheap, dear = World(lambda queries: 0.0005 * queries, 0.95), World(lambda queries: 0.1, 0.95)
+    for _ in range(10):
+        cheap.request(CostAwareStride(shared=shared), 100)
+    for _ in range(10):
+        dear.request(CostAwareStride(shared=shared), 100)
+    assert np.mean(dear.strides[-30:]) > 3
+
+
+def test_a_new_request_begins_with_what_earlier_ones_saw() -> None:
+    shared = SharedWorth()
+    world = World(lambda queries: 0.1, 0.95)
+    for _ in range(5):
+        world.request(CostAwareStride(shared=shared), 100)
+    schedule = CostAwareStride(shared=shared)
+    assert schedule.next() == 3  # its own cache is empty
+    schedule.observe(StrideRound(3, 3, STEP, 0.1))
+    assert schedule.next() > 3
