@@ -17,7 +17,8 @@ from specrag.engine.attention import AttentionPlan
 from specrag.engine.kv import KeyValueCache, KeyValueShape
 from specrag.engine.outputs import NOTHING
 from specrag.engine.passes import Segment
-from tests.conftest import ROOT
+
+ROOT = Path(__file__).resolve().parents[2]
 
 #: Heads that share keys, and their size: the embedded models', and one that fits no block of the loops.
 SHAPES = [(3, 3, 64), (2, 6, 128), (1, 4, 6)]

@@ -1,4 +1,4 @@
-"""The schedule that may guess nothing: never much slower than one search after the other, and fast where guessing pays."""
+"""The schedule that may guess nothing: hardly ever slower than plain retrieval, and fast where guessing pays."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class World:
             tokens -= written
         return total
 
-    def speedup(self, requests: int = 20, tokens: int = 100) -> float:
+    def speedup(self, requests: int = 10, tokens: int = 200) -> float:
         shared = SharedWorth()
         seconds = sum(self.request(CostAwareStride(shared=shared), tokens) for _ in range(requests))
         return requests * tokens * (STEP + self._search(1)) / seconds
@@ -67,6 +67,10 @@ class World:
         search = np.array([self._search(stride) + KEEPING for stride in range(1, 17)])
         rates = passages_per_second(self._match, STEP + LOOK_UP, search, asynchronous=False)
         return max(float(rates.max()) * (STEP + self._search(1)), 1.0)
+
+
+def constant(seconds: float) -> Callable[[int], float]:
+    return lambda _: seconds
 
 
 def memory_then_arithmetic(queries: int) -> float:
@@ -80,9 +84,9 @@ def memory_then_arithmetic(queries: int) -> float:
     [
         pytest.param(lambda queries: 0.0005 * queries, id="cheap"),
         pytest.param(lambda queries: 0.003 * queries, id="one by one"),
-        pytest.param(lambda queries: 0.012, id="constant"),
+        pytest.param(constant(0.012), id="constant"),
         pytest.param(memory_then_arithmetic, id="memory, then arithmetic"),
-        pytest.param(lambda queries: 0.3, id="dear"),
+        pytest.param(constant(0.3), id="dear"),
     ],
 )
 def test_it_is_never_slower_and_close_to_the_best(search: Callable[[int], float], match: float) -> None:
@@ -113,7 +117,7 @@ def test_a_pause_that_looks_like_a_price_is_forgotten() -> None:
 
 def test_a_change_of_prices_is_noticed() -> None:
     shared = SharedWorth()
-    cheap, dear = World(lambda queries: 0.0005 * queries, 0.95), World(lambda queries: 0.1, 0.95)
+    cheap, dear = World(lambda queries: 0.0005 * queries, 0.95), World(constant(0.1), 0.95)
     for _ in range(10):
         cheap.request(CostAwareStride(shared=shared), 100)
     for _ in range(10):
@@ -123,7 +127,7 @@ def test_a_change_of_prices_is_noticed() -> None:
 
 def test_a_new_request_begins_with_what_earlier_ones_saw() -> None:
     shared = SharedWorth()
-    world = World(lambda queries: 0.1, 0.95)
+    world = World(constant(0.1), 0.95)
     for _ in range(5):
         world.request(CostAwareStride(shared=shared), 100)
     schedule = CostAwareStride(shared=shared)

@@ -49,7 +49,7 @@ class KnnOptions(Body):
     index: Literal["flat", "hnsw", "pq"] = Field("flat", description="One that the datastore has.")
     stride: Annotated[int, Field(ge=1, le=16)] | Literal["cost-aware", "os3", "sequential"] = Field(
         "cost-aware",
-        description="Tokens guessed before a search verifies them, os3, cost-aware: none where none pays, or sequential.",
+        description="Tokens guessed before a search, os3, cost-aware: none where no number pays, or sequential.",
     )
     asynchronous: bool = Field(False, description="Decode on while guesses are verified.")
 
