@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 #: Steps whose median is the price of one, and searches of each stride whose median is the price of it.
 _RECENT = 5
+#: Searches that make the price of a stride known.
+_KNOWN = 3
 #: A search is forgotten after this many others: the store may get busier, and a stride that once looked dear
 #: gets another chance.
 _MEMORY = 128
@@ -104,17 +106,17 @@ class StrideCosts:
         return constant + slope * np.arange(1.0, most + 1.0)
 
     def verification_by_stride(self, most: int) -> NDArray[np.float64]:
-        """b for 1 to twice the largest stride seen, but at most ``most`` queries, float64 [strides].
+        """b for 1 to twice the largest known stride, but at most ``most`` queries, float64 [strides].
 
-        Straight lines between the strides that were seen, never falling, and the last of them beyond: a store whose
-        searches cost what reading its vectors costs, up to some number of queries, and what computing with them costs
-        from there on, has no single line. Of a stride seen once or twice the shortest search counts: a pause of the
-        machine would else rule it out until it is forgotten.
+        Straight lines between the known strides, never falling, and the last of them beyond: a store whose searches
+        cost what reading its vectors costs, up to some number of queries, and what computing with them costs from
+        there on, has no single line. A stride is known from its third search on: by one or two, a pause of the machine
+        could rule it out until it is forgotten.
         """
         self._forget()
-        seen = sorted(self._searches)
-        own = [self._searches[stride].seconds for stride in seen]
-        seconds = np.maximum.accumulate([median(found) if len(found) > 2 else min(found) for found in own])
+        known = {stride: own for stride, own in self._searches.items() if len(own.seconds) >= _KNOWN}
+        seen = sorted(known or self._searches)
+        seconds = np.maximum.accumulate([median(self._searches[stride].seconds) for stride in seen])
         strides = np.arange(1.0, min(2 * seen[-1], most) + 1.0)
         slope = (seconds[-1] - seconds[-2]) / (seen[-1] - seen[-2]) if len(seen) > 1 else 0.0
         return np.asarray(
