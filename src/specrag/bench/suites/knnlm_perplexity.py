@@ -15,7 +15,7 @@ from specrag.bench.suites.knnlm_stores import TEST, Store, Stores
 from specrag.bench.suites.passages_subjects import Models
 from specrag.methods.knn_mixture import Mixture
 
-WEIGHTS = (0.05, 0.1, 0.15, 0.25, 0.35, 0.5)
+WEIGHTS = (0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.35, 0.5)
 TEMPERATURES = (1.0, 2.0, 3.0, 5.0, 10.0, 30.0)
 
 #: Weight and temperature are chosen on one half of the text, and told of the other.

@@ -42,26 +42,27 @@ def _by_k(measurements: Sequence[Measurement], folder: Path) -> Iterator[Path]:
 
 
 def _by_stride(measurements: Sequence[Measurement], folder: Path) -> Iterator[Path]:
-    """Speed-up over fixed strides, a line a datastore, index and k."""
+    """Speed-up over fixed strides, a picture a datastore and index, a line a k."""
     entries = [entry for entry in _section(measurements, SPEED) if _stride(entry) is not None]
-    series = []
-    for task in dict.fromkeys(entry.task for entry in entries):
-        points = sorted(
-            (float(_stride(entry) or 0), entry.speedup)
-            for entry in entries
-            if entry.task == task and entry.speedup is not None
-        )
-        if len(points) > 1:
-            label = task.split("/", 1)[1]
-            series.append(Series(label=label, x=[x for x, _ in points], y=[y for _, y in points]))
-    if series:
-        yield line_plot(
-            folder / "knnlm-stride.png",
-            series,
-            title="Speculative kNN-LM by fixed stride",
-            x=Axis(label="stride"),
-            y=Axis(label="speed-up (sequential = 1)"),
-        )
+    for number, store in enumerate(dict.fromkeys(_store(entry) for entry in entries), 1):
+        mine = [entry for entry in entries if _store(entry) == store and entry.speedup is not None]
+        series = []
+        for k in sorted({_k(entry) for entry in mine}):
+            points = sorted(
+                (float(_stride(entry) or 0), entry.speedup or 0.0) for entry in mine if _k(entry) == k
+            )
+            if len(points) > 1:
+                series.append(
+                    Series(label=f"k = {k:,.0f}", x=[x for x, _ in points], y=[y for _, y in points])
+                )
+        if series:
+            yield line_plot(
+                folder / f"knnlm-stride-{number}.png",
+                series,
+                title=f"Speculative kNN-LM by fixed stride: {store}",
+                x=Axis(label="stride", log=True),
+                y=Axis(label="speed-up (sequential = 1)"),
+            )
 
 
 def _slowed(measurements: Sequence[Measurement], folder: Path) -> Iterator[Path]:
