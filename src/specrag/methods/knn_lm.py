@@ -40,7 +40,7 @@ class KnnRecord:
     """What a request cost.
 
     Attributes:
-        rounds: of speculation; none without it.
+        rounds: of a method that may speculate; none without.
         timing: where the time went; ``decode`` is the model's, ``searching`` the datastore's.
         timeline: when what ran; an activity's place is the position in the sequence.
     """

@@ -3,7 +3,7 @@
 The protocol is RaLMSpec's (section 5.3). A round of stride s reads s hidden states: that behind the newest token, and
 those behind s - 1 tokens that were guessed; one search for all s then gives the true distributions, and each true token
 is drawn by the same keyed draw as its guess. Up to the first difference the tokens stand, and the true token in its
-place is the next one. With a stride of 1 and without a cache this is kNN-LM one search after the other.
+place is the next one. A stride of 0, or no cache, is kNN-LM one search after the other: nothing is looked up or kept.
 """
 
 from __future__ import annotations
