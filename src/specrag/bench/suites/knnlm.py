@@ -154,9 +154,8 @@ class _Bench:
         """Equality with one search after the other: every k, index and way of drawing; the variants take turns."""
         variants = [name for name in VARIANTS if name != SEQUENTIAL]
         store = self.size.exact
-        context = replace(
-            self.context, rows=None
-        )  # that one text is equal says little; `--rows` is for what is timed
+        # `--rows` is for what is timed: that one text is equal says little.
+        context = replace(self.context, rows=None)
         for k in self.size.exact_k:
             for index in ("flat", "hnsw"):
                 for temperature in (0.0, 0.8):

@@ -28,8 +28,7 @@ def draw(measurements: Sequence[Measurement], folder: Path) -> list[Path]:
 def _by_k(measurements: Sequence[Measurement], folder: Path) -> Iterator[Path]:
     """Speed-up over k, a picture a datastore and index (RaLMSpec, Figure 5)."""
     entries = _section(measurements, SPEED)
-    for number, store in enumerate(dict.fromkeys(_store(entry) for entry in entries), 1):
-        mine = [entry for entry in entries if _store(entry) == store and entry.speedup is not None]
+    for number, (store, mine) in enumerate(_by_store(entries), 1):
         series = _lines(mine, _BY_K, _k)
         if series:
             yield line_plot(
@@ -44,8 +43,7 @@ def _by_k(measurements: Sequence[Measurement], folder: Path) -> Iterator[Path]:
 def _by_stride(measurements: Sequence[Measurement], folder: Path) -> Iterator[Path]:
     """Speed-up over fixed strides, a picture a datastore and index, a line a k."""
     entries = [entry for entry in _section(measurements, SPEED) if _stride(entry) is not None]
-    for number, store in enumerate(dict.fromkeys(_store(entry) for entry in entries), 1):
-        mine = [entry for entry in entries if _store(entry) == store and entry.speedup is not None]
+    for number, (store, mine) in enumerate(_by_store(entries), 1):
         series = []
         for k in sorted({_k(entry) for entry in mine}):
             points = sorted(
@@ -121,6 +119,12 @@ def _lines(
         if points:
             series.append(Series(label=method, x=[at for at, _ in points], y=[value for _, value in points]))
     return series
+
+
+def _by_store(entries: Sequence[Measurement]) -> Iterator[tuple[str, list[Measurement]]]:
+    """Each datastore and index with its speed-ups."""
+    for store in dict.fromkeys(_store(entry) for entry in entries):
+        yield store, [entry for entry in entries if _store(entry) == store and entry.speedup is not None]
 
 
 def _section(measurements: Sequence[Measurement], name: str) -> list[Measurement]:
