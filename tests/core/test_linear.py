@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -10,11 +12,12 @@ import torch
 from specrag.models.linear import (
     INVARIANT_INPUTS,
     Int8Linear,
+    InvariantLinear,
     Linear,
     PackedLinear,
     PlainLinear,
-    SplitLinear,
     build_linear,
+    invariant_rows,
 )
 
 CPU_BF16 = pytest.mark.skipif(
@@ -31,7 +34,7 @@ KINDS = [
     pytest.param(PlainLinear, torch.float32, 1e-5, id="plain-fp32"),
     pytest.param(PlainLinear, torch.bfloat16, BF16, id="plain-bf16"),
     pytest.param(PackedLinear, torch.bfloat16, BF16, id="packed-bf16", marks=CPU_BF16),
-    pytest.param(SplitLinear, torch.bfloat16, 2 * BF16, id="split-bf16", marks=CPU_BF16),
+    pytest.param(InvariantLinear, torch.bfloat16, 2 * BF16, id="invariant-bf16", marks=CPU_BF16),
     pytest.param(Int8Linear, torch.bfloat16, INT8, id="int8"),
 ]
 
@@ -88,7 +91,9 @@ def test_a_row_of_zeros_gives_the_bias() -> None:
 
 
 @CPU_BF16
-@pytest.mark.parametrize("kind", [Int8Linear, SplitLinear])
+@pytest.mark.parametrize(
+    "kind", [Int8Linear, InvariantLinear, pytest.param(partial(InvariantLinear, rows=4), id="four-rows")]
+)
 @pytest.mark.parametrize("shape", [*SHAPES, (1024, 576), (2048, 300), (8960, 128)])
 def test_a_row_has_the_same_bits_among_any_number_of_rows(
     kind: Callable[[torch.Tensor, torch.Tensor | None], Linear], shape: tuple[int, int]
@@ -105,12 +110,23 @@ def test_a_row_has_the_same_bits_among_any_number_of_rows(
 
 
 @CPU_BF16
+def test_rows_beyond_the_limit_are_computed_in_blocks_without_losing_bias_or_residual() -> None:
+    weight, bias = normal(1, 40, 96).bfloat16(), normal(2, 40).bfloat16()
+    x, residual = normal(3, 11, 96).bfloat16(), normal(4, 11, 40).bfloat16()
+    blocks, alone = InvariantLinear(weight, bias, rows=4), InvariantLinear(weight, bias, rows=1)
+    assert torch.equal(blocks(x, residual.clone()), alone(x, residual.clone()))
+    assert torch.equal(blocks(x), alone(x))
+
+
+@CPU_BF16
 def test_the_layer_that_was_asked_for_is_built() -> None:
     small = normal(1, 8, INVARIANT_INPUTS).bfloat16()
     large = normal(1, 8, INVARIANT_INPUTS + 1).bfloat16()
     assert isinstance(build_linear(small, None), PackedLinear)
-    assert isinstance(build_linear(small, None, invariant=True), PackedLinear)
+    any_number = invariant_rows() >= sys.maxsize
+    expected = PackedLinear if any_number else InvariantLinear
+    assert isinstance(build_linear(small, None, invariant=True), expected)
     assert isinstance(build_linear(large, None), PackedLinear)
-    assert isinstance(build_linear(large, None, invariant=True), SplitLinear)
+    assert isinstance(build_linear(large, None, invariant=True), InvariantLinear)
     assert isinstance(build_linear(large, None, int8=True, invariant=True), Int8Linear)
     assert isinstance(build_linear(large.float(), None), PlainLinear)

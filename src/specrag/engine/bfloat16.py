@@ -16,6 +16,10 @@ Function: TypeAlias = Callable[..., Any]
 
 _LOG2_E = np.float32(1.4426950408889634)
 _LARGEST_EXPONENT = np.float32(126.0)
+#: Powers below 2 to this are 0. Smaller ones, multiplied once or twice more, would become subnormal numbers, with which
+#: some processors compute a hundred times slower: a softmax over scores that are hidden from a row (measured on an
+#: Intel Xeon: 16 rows behind 200 keys 572 against 190 microseconds).
+_SMALLEST_EXPONENT = np.float32(-100.0)
 
 
 def _float_of(_context: Any, bits: Any) -> Any:  # noqa: ARG001 - numba checks the name
@@ -81,8 +85,11 @@ def narrow(number: Any) -> Any:
 
 @inlined
 def exp(x: Any) -> Any:
-    """e to a power, in float32: 2**whole by the exponent's bits, 2**part by a polynomial (relative error 3e-7)."""
-    y = min(max(x * _LOG2_E, -_LARGEST_EXPONENT), _LARGEST_EXPONENT)
+    """e to a power, in float32: 2**whole by the exponent's bits, 2**part by a polynomial (relative error 3e-7).
+
+    Below 2**-100 it is 0.
+    """
+    y = min(max(x * _LOG2_E, _SMALLEST_EXPONENT), _LARGEST_EXPONENT)
     whole = np.floor(y)
     part = y - whole
     value = np.float32(1.8775767e-3)
@@ -91,4 +98,5 @@ def exp(x: Any) -> Any:
     value = value * part + np.float32(2.4015361e-1)
     value = value * part + np.float32(6.9315308e-1)
     value = value * part + np.float32(9.9999994e-1)
-    return _as_float(np.uint32(np.int32(whole) + np.int32(127)) << np.uint32(23)) * value
+    power = _as_float(np.uint32(np.int32(whole) + np.int32(127)) << np.uint32(23)) * value
+    return power if y > _SMALLEST_EXPONENT else np.float32(0.0)

@@ -5,14 +5,21 @@ All of them map ``[rows, in_features]`` to ``[rows, out_features]`` and can add 
 
 from __future__ import annotations
 
+import itertools
+import sys
+from functools import cache
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 
-#: oneDNN's bf16 product sums up to this many inputs in one order for every number of rows; beyond it the order
-#: depends on the number of rows (measured on Zen 4; the batch-invariance tests would show another limit).
+#: oneDNN's bf16 product sums up to this many inputs in one order for every number of rows, or for every number up to
+#: :func:`invariant_rows`; beyond it the order depends on the number of rows (measured on Zen 4).
 INVARIANT_INPUTS = 1024
+
+#: Numbers of rows at which :func:`invariant_rows` looks for another order of the sums, and the limits that it tries.
+_PROBED_ROWS = (2, 3, 4, 6, 8, 12, 16, 17, 24, 32, 33, 40, 48, 64, 65, 96, 128, 160)
+_ROW_LIMITS = (32, 16, 8, 4, 2)
 
 _INT8_MAX = 127
 _INT8_ZERO_POINT = 128
@@ -59,24 +66,54 @@ class PackedLinear:
         return bool(torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-class SplitLinear:
-    """Packed bf16 weights cut along the inputs, so that no part sums more than :data:`INVARIANT_INPUTS`.
+class InvariantLinear:
+    """Packed bf16 weights, and a row's bits that do not depend on how many rows are in the pass.
 
-    The parts are added one after the other. A row's bits then do not depend on how many rows are in the pass.
+    The weights are cut along the inputs, so that no part sums more than :data:`INVARIANT_INPUTS`, and the parts are
+    added one after the other. More than :func:`invariant_rows` rows are computed in several products.
+
+    Args:
+        rows: most rows of one product; None for what this machine allows.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, rows: int | None = None) -> None:
+        self._rows = rows or invariant_rows()
         count = -(-weight.shape[1] // INVARIANT_INPUTS)
         parts = weight.tensor_split(count, dim=1)
         self._widths = [part.shape[1] for part in parts]
         self._parts = [PackedLinear(part, bias if not index else None) for index, part in enumerate(parts)]
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        if x.shape[0] <= self._rows:
+            return self._multiply(x, residual)
+        residuals = itertools.repeat(None) if residual is None else residual.split(self._rows)
+        return torch.cat(
+            [self._multiply(*block) for block in zip(x.split(self._rows), residuals, strict=False)]
+        )
+
+    def _multiply(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         y = residual
         for part, piece in zip(self._parts, x.split(self._widths, dim=1), strict=True):
             y = part(piece.contiguous(), y)
         assert y is not None
         return y
+
+
+@cache
+def invariant_rows() -> int:
+    """Up to how many rows of a bf16 product have the bits that each has alone, on this machine.
+
+    No document promises it, so it is looked at once: with AVX-512 any number has them, with AMX tiles up to 32.
+    """
+    random = torch.Generator().manual_seed(0)
+    most = max(_PROBED_ROWS)
+    x = torch.randn((most, INVARIANT_INPUTS), generator=random).bfloat16()
+    product = PackedLinear(torch.randn((512, INVARIANT_INPUTS), generator=random).bfloat16(), None)
+    alone = torch.cat([product(row) for row in x.split(1)])
+    differing = [rows for rows in _PROBED_ROWS if not torch.equal(product(x[:rows]), alone[:rows])]
+    if not differing:
+        return sys.maxsize
+    return next((limit for limit in _ROW_LIMITS if limit < differing[0]), 1)
 
 
 class Int8Linear:
@@ -144,7 +181,7 @@ def build_linear(
     if int8:
         return Int8Linear(weight, bias)
     if weight.dtype == torch.bfloat16 and weight.device.type == "cpu" and PackedLinear.available():
-        if invariant and weight.shape[1] > INVARIANT_INPUTS:
-            return SplitLinear(weight, bias)
+        if invariant and (weight.shape[1] > INVARIANT_INPUTS or invariant_rows() < sys.maxsize):
+            return InvariantLinear(weight, bias)
         return PackedLinear(weight, bias)
     return PlainLinear(weight, bias)
