@@ -75,8 +75,8 @@ class GradesByWord:
 
 
 @pytest.fixture(scope="module")
-def reading(llm: LanguageModel) -> PassageReading:
-    return PassageReading(LocalGenerator(llm), max_tokens=12)
+def reading(exact_llm: LanguageModel) -> PassageReading:
+    return PassageReading(LocalGenerator(exact_llm), max_tokens=12)
 
 
 @pytest.mark.parametrize(

@@ -100,9 +100,10 @@ def test_nothing_leaks_from_one_request_into_another(llm: LanguageModel) -> None
     assert "Gannet" not in text
 
 
-def test_relaxation_is_counted_marked_and_bounded(llm: LanguageModel) -> None:
+def test_relaxation_is_counted_marked_and_bounded(exact_llm: LanguageModel) -> None:
     """A reference that differs from the model's text in one token, its second choice there: it is copied."""
     question = "Write two sentences about snow."
+    llm = exact_llm
     plain = llm.generate(question, max_tokens=TOKENS, log_probs=2)
     method = ReSpec(drafter="none", relaxed=True, cost_aware=False, retrieval=RetrievalSettings(trigger=None))
     for place in range(6, TOKENS - 6):

@@ -204,7 +204,8 @@ class Waiting(GivenPassages):
         return super().search(*words, **options)
 
 
-def test_others_decode_during_a_search(llm: LanguageModel, kb: KnowledgeBase) -> None:
+def test_others_decode_during_a_search(exact_llm: LanguageModel, kb: KnowledgeBase) -> None:
+    llm = exact_llm
     waiting = Waiting(kb.passages([0, 1]))
     slow = StandardRAG(llm, waiting, k=2, min_score=None)
     quick = StandardRAG(llm, GivenPassages(kb.passages([0, 1])), k=2, min_score=None)

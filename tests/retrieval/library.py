@@ -9,6 +9,8 @@ import sys
 from functools import cache
 from pathlib import Path
 
+import numpy as np
+
 from specrag.retrieval.assembly import GENERATION_FILES
 from specrag.retrieval.build import build
 from specrag.retrieval.encoder import Encoder, load_encoder
@@ -82,13 +84,31 @@ def passages(folder: Path) -> list[Passage]:
         return base.passages(range(len(base)))
 
 
-def contents(folder: Path) -> dict[str, object]:
+#: Files that hold vectors, or what is known from them.
+_OF_VECTORS = ("vectors.npy", "flat.json")
+
+
+def contents(folder: Path, *, vectors: bool = True) -> dict[str, object]:
     """All that two knowledge bases of the same documents must share: passages, and the bytes of exact indexes."""
     manifest = Manifest.read(folder)
     files = manifest.generation_folder(folder)
     # The database holds time stamps, and a graph that several threads link may differ.
     same = [name for name in GENERATION_FILES if not name.startswith(("hnsw", "passages"))]
+    if not vectors:
+        same = [name for name in same if name not in _OF_VECTORS]
     return {"passages": passages(folder)} | {name: (files / name).read_bytes() for name in same}
+
+
+def assert_same_but_rounding(folder: Path, other: Path) -> None:
+    """All that two knowledge bases share whose passages were encoded in other batches.
+
+    The last bits of a passage's vector depend on its batch; those of a bf16 number are 2**-8 of it.
+    """
+    assert contents(folder, vectors=False) == contents(other, vectors=False)
+    found, right = (
+        np.load(Manifest.read(each).generation_folder(each) / "vectors.npy") for each in (folder, other)
+    )
+    np.testing.assert_allclose(found, right, atol=2e-3)
 
 
 def answers(folder: Path) -> dict[str, list[tuple[list[int], list[float]]]]:

@@ -183,10 +183,10 @@ def test_rows_may_be_added_but_not_changed(tmp_path: Path) -> None:
         write_rationales(RuleWriter(quotes), ROWS, tmp_path / "out", replace(SETTINGS, passages=2))
 
 
-def test_a_model_writes_rationales(llm: LanguageModel, tmp_path: Path) -> None:
+def test_a_model_writes_rationales(exact_llm: LanguageModel, tmp_path: Path) -> None:
     """A small model quotes when it is shown how; whether an answer follows is beyond it."""
     settings = replace(SETTINGS, check=False)
-    run = write_rationales(LocalGenerator(llm), ROWS[:3], tmp_path / "out", settings)
+    run = write_rationales(LocalGenerator(exact_llm), ROWS[:3], tmp_path / "out", settings)
     assert len(run.rows) + sum(run.rejected.values()) == 3
     assert run.rows
     for made in run.rows:

