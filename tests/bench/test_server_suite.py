@@ -82,6 +82,35 @@ def test_a_stopped_server_goes_on_when_it_is_wanted(monkeypatch: pytest.MonkeyPa
         os.killpg(process.pid, 0)
 
 
+_KILLED = """
+import os, signal
+from specrag.bench.suites.server_subjects import ServerProcess
+ServerProcess._is_ready = lambda self: True
+server = ServerProcess(["/bin/sh", "-c", "sleep 300 & sleep 300"])
+server.__enter__()
+print(server._process.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_killed_bench_leaves_no_server_behind() -> None:
+    import subprocess
+    import sys
+    import time
+
+    said = subprocess.run([sys.executable, "-c", _KILLED], capture_output=True, text=True, check=False)
+    group = int(said.stdout)
+    ends = time.monotonic() + 20
+    while time.monotonic() < ends:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.05)
+    os.killpg(group, 9)
+    pytest.fail("the server's processes are still there")
+
+
 def test_every_method_has_a_name_that_may_be_published() -> None:
     for method in (subjects.PLAIN, subjects.RESPEC, subjects.VLLM, subjects.VLLM_NGRAM, subjects.VLLM_SUFFIX):
         check_method(method)

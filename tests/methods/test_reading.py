@@ -118,7 +118,7 @@ def test_an_answer_in_free_form_is_the_text() -> None:
 
 def test_all_passages_are_read(reading: PassageReading) -> None:
     found = run(reading.answering(QUESTION, PASSAGES))
-    assert "Cu" in found.text
+    assert "reddish" in found.text or "Cu" in found.text  # words of the second passage alone
     assert found.text.startswith(LEAD)
     assert found.kept == (1, 2, 3)
     assert found.prompt_tokens == found.read_tokens > 80

@@ -100,11 +100,10 @@ def test_nothing_leaks_from_one_request_into_another(llm: LanguageModel) -> None
     assert "Gannet" not in text
 
 
-def test_relaxation_is_counted_marked_and_bounded(exact_llm: LanguageModel) -> None:
+@pytest.mark.parametrize("question", ["Name three uses of copper.", "Write two sentences about the sea."])
+def test_relaxation_is_counted_marked_and_bounded(exact_llm: LanguageModel, question: str) -> None:
     """A reference that differs from the model's text in one token, its second choice there: it is copied."""
-    question = "Write two sentences about snow."
-    llm = exact_llm
-    plain = llm.generate(question, max_tokens=TOKENS, log_probs=2)
+    plain = exact_llm.generate(question, max_tokens=TOKENS, log_probs=2)
     method = ReSpec(drafter="none", relaxed=True, cost_aware=False, retrieval=RetrievalSettings(trigger=None))
     for place in range(6, TOKENS - 6):
         best, second = plain.tokens[place].alternatives
@@ -112,8 +111,8 @@ def test_relaxation_is_counted_marked_and_bounded(exact_llm: LanguageModel) -> N
             continue
         changed = ids(plain)
         changed[place] = second.token
-        text = llm.tokenizer.decode(changed)
-        made = llm.generate(question, max_tokens=TOKENS, method=method, references=[text], log_probs=5)
+        text = exact_llm.tokenizer.decode(changed)
+        made = exact_llm.generate(question, max_tokens=TOKENS, method=method, references=[text], log_probs=5)
         relaxed = [token for token in made.tokens if token.relaxed]
         assert made.usage.relaxed == len(relaxed)
         for token in relaxed:

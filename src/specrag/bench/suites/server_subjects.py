@@ -30,8 +30,9 @@ _SPECULATION = {
     VLLM_NGRAM: '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}',
     VLLM_SUFFIX: '{"method": "suffix", "num_speculative_tokens": 8}',
 }
-# Waits for the end of the bench, however it ends, and ends the server's processes.
-_GUARD = 'cat; kill -CONT -- "-$0"; kill -KILL -- "-$0"'
+# Waits for the end of the bench, however it ends, and ends the server's processes. Debian's shell takes a group behind
+# `--` only in this form.
+_GUARD = 'cat; kill -s CONT -- "-$0"; kill -s KILL -- "-$0"'
 
 
 class ServerProcess:
