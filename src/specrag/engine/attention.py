@@ -278,7 +278,9 @@ class AttentionPlan:
 @cache
 def has_tiles() -> bool:
     """Whether the processor multiplies matrices of bf16 in tiles (AMX)."""
-    known = getattr(torch.cpu, "_is_amx_tile_supported", None)  # other versions of torch may have another name
+    known = getattr(
+        torch.cpu, "_is_amx_tile_supported", None
+    )  # other versions of torch may have another name
     return known is not None and bool(known())
 
 

@@ -2,26 +2,28 @@
 
 torch's products need a call for each session and layer, and copy keys that are not side by side; with many sessions
 the calls then cost more than the arithmetic. These loops serve all sessions of a pass in one call a layer, read keys
-and values where they lie, and compute in float32. They run on one core, since waking another takes as long as the work.
+and values where they lie, and compute in float32. Where there is enough to do, torch's threads share it (``team.py``).
 
 Numbers are bfloat16, handed over as the addresses of their 16 bits (``bfloat16.py``); keys and values may be in 8 bits.
 """
 
 from __future__ import annotations
 
+from enum import IntEnum
 from functools import cache
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from numba import carray  # type: ignore[attr-defined]
 
-from specrag.engine.bfloat16 import Function, exp, halves, narrow, widen
-from specrag.engine.compiling import inlined, reordered
+from specrag.engine.bfloat16 import Function, bits, exp, floats, halves, longs, narrow, widen
+from specrag.engine.compiling import inlined, reordered, shared_out
 from specrag.engine.kv_numbers import SCALE_BYTES
 from specrag.engine.row_kernel import load, store
+from specrag.engine.team import ask
 
 Longs: TypeAlias = npt.NDArray[np.int64]
-Masks: TypeAlias = npt.NDArray[np.uint64]
 Floats: TypeAlias = npt.NDArray[np.float32]
 
 #: Most rows of a tree: a row tells in one number which of them it sees.
@@ -87,45 +89,75 @@ def write(head_dim: int, int8: bool) -> Function:
     return run
 
 
+class AttendArguments(IntEnum):
+    """The places of the attention loop's arguments, 64-bit whole numbers; those of arrays are addresses.
+
+    ``QUERIES`` and ``OUT``: ``[rows, kv_heads * group, head_dim]`` each with the numbers from row to row behind it. For
+    each session in ``STARTS`` its first row, in ``COUNTS`` its rows, in ``FIRSTS`` its first piece and in ``SEEN`` the
+    rows of its last piece that all its rows see; for each piece of a session's keys and values in ``BUFFERS`` the
+    address of ``[2, kv_heads, capacity, row]``, in ``HEAD_BYTES`` the bytes from head to head, in ``SIZES`` the rows
+    that are read; in ``MASKS`` for each row of the pass which rows of the last piece behind ``SEEN`` it sees, the
+    first by the lowest bit. ``SCORES``: room for ``[threads, SCORE_ROWS, SCORE_KEYS]``, rows times group and keys of
+    the largest session. What is computed, a head of a session each, is shared out in ``PARTS`` from one of ``BORDERS``
+    to the next; ``NUMBER`` and ``COUNT`` are functions that tell a thread its number and how many there are, 0 if it
+    is alone.
+    """
+
+    QUERIES = 0
+    QUERY_STRIDE = 1
+    OUT = 2
+    OUT_STRIDE = 3
+    KV_HEADS = 4
+    STARTS = 5
+    COUNTS = 6
+    FIRSTS = 7
+    SEEN = 8
+    BUFFERS = 9
+    HEAD_BYTES = 10
+    SIZES = 11
+    MASKS = 12
+    SCORES = 13
+    SCORE_ROWS = 14
+    SCORE_KEYS = 15
+    PARTS = 16
+    BORDERS = 17
+    NUMBER = 18
+    COUNT = 19
+
+
 @cache
-def attend(head_dim: int, group: int, int8: bool) -> Function:
+def attend(head_dim: int, group: int, int8: bool) -> Any:
     """The attention loop for heads of this size, ``group`` query heads sharing a key: constants make it faster.
 
-    The loop's arguments: ``queries`` and ``out``, addresses of ``[rows, kv_heads * group, head_dim]`` with their
-    numbers from row to row; ``kv_heads``; for each session in ``starts`` its first row, in ``counts`` its rows, in
-    ``firsts`` its first piece and in ``seen`` the rows of its last piece that all its rows see; for each piece of
-    a session's keys and values in ``buffers`` the address of ``[2, kv_heads, capacity, row]``, in
-    ``head_bytes`` the bytes from head to head, in ``sizes`` the rows that are read; in ``masks`` for each row of
-    the pass which rows of the last piece behind ``seen`` it sees, the first by the lowest bit; ``scores``, room for
-    ``[rows * group, keys]`` of the largest session.
+    It takes the address of its arguments (:class:`AttendArguments`).
     """
     row_bytes = head_dim + SCALE_BYTES if int8 else 2 * head_dim
 
-    @reordered
-    def run(
-        queries: int,
-        query_stride: int,
-        out: int,
-        out_stride: int,
-        kv_heads: int,
-        starts: Longs,
-        counts: Longs,
-        firsts: Longs,
-        seen: Longs,
-        buffers: Longs,
-        head_bytes: Longs,
-        sizes: Longs,
-        masks: Masks,
-        scores: Floats,
-    ) -> None:
-        asked, answer = halves(queries), halves(out)
-        query = np.empty((scores.shape[0], head_dim), np.float32)
-        mixed = np.empty((scores.shape[0], head_dim), np.float32)
+    @shared_out
+    def run(address: int) -> None:
+        given = longs(address)
+        query_stride, out_stride, kv_heads = given[1], given[3], given[4]
+        starts, counts, firsts, seen = longs(given[5]), longs(given[6]), longs(given[7]), longs(given[8])
+        buffers, head_bytes, sizes, masks = (
+            longs(given[9]),
+            longs(given[10]),
+            longs(given[11]),
+            bits(given[12]),
+        )
+        rows, width, borders = given[14], given[15], longs(given[17])
+        thread, threads = 0, 1
+        if given[18]:
+            thread, threads = ask(given[18]), ask(given[19])
+        scores = carray(floats(given[13] + 4 * thread * rows * width), (rows, width))
+        asked, answer = halves(given[0]), halves(given[2])
+        query = np.empty((rows, head_dim), np.float32)
+        mixed = np.empty((rows, head_dim), np.float32)
         block = np.empty((_KEYS, head_dim), np.float32)
-        for session in range(starts.shape[0]):
-            first, count = starts[session], counts[session]
-            many = count * group
-            for head in range(kv_heads):
+        for part in range(thread, given[16], threads):
+            for unit in range(borders[part], borders[part + 1]):
+                session, head = unit // kv_heads, unit % kv_heads
+                first, count = starts[session], counts[session]
+                many = count * group
                 for row in range(count):
                     for each in range(group):
                         place = (first + row) * query_stride + (head * group + each) * head_dim

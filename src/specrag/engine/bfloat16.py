@@ -66,6 +66,12 @@ _as_bits = cast(Function, intrinsic(_bits_of))
 #: To float32: of 16 bits the same number, 16 zero bits behind; float32 stays, for loops that read either.
 widen = cast(Function, intrinsic(_widening))
 
+#: The 64-bit whole numbers that begin at an address.
+longs = _numbers_at(types.int64, ir.IntType(64))
+
+#: The same, without a sign.
+bits = _numbers_at(types.uint64, ir.IntType(64))
+
 #: The 16-bit numbers that begin at an address.
 halves = _numbers_at(types.uint16, ir.IntType(16))
 

@@ -8,8 +8,10 @@ import numpy as np
 import torch
 
 from specrag.engine import attention_kernel
+from specrag.engine.attention_kernel import AttendArguments as At
 from specrag.engine.kv import KeyValueShape
 from specrag.engine.segment_plan import SegmentPlan
+from specrag.engine.team import Team, team
 
 #: A segment of more rows times keys is left to torch, whose products use all cores (two Zen 4 cores: 5 rows behind
 #: 2,000 keys take 0.45 ms either way).
@@ -18,6 +20,10 @@ MOST_WORK = 4096
 #: Of keys in 8 bits, so many rows are served behind any context, since torch's products need a copy of them all (4 rows
 #: behind 7,000 keys: a pass of SmolLM2 takes 37 against 58 ms; 16 rows behind 1,000: 28 against 23).
 FEW_ROWS = 6
+
+#: From so much work in a layer on, rows times keys times heads, threads share it (two Xeon cores: a pass of one row
+#: behind 7,000 tokens takes 38 against 45 ms, of 32 requests behind 300 53 against 73; nothing is lost at 300).
+SHARED_WORK = 500
 
 
 def available(shape: KeyValueShape) -> bool:
@@ -30,10 +36,7 @@ def prepare(shape: KeyValueShape, group: int) -> None:
     numbers = np.zeros((2, shape.head_dim), dtype=np.uint16)
     places, none = np.array([numbers.ctypes.data]), np.zeros(0, dtype=np.int64)
     attention_kernel.write(shape.head_dim, shape.int8)(places[0], places[0], 0, 1, none, none, none, none)
-    attention_kernel.attend(shape.head_dim, group, shape.int8)(
-        places[0], 0, places[0], 0, 1, none, none, none, none, none, none, none,
-        np.zeros(0, dtype=np.uint64), np.zeros((0, 0), dtype=np.float32),
-    )  # fmt: skip
+    attention_kernel.attend(shape.head_dim, group, shape.int8)
 
 
 def serves(plan: SegmentPlan) -> bool:
@@ -80,22 +83,39 @@ class CompiledRows:
     """
 
     def __init__(self, plans: Sequence[SegmentPlan], rows: int, group: int) -> None:
-        self._shape = shape = plans[0].own.shape
-        self._run = attention_kernel.attend(shape.head_dim, group, shape.int8)
+        shape = plans[0].own.shape
+        self._loop = attention_kernel.attend(shape.head_dim, group, shape.int8)
         pieces = [[*plan.runs, (plan.own, plan.used)] for plan in plans]
         flat = [piece for each in pieces for piece in each]
         self._buffers = np.array([extent.addresses for extent, _ in flat]).T.copy()  # [layers, pieces]
-        self._strides = np.array([extent.capacity * shape.row_bytes for extent, _ in flat])
-        self._sizes = np.array([size for _, size in flat])
-        self._firsts = np.cumsum([0, *map(len, pieces)])
-        self._starts = np.array([plan.rows.start for plan in plans])
-        self._counts = np.array([plan.count for plan in plans])
-        self._seen = np.array([plan.tree_start for plan in plans])
-        self._masks = np.zeros(rows, dtype=np.uint64)
+        masks = np.zeros(rows, dtype=np.uint64)
         for plan in plans:
-            self._masks[plan.rows] = _masks(plan)
-        keys = max(sum(size for _, size in each) for each in pieces)
-        self._scores = np.empty((max(plan.count for plan in plans) * group, keys), dtype=np.float32)
+            masks[plan.rows] = _masks(plan)
+        keys = np.array([sum(size for _, size in each) for each in pieces])
+        counts = np.array([plan.count for plan in plans])
+        self._team, parts = _shared(int((counts * keys).sum()) * shape.kv_heads)
+        scores = np.empty((parts, counts.max() * group, keys.max()), dtype=np.float32)
+        arrays = {
+            At.STARTS: np.array([plan.rows.start for plan in plans]),
+            At.COUNTS: counts,
+            At.FIRSTS: np.cumsum([0, *map(len, pieces)]),
+            At.SEEN: np.array([plan.tree_start for plan in plans]),
+            At.HEAD_BYTES: np.array([extent.capacity * shape.row_bytes for extent, _ in flat]),
+            At.SIZES: np.array([size for _, size in flat]),
+            At.MASKS: masks,
+            At.SCORES: scores,
+            At.BORDERS: _borders(np.repeat(counts * keys, shape.kv_heads), parts),
+        }
+        self._arrays = arrays  # kept, since the loop has only their addresses
+        self._arguments = given = np.zeros(len(At), dtype=np.int64)
+        for place, array in arrays.items():
+            given[place] = array.ctypes.data
+        given[At.KV_HEADS], given[At.PARTS] = shape.kv_heads, parts
+        given[At.SCORE_ROWS], given[At.SCORE_KEYS] = scores.shape[1:]
+        if self._team is not None:
+            given[At.NUMBER], given[At.COUNT] = self._team.number, self._team.count
+        self._parts = parts
+        self._address = given.ctypes.data
 
     def attend(self, layer: int, queries: torch.Tensor, out: torch.Tensor) -> None:
         """Write these segments' rows of ``out``.
@@ -104,11 +124,28 @@ class CompiledRows:
             queries: ``[rows, heads, head_dim]`` of the whole pass, the heads side by side, already scaled.
             out: ``[rows, heads * head_dim]``.
         """
-        self._run(
-            queries.data_ptr(), queries.stride(0), out.data_ptr(), out.stride(0), self._shape.kv_heads,
-            self._starts, self._counts, self._firsts, self._seen,
-            self._buffers[layer], self._strides, self._sizes, self._masks, self._scores,
-        )  # fmt: skip
+        given = self._arguments
+        given[At.QUERIES], given[At.QUERY_STRIDE] = queries.data_ptr(), queries.stride(0)
+        given[At.OUT], given[At.OUT_STRIDE] = out.data_ptr(), out.stride(0)
+        given[At.BUFFERS] = self._buffers[layer].ctypes.data
+        if self._team is None:
+            self._loop.ctypes(self._address)
+        else:
+            self._team.run(self._loop.address, self._address, self._parts, 0)
+
+
+def _shared(work: int) -> tuple[Team | None, int]:
+    """The threads for so much work, rows times keys times heads, and their number; None for the calling one alone."""
+    threads = torch.get_num_threads()
+    found = team() if work >= SHARED_WORK and threads > 1 else None
+    return found, threads if found is not None else 1
+
+
+def _borders(work: np.ndarray, parts: int) -> np.ndarray:
+    """Where parts of about the same work begin and end, ``[parts + 1]``, int64."""
+    done = np.cumsum(work)
+    inner = np.searchsorted(done, done[-1] * np.arange(1, parts) / parts, side="left") + 1
+    return np.array([0, *np.minimum(inner, len(work)), len(work)], dtype=np.int64)
 
 
 def _masks(plan: SegmentPlan) -> np.ndarray:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast
 
-from numba import njit
+from numba import cfunc, njit, types
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -28,6 +28,19 @@ def reordered(function: Callable[Parameters, Result]) -> Callable[Parameters, Re
 def reordered_infinite(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """The same, and numbers may be infinite."""
     return _kept(function, fastmath={"reassoc", "contract", "arcp", "nsz"})
+
+
+def shared_out(function: Callable[[int], None]) -> Any:
+    """Compile, :func:`reordered`, a loop that several threads run side by side (``team.py``).
+
+    Args:
+        function: takes the address of its arguments.
+    """
+    options: dict[str, Any] = {"fastmath": True, "error_model": "numpy"}
+    try:
+        return cfunc(types.void(types.int64), cache=True, **options)(function)
+    except RuntimeError:  # nowhere to keep it can be written
+        return cfunc(types.void(types.int64), **options)(function)
 
 
 def inlined(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
