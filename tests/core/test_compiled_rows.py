@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from specrag.engine import attention_kernel, compiled_rows, team
+from specrag.engine import attention_kernel, compiled_rows, shared_loop, team
 from specrag.engine.attention import AttentionPlan
 from specrag.engine.kv import KeyValueCache, KeyValueShape
 from specrag.engine.outputs import NOTHING
@@ -108,7 +108,7 @@ def test_many_sessions_of_all_kinds_in_one_pass(kv_heads: int, group: int, head_
 def test_threads_share_the_work_and_change_no_bit(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
     if team.team() is None:
         pytest.skip("torch has no GNU OpenMP here")
-    monkeypatch.setattr(compiled_rows, "SHARED_WORK", 0)
+    monkeypatch.setattr(shared_loop, "SHARED_WORK", 0)
     made = Pass(3, 3, 64)
     for length in (0, 3, 250, 31, 90):
         made.add(made.cache(length), 1, None)
@@ -121,7 +121,7 @@ def test_threads_share_the_work_and_change_no_bit(monkeypatch: pytest.MonkeyPatc
             made.random.manual_seed(0)
             answer, _, plan = made.attend()
             assert plan._compiled is not None
-            assert plan._compiled._parts == number
+            assert plan._compiled.loop.parts == number
             answers.append(answer)
     finally:
         torch.set_num_threads(before)
@@ -131,7 +131,7 @@ def test_threads_share_the_work_and_change_no_bit(monkeypatch: pytest.MonkeyPatc
 def test_parts_of_the_work_are_about_equal_and_complete() -> None:
     for work in ([5, 5, 5, 5], [1, 1, 1, 97], [97, 1, 1, 1], [3], [2, 2]):
         for parts in (1, 2, 3):
-            borders = list(compiled_rows._borders(np.array(work), parts))
+            borders = list(shared_loop.borders(np.array(work), parts))
             assert (borders[0], borders[-1], len(borders)) == (0, len(work), parts + 1)
             assert borders == sorted(borders)
             heaviest = max(sum(work[start:end]) for start, end in pairwise(borders))

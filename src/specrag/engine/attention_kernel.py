@@ -90,24 +90,15 @@ def write(head_dim: int, int8: bool) -> Function:
 
 
 class AttendArguments(IntEnum):
-    """The places of the attention loop's arguments, 64-bit whole numbers; those of arrays are addresses.
+    """The places of the attention loop's own arguments (:class:`~specrag.engine.shared_loop.Shared`): addresses.
 
-    ``QUERIES`` and ``OUT``: ``[rows, kv_heads * group, head_dim]`` each with the numbers from row to row behind it. For
-    each session in ``STARTS`` its first row, in ``COUNTS`` its rows, in ``FIRSTS`` its first piece and in ``SEEN`` the
-    rows of its last piece that all its rows see; for each piece of a session's keys and values in ``BUFFERS`` the
+    For each session in ``STARTS`` its first row, in ``COUNTS`` its rows, in ``FIRSTS`` its first piece and in ``SEEN``
+    the rows of its last piece that all its rows see; for each piece of a session's keys and values in ``BUFFERS`` the
     address of ``[2, kv_heads, capacity, row]``, in ``HEAD_BYTES`` the bytes from head to head, in ``SIZES`` the rows
     that are read; in ``MASKS`` for each row of the pass which rows of the last piece behind ``SEEN`` it sees, the
-    first by the lowest bit. ``SCORES``: room for ``[threads, SCORE_ROWS, SCORE_KEYS]``, rows times group and keys of
-    the largest session. What is computed, a head of a session each, is shared out in ``PARTS`` from one of ``BORDERS``
-    to the next; ``NUMBER`` and ``COUNT`` are functions that tell a thread its number and how many there are, 0 if it
-    is alone.
+    first by the lowest bit. A unit is a session.
     """
 
-    QUERIES = 0
-    QUERY_STRIDE = 1
-    OUT = 2
-    OUT_STRIDE = 3
-    KV_HEADS = 4
     STARTS = 5
     COUNTS = 6
     FIRSTS = 7
@@ -116,13 +107,6 @@ class AttendArguments(IntEnum):
     HEAD_BYTES = 10
     SIZES = 11
     MASKS = 12
-    SCORES = 13
-    SCORE_ROWS = 14
-    SCORE_KEYS = 15
-    PARTS = 16
-    BORDERS = 17
-    NUMBER = 18
-    COUNT = 19
 
 
 @cache

@@ -11,7 +11,7 @@ from specrag.engine import attention_kernel
 from specrag.engine.attention_kernel import AttendArguments as At
 from specrag.engine.kv import KeyValueShape
 from specrag.engine.segment_plan import SegmentPlan
-from specrag.engine.team import Team, team
+from specrag.engine.shared_loop import SharedLoop
 
 #: A segment of more rows times keys is left to torch, whose products use all cores (two Zen 4 cores: 5 rows behind
 #: 2,000 keys take 0.45 ms either way).
@@ -20,10 +20,6 @@ MOST_WORK = 4096
 #: Of keys in 8 bits, so many rows are served behind any context, since torch's products need a copy of them all (4 rows
 #: behind 7,000 keys: a pass of SmolLM2 takes 37 against 58 ms; 16 rows behind 1,000: 28 against 23).
 FEW_ROWS = 6
-
-#: From so much work in a layer on, rows times keys times heads, threads share it (two Xeon cores: a pass of one row
-#: behind 7,000 tokens takes 38 against 45 ms, of 32 requests behind 300 53 against 73; nothing is lost at 300).
-SHARED_WORK = 500
 
 
 def available(shape: KeyValueShape) -> bool:
@@ -84,7 +80,6 @@ class CompiledRows:
 
     def __init__(self, plans: Sequence[SegmentPlan], rows: int, group: int) -> None:
         shape = plans[0].own.shape
-        self._loop = attention_kernel.attend(shape.head_dim, group, shape.int8)
         pieces = [[*plan.runs, (plan.own, plan.used)] for plan in plans]
         flat = [piece for each in pieces for piece in each]
         self._buffers = np.array([extent.addresses for extent, _ in flat]).T.copy()  # [layers, pieces]
@@ -93,9 +88,7 @@ class CompiledRows:
             masks[plan.rows] = _masks(plan)
         keys = np.array([sum(size for _, size in each) for each in pieces])
         counts = np.array([plan.count for plan in plans])
-        self._team, parts = _shared(int((counts * keys).sum()) * shape.kv_heads)
-        scores = np.empty((parts, counts.max() * group, keys.max()), dtype=np.float32)
-        arrays = {
+        arrays: dict[int, np.ndarray] = {
             At.STARTS: np.array([plan.rows.start for plan in plans]),
             At.COUNTS: counts,
             At.FIRSTS: np.cumsum([0, *map(len, pieces)]),
@@ -103,19 +96,10 @@ class CompiledRows:
             At.HEAD_BYTES: np.array([extent.capacity * shape.row_bytes for extent, _ in flat]),
             At.SIZES: np.array([size for _, size in flat]),
             At.MASKS: masks,
-            At.SCORES: scores,
-            At.BORDERS: _borders(np.repeat(counts * keys, shape.kv_heads), parts),
         }
-        self._arrays = arrays  # kept, since the loop has only their addresses
-        self._arguments = given = np.zeros(len(At), dtype=np.int64)
-        for place, array in arrays.items():
-            given[place] = array.ctypes.data
-        given[At.KV_HEADS], given[At.PARTS] = shape.kv_heads, parts
-        given[At.SCORE_ROWS], given[At.SCORE_KEYS] = scores.shape[1:]
-        if self._team is not None:
-            given[At.NUMBER], given[At.COUNT] = self._team.number, self._team.count
-        self._parts = parts
-        self._address = given.ctypes.data
+        loop = attention_kernel.attend(shape.head_dim, group, shape.int8)
+        room = int(counts.max()) * group, int(keys.max())
+        self.loop = SharedLoop(loop, shape.kv_heads, counts * keys, room, arrays)
 
     def attend(self, layer: int, queries: torch.Tensor, out: torch.Tensor) -> None:
         """Write these segments' rows of ``out``.
@@ -124,28 +108,7 @@ class CompiledRows:
             queries: ``[rows, heads, head_dim]`` of the whole pass, the heads side by side, already scaled.
             out: ``[rows, heads * head_dim]``.
         """
-        given = self._arguments
-        given[At.QUERIES], given[At.QUERY_STRIDE] = queries.data_ptr(), queries.stride(0)
-        given[At.OUT], given[At.OUT_STRIDE] = out.data_ptr(), out.stride(0)
-        given[At.BUFFERS] = self._buffers[layer].ctypes.data
-        if self._team is None:
-            self._loop.ctypes(self._address)
-        else:
-            self._team.run(self._loop.address, self._address, self._parts, 0)
-
-
-def _shared(work: int) -> tuple[Team | None, int]:
-    """The threads for so much work, rows times keys times heads, and their number; None for the calling one alone."""
-    threads = torch.get_num_threads()
-    found = team() if work >= SHARED_WORK and threads > 1 else None
-    return found, threads if found is not None else 1
-
-
-def _borders(work: np.ndarray, parts: int) -> np.ndarray:
-    """Where parts of about the same work begin and end, ``[parts + 1]``, int64."""
-    done = np.cumsum(work)
-    inner = np.searchsorted(done, done[-1] * np.arange(1, parts) / parts, side="left") + 1
-    return np.array([0, *np.minimum(inner, len(work)), len(work)], dtype=np.int64)
+        self.loop.run(queries, out, {At.BUFFERS: self._buffers[layer].ctypes.data})
 
 
 def _masks(plan: SegmentPlan) -> np.ndarray:

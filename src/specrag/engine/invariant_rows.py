@@ -8,7 +8,9 @@ import numpy as np
 import torch
 
 from specrag.engine.path_kernel import BLOCK_KEYS, CHAIN_ROWS, attend_paths
+from specrag.engine.path_kernel import PathArguments as At
 from specrag.engine.segment_plan import SegmentPlan
+from specrag.engine.shared_loop import SharedLoop
 
 
 class InvariantRows:
@@ -20,18 +22,25 @@ class InvariantRows:
     """
 
     def __init__(self, plans: Sequence[SegmentPlan], group: int) -> None:
-        self._shape = shape = plans[0].own.shape
-        self._run = attend_paths(shape.head_dim, group, shape.int8)
+        shape = plans[0].own.shape
         units = [unit for plan in plans for unit in _units(plan)]
         firsts, counts, seen, paths = zip(*units, strict=True)
         owners = [plan for plan in plans for _ in _units(plan)]
-        self._firsts, self._counts, self._seen = np.array(firsts), np.array(counts), np.array(seen)
         self._buffers = np.array([plan.own.addresses for plan in owners]).T.copy()  # [layers, units]
-        self._strides = np.array([plan.own.capacity * shape.row_bytes for plan in owners])
-        self._borders = np.cumsum([0, *map(len, paths)])
-        self._path = np.concatenate(paths)
-        keys = max(plan.used for plan in plans)
-        self._scores = np.empty((max(counts) * group, keys + BLOCK_KEYS - 1), dtype=np.float32)
+        rows = np.array(counts)
+        keys = np.array([behind + len(path) for behind, path in zip(seen, paths, strict=True)]) + rows - 1
+        arrays: dict[int, np.ndarray] = {
+            At.FIRSTS: np.array(firsts),
+            At.COUNTS: rows,
+            At.HEAD_BYTES: np.array([plan.own.capacity * shape.row_bytes for plan in owners]),
+            At.SEEN: np.array(seen),
+            At.PATH_BORDERS: np.cumsum([0, *map(len, paths)]),
+            At.PATH: np.concatenate(paths),
+        }
+        self._keys = max(plan.used for plan in plans)
+        room = int(rows.max()) * group, self._keys + BLOCK_KEYS - 1
+        loop = attend_paths(shape.head_dim, group, shape.int8)
+        self._loop = SharedLoop(loop, shape.kv_heads, rows * keys, room, arrays)
 
     def attend(self, layer: int, queries: torch.Tensor, out: torch.Tensor, window: int | None) -> None:
         """Write ``out``.
@@ -41,12 +50,8 @@ class InvariantRows:
             out: ``[rows, heads * head_dim]``.
             window: a row sees this many positions, itself included; ``None`` for all.
         """
-        self._run(
-            queries.data_ptr(), queries.stride(0), out.data_ptr(), out.stride(0), self._shape.kv_heads,
-            self._scores.shape[1] if window is None else window,
-            self._firsts, self._counts, self._buffers[layer], self._strides, self._seen,
-            self._borders, self._path, self._scores,
-        )  # fmt: skip
+        seen = self._keys if window is None else window
+        self._loop.run(queries, out, {At.BUFFERS: self._buffers[layer].ctypes.data, At.WINDOW: seen})
 
 
 def _units(plan: SegmentPlan) -> list[tuple[int, int, int, np.ndarray]]:

@@ -8,15 +8,19 @@ give a token the same bits. Numbers are bfloat16, handed over as addresses (``bf
 
 from __future__ import annotations
 
+from enum import IntEnum
 from functools import cache
+from typing import Any
 
 import numpy as np
+from numba import carray  # type: ignore[attr-defined]
 
-from specrag.engine.attention_kernel import Floats, Longs, softmax
-from specrag.engine.bfloat16 import Function, halves, narrow, widen
-from specrag.engine.compiling import reordered
+from specrag.engine.attention_kernel import softmax
+from specrag.engine.bfloat16 import floats, halves, longs, narrow, widen
+from specrag.engine.compiling import shared_out
 from specrag.engine.kv_numbers import SCALE_BYTES
 from specrag.engine.row_kernel import load
+from specrag.engine.team import ask
 
 #: Rows of a chain that read a block of keys together.
 CHAIN_ROWS = 16
@@ -25,48 +29,63 @@ CHAIN_ROWS = 16
 BLOCK_KEYS = 4
 
 
+class PathArguments(IntEnum):
+    """The places of the loop's own arguments (:class:`~specrag.engine.shared_loop.Shared`).
+
+    A unit is some rows of a chain, or one row of a tree. ``WINDOW``: how many positions a row sees, itself included.
+    For each unit the arrays hold, in ``FIRSTS`` its first row in the pass, in ``COUNTS`` its rows, in ``BUFFERS`` the
+    address of its session's ``[2, kv_heads, capacity, row]``, in ``HEAD_BYTES`` the bytes from head to head, in
+    ``SEEN`` how many of the buffer's first rows its first row sees, each later row one more; from
+    ``PATH_BORDERS[unit]`` to ``PATH_BORDERS[unit + 1]`` in ``PATH`` the places of what a tree's row sees behind them.
+    The room for scores is ``BLOCK_KEYS - 1`` keys more than the largest unit has.
+    """
+
+    WINDOW = 5
+    FIRSTS = 6
+    COUNTS = 7
+    BUFFERS = 8
+    HEAD_BYTES = 9
+    SEEN = 10
+    PATH_BORDERS = 11
+    PATH = 12
+
+
 @cache
-def attend_paths(head_dim: int, group: int, int8: bool) -> Function:
+def attend_paths(head_dim: int, group: int, int8: bool) -> Any:
     """The loop for heads of this size, ``group`` query heads sharing a key.
 
-    It computes units: some rows of a chain, or one row of a tree. Its arguments: ``queries`` and ``out``, addresses of
-    ``[rows, kv_heads * group, head_dim]`` with their numbers from row to row; ``kv_heads``; ``window``, how many
-    positions a row sees, itself included; for each unit, in ``firsts`` its first row in the pass, in ``counts`` its
-    rows, in ``buffers`` the address of its session's ``[2, kv_heads, capacity, row]``, in ``head_bytes`` the
-    bytes from head to head, in ``seen`` how many of the buffer's first rows its first row sees, each later row one
-    more; from ``borders[unit]`` to ``borders[unit + 1]`` in ``path`` the places of what a tree's row sees behind them;
-    ``scores``: room for ``[rows * group, keys + BLOCK_KEYS - 1]`` of the largest unit.
+    It takes the address of its arguments (:class:`PathArguments`).
     """
     row_bytes = head_dim + SCALE_BYTES if int8 else 2 * head_dim
 
-    @reordered
-    def run(
-        queries: int,
-        query_stride: int,
-        out: int,
-        out_stride: int,
-        kv_heads: int,
-        window: int,
-        firsts: Longs,
-        counts: Longs,
-        buffers: Longs,
-        head_bytes: Longs,
-        seen: Longs,
-        borders: Longs,
-        path: Longs,
-        scores: Floats,
-    ) -> None:
-        asked, answer = halves(queries), halves(out)
-        query = np.empty((scores.shape[0], head_dim), np.float32)
-        mixed = np.empty((scores.shape[0], head_dim), np.float32)
+    @shared_out
+    def run(address: int) -> None:
+        given = longs(address)
+        query_stride, out_stride, kv_heads, window = given[1], given[3], given[4], given[5]
+        firsts, counts, buffers, head_bytes = (
+            longs(given[6]),
+            longs(given[7]),
+            longs(given[8]),
+            longs(given[9]),
+        )
+        seen, borders, path, parts = longs(given[10]), longs(given[11]), longs(given[12]), longs(given[17])
+        rows, width = given[14], given[15]
+        thread, threads = 0, 1
+        if given[18]:
+            thread, threads = ask(given[18]), ask(given[19])
+        scores = carray(floats(given[13] + 4 * thread * rows * width), (rows, width))
+        asked, answer = halves(given[0]), halves(given[2])
+        query = np.empty((rows, head_dim), np.float32)
+        mixed = np.empty((rows, head_dim), np.float32)
         block = np.empty((BLOCK_KEYS, head_dim), np.float32)
-        for unit in range(firsts.shape[0]):
-            before, border, count = seen[unit], borders[unit], counts[unit]
-            steps = borders[unit + 1] - border
-            least = before + steps
-            most = least + count - 1
-            many = count * group
-            for head in range(kv_heads):
+        for share in range(thread, given[16], threads):
+            for item in range(parts[share], parts[share + 1]):
+                unit, head = item // kv_heads, item % kv_heads
+                before, border, count = seen[unit], borders[unit], counts[unit]
+                steps = borders[unit + 1] - border
+                least = before + steps
+                most = least + count - 1
+                many = count * group
                 for one in range(many):
                     place = (firsts[unit] + one // group) * query_stride
                     place += (head * group + one % group) * head_dim
