@@ -89,6 +89,23 @@ def write(head_dim: int, int8: bool) -> Function:
     return run
 
 
+@inlined
+def own_room(given: Any, head_dim: int) -> Any:
+    """This thread's number, how many there are, and its room for scores, queries and results, float32.
+
+    Args:
+        given: the loop's arguments (:class:`~specrag.engine.shared_loop.Shared`).
+    """
+    rows, width = given[14], given[15]
+    thread, threads = 0, 1
+    if given[18]:
+        thread, threads = ask(given[18]), ask(given[19])
+    scores = carray(floats(given[13] + 4 * thread * rows * width), (rows, width))
+    query = np.empty((rows, head_dim), np.float32)
+    mixed = np.empty((rows, head_dim), np.float32)
+    return thread, threads, scores, query, mixed
+
+
 class AttendArguments(IntEnum):
     """The places of the attention loop's own arguments (:class:`~specrag.engine.shared_loop.Shared`): addresses.
 
@@ -128,14 +145,8 @@ def attend(head_dim: int, group: int, int8: bool) -> Any:
             longs(given[11]),
             bits(given[12]),
         )
-        rows, width, borders = given[14], given[15], longs(given[17])
-        thread, threads = 0, 1
-        if given[18]:
-            thread, threads = ask(given[18]), ask(given[19])
-        scores = carray(floats(given[13] + 4 * thread * rows * width), (rows, width))
-        asked, answer = halves(given[0]), halves(given[2])
-        query = np.empty((rows, head_dim), np.float32)
-        mixed = np.empty((rows, head_dim), np.float32)
+        asked, answer, borders = halves(given[0]), halves(given[2]), longs(given[17])
+        thread, threads, scores, query, mixed = own_room(given, head_dim)
         block = np.empty((_KEYS, head_dim), np.float32)
         for part in range(thread, given[16], threads):
             for unit in range(borders[part], borders[part + 1]):

@@ -82,7 +82,7 @@ class CompiledRows:
         shape = plans[0].own.shape
         pieces = [[*plan.runs, (plan.own, plan.used)] for plan in plans]
         flat = [piece for each in pieces for piece in each]
-        self._buffers = np.array([extent.addresses for extent, _ in flat]).T.copy()  # [layers, pieces]
+        buffers = np.array([extent.addresses for extent, _ in flat]).T.copy()  # [layers, pieces]
         masks = np.zeros(rows, dtype=np.uint64)
         for plan in plans:
             masks[plan.rows] = _masks(plan)
@@ -99,7 +99,7 @@ class CompiledRows:
         }
         loop = attention_kernel.attend(shape.head_dim, group, shape.int8)
         room = int(counts.max()) * group, int(keys.max())
-        self.loop = SharedLoop(loop, shape.kv_heads, counts * keys, room, arrays)
+        self.loop = SharedLoop(loop, shape.kv_heads, counts * keys, room, arrays, (At.BUFFERS, buffers))
 
     def attend(self, layer: int, queries: torch.Tensor, out: torch.Tensor) -> None:
         """Write these segments' rows of ``out``.
@@ -108,7 +108,7 @@ class CompiledRows:
             queries: ``[rows, heads, head_dim]`` of the whole pass, the heads side by side, already scaled.
             out: ``[rows, heads * head_dim]``.
         """
-        self.loop.run(queries, out, {At.BUFFERS: self._buffers[layer].ctypes.data})
+        self.loop.run(layer, queries, out)
 
 
 def _masks(plan: SegmentPlan) -> np.ndarray:

@@ -26,7 +26,7 @@ class InvariantRows:
         units = [unit for plan in plans for unit in _units(plan)]
         firsts, counts, seen, paths = zip(*units, strict=True)
         owners = [plan for plan in plans for _ in _units(plan)]
-        self._buffers = np.array([plan.own.addresses for plan in owners]).T.copy()  # [layers, units]
+        buffers = np.array([plan.own.addresses for plan in owners]).T.copy()  # [layers, units]
         rows = np.array(counts)
         keys = np.array([behind + len(path) for behind, path in zip(seen, paths, strict=True)]) + rows - 1
         arrays: dict[int, np.ndarray] = {
@@ -40,7 +40,7 @@ class InvariantRows:
         self._keys = max(plan.used for plan in plans)
         room = int(rows.max()) * group, self._keys + BLOCK_KEYS - 1
         loop = attend_paths(shape.head_dim, group, shape.int8)
-        self._loop = SharedLoop(loop, shape.kv_heads, rows * keys, room, arrays)
+        self._loop = SharedLoop(loop, shape.kv_heads, rows * keys, room, arrays, (At.BUFFERS, buffers))
 
     def attend(self, layer: int, queries: torch.Tensor, out: torch.Tensor, window: int | None) -> None:
         """Write ``out``.
@@ -50,8 +50,8 @@ class InvariantRows:
             out: ``[rows, heads * head_dim]``.
             window: a row sees this many positions, itself included; ``None`` for all.
         """
-        seen = self._keys if window is None else window
-        self._loop.run(queries, out, {At.BUFFERS: self._buffers[layer].ctypes.data, At.WINDOW: seen})
+        self._loop[At.WINDOW] = self._keys if window is None else window
+        self._loop.run(layer, queries, out)
 
 
 def _units(plan: SegmentPlan) -> list[tuple[int, int, int, np.ndarray]]:

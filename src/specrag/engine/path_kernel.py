@@ -13,14 +13,12 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import carray  # type: ignore[attr-defined]
 
-from specrag.engine.attention_kernel import softmax
-from specrag.engine.bfloat16 import floats, halves, longs, narrow, widen
+from specrag.engine.attention_kernel import own_room, softmax
+from specrag.engine.bfloat16 import halves, longs, narrow, widen
 from specrag.engine.compiling import shared_out
 from specrag.engine.kv_numbers import SCALE_BYTES
 from specrag.engine.row_kernel import load
-from specrag.engine.team import ask
 
 #: Rows of a chain that read a block of keys together.
 CHAIN_ROWS = 16
@@ -69,14 +67,8 @@ def attend_paths(head_dim: int, group: int, int8: bool) -> Any:
             longs(given[9]),
         )
         seen, borders, path, parts = longs(given[10]), longs(given[11]), longs(given[12]), longs(given[17])
-        rows, width = given[14], given[15]
-        thread, threads = 0, 1
-        if given[18]:
-            thread, threads = ask(given[18]), ask(given[19])
-        scores = carray(floats(given[13] + 4 * thread * rows * width), (rows, width))
         asked, answer = halves(given[0]), halves(given[2])
-        query = np.empty((rows, head_dim), np.float32)
-        mixed = np.empty((rows, head_dim), np.float32)
+        thread, threads, scores, query, mixed = own_room(given, head_dim)
         block = np.empty((BLOCK_KEYS, head_dim), np.float32)
         for share in range(thread, given[16], threads):
             for item in range(parts[share], parts[share + 1]):

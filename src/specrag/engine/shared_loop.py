@@ -49,6 +49,7 @@ class SharedLoop:
         work: rows times keys of each unit.
         room: rows times group and keys of the largest unit.
         arrays: the loop's own arguments, by their places.
+        buffers: the place of the addresses of keys and values, and these, ``[layers, ...]``.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class SharedLoop:
         work: np.ndarray,
         room: tuple[int, int],
         arrays: Mapping[int, np.ndarray],
+        buffers: tuple[int, np.ndarray],
     ) -> None:
         self._loop = loop
         self._team, self.parts = _threads(int(work.sum()) * kv_heads)
@@ -75,20 +77,25 @@ class SharedLoop:
         if self._team is not None:
             self._given[Shared.NUMBER], self._given[Shared.COUNT] = self._team.number, self._team.count
         self._address = self._given.ctypes.data
+        self._place, self._buffers = buffers
+        self._first_layer, self._layer_bytes = self._buffers.ctypes.data, self._buffers.strides[0]
 
-    def run(self, queries: torch.Tensor, out: torch.Tensor, own: Mapping[int, int]) -> None:
+    def __setitem__(self, place: int, value: int) -> None:
+        """Set an argument that is a number."""
+        self._given[place] = value
+
+    def run(self, layer: int, queries: torch.Tensor, out: torch.Tensor) -> None:
         """Compute a layer.
 
         Args:
+            layer: its index.
             queries: ``[rows, heads, head_dim]`` of the whole pass, the heads side by side, already scaled.
             out: ``[rows, heads * head_dim]``, to be written.
-            own: arguments of this layer, by their places.
         """
         given = self._given
         given[Shared.QUERIES], given[Shared.QUERY_STRIDE] = queries.data_ptr(), queries.stride(0)
         given[Shared.OUT], given[Shared.OUT_STRIDE] = out.data_ptr(), out.stride(0)
-        for place, value in own.items():
-            given[place] = value
+        given[self._place] = self._first_layer + layer * self._layer_bytes
         if self._team is None:
             self._loop.ctypes(self._address)
         else:
