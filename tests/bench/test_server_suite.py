@@ -13,6 +13,7 @@ pytest.importorskip("fastapi")
 from specrag.bench.measurement import Measurement, check_method, from_json_lines
 from specrag.bench.suites import server_subjects as subjects
 from specrag.bench.suites.server import suite
+from specrag.bench.suites.server_clients import Answered
 from specrag.cli.main import app
 
 
@@ -41,6 +42,11 @@ def test_a_quick_run_measures_both_methods_and_resumes(smollm2: Path, tmp_path: 
     assert [path.name for path in drawn] == ["server-tokens-per-second.png", "server-first-token-ms.png"]
     # Everything is in the records: no server is started again.
     assert bench(tmp_path, "--repeats", "1") == found
+
+
+def test_an_answer_counts_until_a_client_is_idle() -> None:
+    answer = Answered("text", tokens=40, sent=100.0, first=1.0, total=5.0)
+    assert [answer.until(moment) for moment in (99.0, 101.0, 102.0, 105.0, 110.0)] == [0, 0, 10, 40, 40]
 
 
 def test_a_server_that_does_not_start_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from transformers import LlamaConfig
 
 from specrag.engine.attention import AttentionPlan
 from specrag.engine.executor import run
-from specrag.engine.kv import ROW_UNIT, KeyValueCache, KeyValueShape
+from specrag.engine.kv import COPIED_ROWS, ROW_UNIT, KeyValueCache, KeyValueShape
 from specrag.engine.outputs import LOGITS, NOTHING, Row
 from specrag.engine.passes import Segment, gather
 from specrag.engine.session import Session
@@ -214,6 +214,21 @@ def test_a_fork_behind_a_fork_reads_both_extents(model: LeanDecoder) -> None:
     session.truncate(50)
     assert len(session.cache.runs) == 1
     np.testing.assert_allclose(next_logits(session), fresh(model, first[:50]), atol=1e-4)
+
+
+def test_few_shared_rows_are_copied_by_the_first_pass(model: LeanDecoder) -> None:
+    beginning, rest = text(1, COPIED_ROWS + 1), text(2, 20)
+    parent = prefilled(model, text(1, 150))
+    short, long = parent.fork(COPIED_ROWS + 1), parent.fork(COPIED_ROWS + 2)
+    run(gather([short.extend(rest), long.extend(rest)]))
+    assert short.cache.runs == []
+    assert [run.rows for run in long.cache.runs] == [COPIED_ROWS + 1]
+    np.testing.assert_allclose(next_logits(short), fresh(model, beginning + rest), atol=1e-4)
+    # What was copied is the fork's own: a cut and another text disturb nobody.
+    short.truncate(10)
+    run(short.extend(text(3, 30)))
+    np.testing.assert_allclose(next_logits(short), fresh(model, beginning[:10] + text(3, 30)), atol=1e-4)
+    np.testing.assert_allclose(next_logits(parent), fresh(model, text(1, 150)), atol=1e-4)
 
 
 def test_a_contiguous_cache_stays_in_one_extent() -> None:

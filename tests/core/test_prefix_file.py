@@ -46,8 +46,8 @@ def test_a_loaded_prefix_gives_the_logits_of_a_fresh_one(model: LeanDecoder, kep
 
 
 def test_a_chain_of_extents_is_written_as_one(model: LeanDecoder, tmp_path: Path) -> None:
-    first = read(model, text(1, 40))
-    second = first.fork(33)
+    first = read(model, text(1, 90))
+    second = first.fork(80)
     run(second.extend(text(2, 20)))
     third = second.fork()
     run(third.extend(text(3, 20)))

@@ -114,6 +114,20 @@ def test_passes_never_become_free(observed: list[tuple[int, int, float]]) -> Non
     assert np.all(np.diff(prices) > 0)
 
 
+@pytest.mark.parametrize("marked", [True, False])
+def test_prompts_in_a_pass_do_not_make_guesses_cheap(marked: bool) -> None:
+    """A prompt's row costs a third of a guess's here. Unless they are marked, such passes carry the price off."""
+    rng, model = random.Random(1), CostModel()
+    for number in range(300):
+        writers, prompt = rng.randint(7, 12), 400 * (number % 8 == 7)
+        seconds = (0.020 + 0.0009 * (1 + writers) + 0.0003 * prompt) * rng.gauss(1, 0.05)
+        beside = Others(8 + bool(prompt), writers + prompt, 800, 100 * writers)
+        model.observe(1, 100, seconds, beside, mixed=marked and prompt > 0)
+    one, nine = model.seconds(np.array([1, 9]), 100, Others(7, 7, 700, 700)).tolist()
+    price = (nine - one) / 8
+    assert price == pytest.approx(0.0009, rel=0.2) if marked else price < 0.0005
+
+
 def test_seconds_that_are_none_are_ignored() -> None:
     model = CostModel()
     model.observe(1, 0, 0.0)

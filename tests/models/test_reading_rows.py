@@ -65,3 +65,18 @@ def test_the_most_probable_tokens_are_those_of_a_stable_sort(
         assert row.top_tokens.tolist() == best
         assert row.argmax == best[0]
         assert row.top_log_probs.tolist() == pytest.approx(exact[number, best].tolist(), abs=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("vocabulary", [3, 700, 4097])
+def test_the_entropy_is_the_same_with_and_without_the_top_tokens(dtype: torch.dtype, vocabulary: int) -> None:
+    generator = torch.Generator().manual_seed(3)
+    logits = (
+        torch.randn(20, vocabulary, generator=generator).mul(torch.logspace(-2, 2, 20)[:, None]).to(dtype)
+    )
+    logits[4, 1:] = -INFINITY
+    expected = torch.distributions.Categorical(logits=logits.double()).entropy().tolist()
+    expected[4] = 0.0  # torch takes 0 times infinity
+    for outputs in (Outputs(entropy=True), Outputs(entropy=True, top_k=4)):
+        assert [row.entropy for row in read(logits, *[outputs] * 20)] == pytest.approx(expected, abs=2e-5)
+    assert all(row.entropy is None for row in read(logits, *[Outputs(top_k=4)] * 20))

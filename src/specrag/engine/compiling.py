@@ -26,8 +26,8 @@ def reordered(function: Callable[Parameters, Result]) -> Callable[Parameters, Re
 
 
 def reordered_infinite(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """The same, and numbers may be infinite."""
-    return _kept(function, fastmath={"reassoc", "contract", "arcp", "nsz"})
+    """The same, and numbers may be infinite; none may be NaN."""
+    return _kept(function, fastmath={"reassoc", "contract", "arcp", "nsz", "nnan"})
 
 
 def shared_out(function: Callable[[int], None]) -> Any:

@@ -55,16 +55,20 @@ def _read_logits(wanted: list[Outputs], rows: list[Row], logits: torch.Tensor) -
             for number, token in zip(numbers, _argmax(logits, numbers), strict=True):
                 rows[number].argmax = token
             continue
-        for number, tokens, log_probs in zip(numbers, *_read_top(count, logits, numbers), strict=True):
-            rows[number].top_tokens, rows[number].top_log_probs = tokens, log_probs
+        found, chances, entropies = _read_top(count, logits, numbers)
+        for place, number in enumerate(numbers):
+            rows[number].top_tokens, rows[number].top_log_probs = found[place], chances[place]
+            if wanted[number].entropy and entropies is not None:
+                rows[number].entropy_of = partial(float, entropies[place])
             if wanted[number].argmax:
-                rows[number].argmax = int(tokens[0])
+                rows[number].argmax = int(found[place, 0])
 
 
 def _argmax(logits: torch.Tensor, numbers: Sequence[int]) -> list[int]:
     """The first largest entry of some rows of ``[rows, vocab_size]``."""
     if _is_compiled(logits):
-        tokens, _ = _largest(1, logits, numbers, np.empty(0, np.float32))
+        none = np.empty(0, np.float32)
+        tokens, _ = _largest(1, logits, numbers, none, none)
         return [int(token) for token in tokens[:, 0]]
     chosen = logits if len(numbers) == len(logits) else logits[list(numbers)]
     best: list[int] = chosen.argmax(dim=-1).tolist()
@@ -80,18 +84,20 @@ def _entropy(logits: torch.Tensor) -> float:
     return float(total.log() - weights.dot(shifted) / total)
 
 
-def _read_top(count: int, logits: torch.Tensor, numbers: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+def _read_top(
+    count: int, logits: torch.Tensor, numbers: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """The ``count`` most probable tokens of some rows of ``[rows, vocab_size]``, smaller ids first on a tie, and their
-    log-probabilities, ``[len(numbers), count]`` each."""
+    log-probabilities, ``[len(numbers), count]`` each; and the rows' entropies where they cost next to nothing."""
     if _is_compiled(logits):
-        normalisers = np.empty(len(numbers), np.float32)
-        tokens, values = _largest(count, logits, numbers, normalisers)
-        return tokens, values - normalisers[:, None]
+        normalisers, entropies = np.empty((2, len(numbers)), np.float32)
+        tokens, values = _largest(count, logits, numbers, normalisers, entropies)
+        return tokens, values - normalisers[:, None], entropies
     chosen = logits[list(numbers)].float()
     # A stable sort keeps the smaller id first, which ``topk`` does not.
     ordered, found = torch.sort(chosen, dim=-1, descending=True, stable=True)
     log_probs = ordered[:, :count] - torch.logsumexp(chosen, dim=-1, keepdim=True)
-    return found[:, :count].cpu().numpy(), log_probs.cpu().numpy()
+    return found[:, :count].cpu().numpy(), log_probs.cpu().numpy(), None
 
 
 def _is_compiled(logits: torch.Tensor) -> bool:
@@ -99,12 +105,12 @@ def _is_compiled(logits: torch.Tensor) -> bool:
 
 
 def _largest(
-    count: int, logits: torch.Tensor, numbers: Sequence[int], normalisers: np.ndarray
+    count: int, logits: torch.Tensor, numbers: Sequence[int], normalisers: np.ndarray, entropies: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     tokens = np.empty((len(numbers), count), np.int64)
     values = np.empty((len(numbers), count), np.float32)
     some = np.array(numbers)
     is_half = logits.dtype == torch.bfloat16
     readable = logits.view(torch.int16).numpy().view(np.uint16) if is_half else logits.numpy()
-    read(readable, some, tokens, values, normalisers)
+    read(readable, some, tokens, values, normalisers, entropies)
     return tokens, values

@@ -92,7 +92,7 @@ class ChainLength:
     def observe(self, round: Round, timed: Timed) -> None:
         """See :class:`~specrag.speculation.schedule.TokenSchedule`."""
         costs, drafted = self._costs, len(round.tree)
-        costs.passes.observe(1 + drafted, timed.context, timed.computing, timed.others)
+        costs.passes.observe(1 + drafted, timed.context, timed.computing, timed.others, mixed=timed.mixed)
         accepted = len(round.verdict.path)
         tried = accepted + (accepted < drafted)
         if drafted and round.tree.sources[0] != self._source:

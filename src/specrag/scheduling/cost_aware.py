@@ -185,7 +185,7 @@ class CostAware:
     def observe(self, round: Round, timed: Timed) -> None:
         """See :class:`~specrag.speculation.schedule.TokenSchedule`."""
         rows = 1 + len(round.tree.tokens)
-        self._costs.observe(rows, timed.context, timed.computing, timed.others)
+        self._costs.observe(rows, timed.context, timed.computing, timed.others, mixed=timed.mixed)
         others = self._others = self._shared.others = timed.writing
         self._gained += _SMOOTHING * (1 + len(round.verdict.path) - self._gained)
         overhead = max(timed.total - timed.verifying - timed.proposing, 0.0)

