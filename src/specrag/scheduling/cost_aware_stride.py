@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specrag.scheduling.stride import (
     MAX_STRIDE,
@@ -24,8 +25,9 @@ _RECENT = 15
 _FIRST = 3
 #: Look-ups from which a match rate is believed; until then one is made a round.
 _ENOUGH = 8.0
-#: So often guessing is declined before it is tried again, in so many rounds.
-_PATIENCE, _PROBE = 64, 4
+#: So often guessing is declined before it is tried again, twice as often each time that it did not pay either; in so
+#: many rounds.
+_PATIENCE, _MOST_PATIENCE, _PROBE = 8, 64, 4
 #: The largest stride right behind a pause.
 _STALE = 3
 
@@ -43,6 +45,7 @@ class SharedWorth:
         steps, look_ups: seconds of decoding a token, with or without guesses, and of a look-up.
         alone: seconds of the search of a round without guesses.
         declined: rounds without guesses since some were made.
+        patience: rounds without guesses before they are tried again.
     """
 
     strides: SharedStrides = field(default_factory=SharedStrides)
@@ -50,6 +53,7 @@ class SharedWorth:
     look_ups: deque[float] = field(default_factory=_recent)
     alone: deque[float] = field(default_factory=_recent)
     declined: int = 0
+    patience: int = _PATIENCE
 
 
 class CostAwareStride:
@@ -58,10 +62,12 @@ class CostAwareStride:
     Looking up and keeping the cache are work that sequential retrieval does not have. Where a search is cheap, or costs
     as much in a batch as alone, nothing pays for it; OS3's smallest stride of 1 still does both.
 
-    A price is the median of recent rounds. The match rate is the lower end of Wilson's interval, as OS3's without a
-    cap, of all that the request has seen, the older the less; a new request begins with what earlier ones saw. While
-    nothing is guessed, a few rounds are tried from time to time. Guesses right behind a pause count for nothing: the
-    cache knew nothing of the text's last tokens.
+    A price is the median of recent rounds. The match rate is that of all that the request has seen, the older the less;
+    a new request begins with what earlier ones saw. The stride is chosen by the lower end of Wilson's interval, as that
+    of OS3 without a cap, since guesses behind a wrong one are in vain. Whether to guess at all is asked of the rate
+    itself: by its lower end a few unlucky guesses would end it for a whole text. While nothing is guessed, a few rounds
+    are tried from time to time. Guesses right behind a pause count for nothing: the cache knew nothing of the text's
+    last tokens.
 
     Args:
         asynchronous: whether the last step of a round runs during its search.
@@ -74,16 +80,21 @@ class CostAwareStride:
         self._matches = self._shared.strides.matches.diluted(SHARED_WEIGHT)
         self._stale = True
         self._probing = 0
+        # A guess alone is verified as late as it would have been found without, unless it is read meanwhile.
+        self._smallest = 1 if asynchronous else 2
 
     def next(self) -> int:
         shared = self._shared
         if len(shared.alone) < _FIRST:
             return 0
         stride, pays = self._best()
-        if not pays and not self._probing:
+        if pays:
+            shared.patience = _PATIENCE
+        elif not self._probing:
             shared.declined += 1
-            if shared.declined < _PATIENCE:
+            if shared.declined < shared.patience:
                 return 0
+            shared.patience = min(2 * shared.patience, _MOST_PATIENCE)
             self._probing = _PROBE
         return min(stride, _STALE) if self._stale else stride
 
@@ -105,13 +116,17 @@ class CostAwareStride:
             self._matches.add(looked_up_in(round), round.matched)
 
     def _best(self) -> tuple[int, bool]:
-        """The best stride of those that guess, and whether it pays; 1 while too little is known."""
+        """The best stride of those that guess, and whether guessing pays; 1 while too little is known."""
         shared, seen = self._shared, self._matches
         if seen.looked_up < _ENOUGH or not shared.strides.costs.measured:
             return 1, True
-        match = wilson_lower_bound(seen.matched, seen.looked_up)
         step = median(shared.steps)
         search = shared.strides.costs.verification_by_stride(MAX_STRIDE)
-        rates = passages_per_second(match, step + median(shared.look_ups), search, self._asynchronous)
-        best = int(np.argmax(rates))
-        return best + 1, float(rates[best]) * (step + median(shared.alone)) > 1.0
+
+        def rates(match: float) -> NDArray[np.float64]:
+            return passages_per_second(match, step + median(shared.look_ups), search, self._asynchronous)
+
+        best = int(np.argmax(rates(wilson_lower_bound(seen.matched, seen.looked_up)))) + 1
+        hoped = float(rates(seen.matched / seen.looked_up)[self._smallest - 1 :].max(initial=0.0))
+        pays = hoped * (step + median(shared.alone)) > 1.0
+        return max(best, self._smallest) if pays else best, pays
