@@ -156,9 +156,13 @@ def test_what_torch_is_faster_for_is_left_to_it_in_the_same_pass() -> None:
     made.add(shared.fork(3_000), 3, [-1, -1, 0])
     made.add(shared.fork(3_000), 1, None)
     made.add(made.cache(5_000), 1, None)  # long, but one row
+    made.add(made.cache(5_000).fork(5_000), 1, None)  # a fork that nobody else reads
     made.add(made.cache(10), 65, [-1] * 65)  # more rows than a mask tells
+    both = made.cache(5_000)
+    made.add(both.fork(5_000), 1, None)  # one product serves two forks
+    made.add(both.fork(5_000), 1, None)
     found, right, plan = made.attend()
-    assert [each.count for each in plan._others] == [300, 3, 65]
+    assert [each.count for each in plan._others] == [300, 3, 65, 1, 1]
     close(found, right)
 
 

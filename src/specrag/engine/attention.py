@@ -11,6 +11,7 @@ masked. On the CPU in bf16 compiled loops serve what they are faster for, and wh
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 
@@ -67,8 +68,12 @@ class AttentionPlan:
         if invariant:
             self._invariant, self._others = InvariantRows(self.segments, group), []
         elif compiled:
-            served = [plan for plan in self.segments if serves(plan)]
-            self._others = [plan for plan in self.segments if not serves(plan)]
+            readers = Counter(id(extent) for plan in self.segments for extent, _ in plan.runs)
+            served: list[SegmentPlan] = []
+            self._others = []
+            for plan in self.segments:
+                shared = any(readers[id(extent)] > 1 for extent, _ in plan.runs)
+                (served if serves(plan, shared) else self._others).append(plan)
             self._compiled = CompiledRows(served, first, group) if served else None
         self.shared, self._reads = find_shared(self._others, group)
         self._find_bundles()

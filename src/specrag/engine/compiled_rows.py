@@ -35,10 +35,14 @@ def prepare(shape: KeyValueShape, group: int) -> None:
     attention_kernel.attend(shape.head_dim, group, shape.int8)
 
 
-def serves(plan: SegmentPlan) -> bool:
-    """Whether the loops are the faster way for this segment."""
+def serves(plan: SegmentPlan, shared: bool) -> bool:
+    """Whether the loops are the faster way for this segment.
+
+    Args:
+        shared: whether another segment of the pass reads one of its extents too: torch's products then read it once.
+    """
     keys = plan.used + sum(rows for _, rows in plan.runs)
-    small = plan.count * keys <= MOST_WORK or (plan.count == 1 and not plan.runs)
+    small = plan.count * keys <= MOST_WORK or (plan.count == 1 and not shared)
     few = plan.own.shape.int8 and plan.count <= FEW_ROWS
     return (small or few) and plan.written + plan.count <= attention_kernel.TREE_ROWS
 
