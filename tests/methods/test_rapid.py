@@ -119,6 +119,9 @@ def test_the_text_is_one_whatever_the_number_of_guesses(
 def test_sampled_text_comes_again_with_its_seed(
     exact: LanguageModel, prompt: list[int], part: list[int]
 ) -> None:
+    # Kept keys and freshly read ones differ by rounding, which may turn a tie: with seed 1 the noise of two tokens is
+    # 7e-6 apart. All texts follow the same kept ones.
+    ids(exact, part, "plain", max_tokens=1)
     for residual in ("exact", "paper"):
         method = RAPID(eta=10.0, residual=residual, cost_aware=False, gamma=4)
         texts = [
