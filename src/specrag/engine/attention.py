@@ -21,7 +21,8 @@ import torch.nn.functional as F
 from specrag.engine.bundle import Bundle
 from specrag.engine.compiled_rows import CompiledRows, Writer, available, serves
 from specrag.engine.invariant_rows import InvariantRows
-from specrag.engine.kv import ROW_UNIT
+from specrag.engine.kv import ROW_UNIT, KeyValueShape
+from specrag.engine.partial_attention import attend_part, join
 from specrag.engine.passes import Segment
 from specrag.engine.segment_plan import SMALL_KEYS, SegmentPlan, readable
 from specrag.engine.shared_extents import find_shared
@@ -128,13 +129,15 @@ class AttentionPlan:
         Returns:
             ``[kv_heads, rows * group, head_dim]``; rows that compiled loops serve hold nothing.
         """
+        bundled = window is None and softcap is None
+        if bundled and self.shared and _fuses(self.segments[0].own.shape):
+            return self._attend_parts(layer, queries)
         shared = [item.extent.read(layer, item.rows).unbind(0) for item in self.shared]
         shared_scores = [
             _cap(torch.bmm(self._gather(queries, item.members), keys.transpose(1, 2)), softcap)
             for item, (keys, _) in zip(self.shared, shared, strict=True)
         ]
         shared_weights: list[list[torch.Tensor]] = [[] for _ in self.shared]
-        bundled = window is None and softcap is None
         out = []
         for plan in self._others:
             bundle = self._bundles.get(id(plan)) if bundled else None
@@ -158,6 +161,28 @@ class AttentionPlan:
                 result[:, rows] += added[:, start : start + count]
                 start += count
         return result
+
+    def _attend_parts(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
+        """:meth:`attend` with the fused kernel over every shared extent, then over every segment's own one."""
+        read = []
+        for item in self.shared:
+            keys, values = item.extent.read(layer, item.rows).unbind(0)
+            read.append(attend_part(self._gather(queries, item.members), keys, values))
+        out = []
+        for plan in self._others:
+            bundle = self._bundles.get(id(plan))
+            if bundle is not None:
+                out.append(bundle.attend(plan, layer, queries))
+                continue
+            own = self._fold(queries, plan.rows)
+            if not plan.runs:
+                out.append(self._attend_own(plan, layer, own, None, None))
+                continue
+            mask = plan.folded_mask(self.group, queries.dtype, queries.device)
+            keys, values = plan.own.read(layer, plan.keys).unbind(0)
+            parts = [read[number].rows(rows) for number, rows in self._reads[id(plan)]]
+            out.append(join([*parts, attend_part(own, keys, values, mask)]))
+        return self._together(out, queries)
 
     def _together(self, parts: list[torch.Tensor], queries: torch.Tensor) -> torch.Tensor:
         """The segments' rows at their places in the pass."""
@@ -263,10 +288,7 @@ class AttentionPlan:
 
     def _is_fused(self, plan: SegmentPlan) -> bool:
         """Whether torch's fused kernel is faster than separate products."""
-        shape = plan.own.shape
-        return self._is_small(plan) or (
-            has_tiles() and shape.dtype == torch.bfloat16 and shape.device.type == "cpu"
-        )
+        return self._is_small(plan) or _fuses(plan.own.shape)
 
     # -- rows -----------------------------------------------------------------------------------------------
 
@@ -287,6 +309,11 @@ def has_tiles() -> bool:
         torch.cpu, "_is_amx_tile_supported", None
     )  # other versions of torch may have another name
     return known is not None and bool(known())
+
+
+def _fuses(shape: KeyValueShape) -> bool:
+    """Whether torch's fused kernel is faster than separate products for any number of rows and keys."""
+    return has_tiles() and shape.dtype == torch.bfloat16 and shape.device.type == "cpu"
 
 
 def _cap(scores: torch.Tensor, softcap: float | None) -> torch.Tensor:
