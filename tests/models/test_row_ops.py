@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 
-from specrag.models.row_ops import CompiledOps, TorchOps, row_ops
+from specrag.engine.team import team
+from specrag.models.row_ops import SHARED_NUMBERS, CompiledOps, TorchOps, row_ops
 
 ROWS = [1, 3, 64]
 
@@ -59,6 +62,34 @@ def test_a_row_has_the_same_bits_alone(operation: str) -> None:
     together = compute(x)
     for row in range(len(x)):
         assert torch.equal(compute(x[row : row + 1])[0], together[row])
+
+
+@pytest.mark.parametrize("size", [64, 104, 576, 1536])
+def test_threads_share_many_rows_without_another_bit(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last rows are of no thread's round number."""
+    if team() is None:
+        pytest.skip("torch's threads cannot be had here")
+    rows = 2 * SHARED_NUMBERS // size + 3
+    x, weight = torch.randn(rows, size).mul(3).bfloat16(), torch.randn(size).bfloat16()
+    turns = torch.polar(torch.ones(rows, size // 8), torch.randn(rows, size // 8) * 100)
+    ops = CompiledOps()
+
+    def compute() -> list[torch.Tensor]:
+        rotated = x.clone().view(rows, 4, size // 4)
+        ops.rotate(rotated, ops.rotation(turns, torch.tensor([0.25, 0.25, 1.0, 1.0])))
+        return [ops.norm(x, weight, 1e-5), rotated, ops.gate(x)]
+
+    shares = Mock(side_effect=team)
+    monkeypatch.setattr("specrag.models.row_ops.team", shares)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        shared = compute()
+    finally:
+        torch.set_num_threads(threads)
+    assert shares.call_count == 3
+    shares.side_effect = lambda: None
+    assert all(map(torch.equal, shared, compute()))
 
 
 def test_which_numbers_are_compiled() -> None:

@@ -1,7 +1,7 @@
 """What the lean decoder computes row by row between its matrix products: norms, rotation, gates.
 
-On the CPU in bf16 compiled loops do it: torch's operations take longer to start than to compute a few rows. A row's
-bits do not depend on the other rows.
+On the CPU in bf16 compiled loops do it: torch's operations take longer to start than to compute a few rows. The many
+rows of a prompt are shared out over torch's threads (``team.py``). A row's bits do not depend on the other rows.
 """
 
 from __future__ import annotations
@@ -12,8 +12,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from specrag.engine.bfloat16 import exp, halves, narrow, widen
-from specrag.engine.compiling import reordered
+from specrag.engine.bfloat16 import exp, floats, halves, longs, narrow, widen
+from specrag.engine.compiling import inlined, reordered, shared_out
+from specrag.engine.team import ask, team
+
+#: From so many numbers on threads share an operation: below, waking them takes longer.
+SHARED_NUMBERS = 2**16
 
 
 class RowOps(Protocol):
@@ -67,20 +71,28 @@ class CompiledOps:
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         out = torch.empty_like(x)
-        _norm(x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.shape[0], x.shape[1], eps)
+        rows, size = x.shape
+        places = x.data_ptr(), weight.data_ptr(), out.data_ptr()
+        if not _share(_shared_norm, rows, x.numel(), *places, size, number=eps):
+            _norm(*places, rows, size, eps)
         return out
 
-    def rotation(self, turns: torch.Tensor, factors: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-        return turns.numpy(), factors.numpy()
+    def rotation(self, turns: torch.Tensor, factors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return turns.contiguous(), factors.contiguous()
 
-    def rotate(self, x: torch.Tensor, rotation: tuple[np.ndarray, np.ndarray]) -> torch.Tensor:
-        _rotate(x.data_ptr(), x.stride(0), x.shape[2], *rotation)
+    def rotate(self, x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        turns, factors = rotation
+        rows, heads, size = x.shape
+        given = x.data_ptr(), x.stride(0), size, turns.data_ptr(), factors.data_ptr(), heads
+        if not _share(_shared_rotate, rows, x.numel(), *given):
+            _rotate(*given, rows)
         return x
 
     def gate(self, x: torch.Tensor) -> torch.Tensor:
         rows, size = x.shape[0], x.shape[1] // 2
         out = torch.empty((rows, size), dtype=x.dtype)
-        _gate(x.data_ptr(), out.data_ptr(), rows, size)
+        if not _share(_shared_gate, rows, out.numel(), x.data_ptr(), out.data_ptr(), size):
+            _gate(x.data_ptr(), out.data_ptr(), rows, size)
         return out
 
 
@@ -89,10 +101,34 @@ def row_ops(dtype: torch.dtype, device: torch.device) -> RowOps:
     return CompiledOps() if dtype == torch.bfloat16 and device.type == "cpu" else TorchOps()
 
 
-@reordered
-def _norm(x: int, weight: int, out: int, rows: int, size: int, eps: float) -> None:
+def _share(loop: Any, rows: int, numbers: int, *given: int, number: float = 0.0) -> bool:
+    """Run a loop on all threads, if there are enough numbers; whether it did.
+
+    Args:
+        loop: takes the address of ``rows``, the functions that tell a thread its number and how many there are,
+            ``number`` as a float32, and ``given``, in 64 bits each.
+    """
+    threads = torch.get_num_threads()
+    helpers = team() if numbers >= SHARED_NUMBERS and threads > 1 else None
+    if helpers is None:
+        return False
+    arguments = np.array([rows, helpers.number, helpers.count, 0, *given], dtype=np.int64)
+    arguments.view(np.float32)[6] = number
+    helpers.run(loop.address, arguments.ctypes.data, threads, 0)
+    return True
+
+
+@inlined
+def _mine(given: Any) -> Any:
+    """The rows of this thread: the first, and the one behind the last."""
+    thread, threads = ask(given[1]), ask(given[2])
+    return given[0] * thread // threads, given[0] * (thread + 1) // threads
+
+
+@inlined
+def _norm_rows(x: int, weight: int, out: int, first: int, last: int, size: int, eps: Any) -> None:
     numbers, weights, results = halves(x), halves(weight), halves(out)
-    for row in range(rows):
+    for row in range(first, last):
         start = row * size
         total = np.float32(0.0)
         for i in range(size):
@@ -103,27 +139,66 @@ def _norm(x: int, weight: int, out: int, rows: int, size: int, eps: float) -> No
             results[start + i] = narrow(widen(numbers[start + i]) * scale * widen(weights[i]))
 
 
-@reordered
-def _rotate(x: int, row_stride: int, head_dim: int, turns: np.ndarray, factors: np.ndarray) -> None:
-    numbers = halves(x)
-    for row in range(turns.shape[0]):
-        for head in range(factors.shape[0]):
-            factor = factors[head]
+@inlined
+def _rotate_rows(
+    x: int, row_stride: int, head_dim: int, turns: int, factors: int, heads: int, first: int, last: int
+) -> None:
+    numbers, circle, scales = halves(x), floats(turns), floats(factors)
+    pairs = head_dim // 2
+    for row in range(first, last):
+        angle = row * head_dim
+        for head in range(heads):
+            factor = scales[head]
             start = row * row_stride + head * head_dim
-            for pair in range(turns.shape[1]):
-                turn = turns[row, pair]
-                real, imaginary = turn.real * factor, turn.imag * factor
-                first, second = widen(numbers[start + 2 * pair]), widen(numbers[start + 2 * pair + 1])
-                numbers[start + 2 * pair] = narrow(first * real - second * imaginary)
-                numbers[start + 2 * pair + 1] = narrow(first * imaginary + second * real)
+            for pair in range(pairs):
+                real, imaginary = circle[angle + 2 * pair] * factor, circle[angle + 2 * pair + 1] * factor
+                one, two = widen(numbers[start + 2 * pair]), widen(numbers[start + 2 * pair + 1])
+                numbers[start + 2 * pair] = narrow(one * real - two * imaginary)
+                numbers[start + 2 * pair + 1] = narrow(one * imaginary + two * real)
 
 
-@reordered
-def _gate(x: int, out: int, rows: int, size: int) -> None:
+@inlined
+def _gate_rows(x: int, out: int, first: int, last: int, size: int) -> None:
     numbers, results = halves(x), halves(out)
-    for row in range(rows):
+    for row in range(first, last):
         start = row * 2 * size
         for i in range(size):
             gate = widen(numbers[start + i])
             up = widen(numbers[start + size + i])
             results[row * size + i] = narrow(gate / (np.float32(1.0) + exp(-gate)) * up)
+
+
+@reordered
+def _norm(x: int, weight: int, out: int, rows: int, size: int, eps: float) -> None:
+    _norm_rows(x, weight, out, 0, rows, size, eps)
+
+
+@shared_out
+def _shared_norm(address: int) -> None:
+    given = longs(address)
+    first, last = _mine(given)
+    _norm_rows(given[4], given[5], given[6], first, last, given[7], floats(address + 24)[0])
+
+
+@reordered
+def _rotate(x: int, row_stride: int, head_dim: int, turns: int, factors: int, heads: int, rows: int) -> None:
+    _rotate_rows(x, row_stride, head_dim, turns, factors, heads, 0, rows)
+
+
+@shared_out
+def _shared_rotate(address: int) -> None:
+    given = longs(address)
+    first, last = _mine(given)
+    _rotate_rows(given[4], given[5], given[6], given[7], given[8], given[9], first, last)
+
+
+@reordered
+def _gate(x: int, out: int, rows: int, size: int) -> None:
+    _gate_rows(x, out, 0, rows, size)
+
+
+@shared_out
+def _shared_gate(address: int) -> None:
+    given = longs(address)
+    first, last = _mine(given)
+    _gate_rows(given[4], given[5], first, last, given[6])
