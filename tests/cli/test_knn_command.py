@@ -87,6 +87,8 @@ def test_options_that_do_not_fit_are_named(store: Path, text: Path, tmp_path: Pa
         ((*knn, *here, "--k", "1000"), "the number of the datastore's entries"),
         ((*knn, *here, "--lambda", "1.5"), "lambda: 1.5 is not usable"),
         ((*knn, *here, "--knn-temperature", "0"), "above 0"),
+        ((*knn, *here, "--knn-reach", "0"), "above 0"),
+        (("generate", "hello", "--knn-reach", "5"), "--knn-reach"),
         ((*knn, *here, "--index", "hnsw"), "built without it"),
         ((*knn, *here, "--stride", "0"), "--stride"),
         ((*knn, *here, "--stride", "4", "--uncapped"), "--uncapped"),

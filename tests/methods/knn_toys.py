@@ -120,14 +120,16 @@ def oracle(
     for _ in range(count):
         logits = model.logits(tokens)
         weights: Counter[int] = Counter()
-        for distance, entry in nearest(logits, keys, mixture.k):
+        near = nearest(logits, keys, mixture.k)
+        share = mixture.weight * math.exp(-near[0][0] / mixture.reach) if mixture.reach else mixture.weight
+        for distance, entry in near:
             weights[int(store.values(np.array([entry]))[0])] += math.exp(-distance / mixture.temperature)  # type: ignore[assignment]
         total = sum(weights.values())
         model_sum = float(np.exp(logits.astype(np.float64)).sum())
         shares: defaultdict[int, float] = defaultdict(float)
         for token in range(VOCABULARY):
             own = math.exp(float(logits[token])) / model_sum
-            shares[token] = mixture.weight * weights[token] / total + (1 - mixture.weight) * own
+            shares[token] = share * weights[token] / total + (1 - share) * own
         mixed = np.array([math.log(shares[token] * model_sum + 1e-300) for token in range(VOCABULARY)])
         token = choose(chain.apply(mixed.astype(np.float32), state), sampling, len(tokens))
         state = chain.advance(state, token)

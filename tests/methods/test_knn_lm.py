@@ -57,7 +57,9 @@ def store(model: ToyModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 @pytest.mark.parametrize("name", SAMPLINGS)
-@pytest.mark.parametrize("mixture", [Mixture(1, 0.3, 1.0), MIXTURE, Mixture(500, 0.9, 20.0)])
+@pytest.mark.parametrize(
+    "mixture", [Mixture(1, 0.3, 1.0), MIXTURE, Mixture(500, 0.9, 20.0), Mixture(64, 0.9, 5.0, reach=30.0)]
+)
 def test_sequential_is_the_oracles_knn_lm(
     store: Datastore, model: ToyModel, mixture: Mixture, name: str
 ) -> None:
@@ -76,7 +78,7 @@ STRIDES: list[Stride] = [1, 2, 3, 7, 16, "os3"]
     [(1, "flat"), (8, "flat"), (64, "flat"), (256, "flat"), (900, "flat"), (1, "hnsw"), (256, "hnsw")],
 )
 def test_speculation_changes_no_token(store: Datastore, model: ToyModel, k: int, index: str) -> None:
-    mixture = replace(MIXTURE, k=k)
+    mixture = replace(MIXTURE, k=k, reach=random.choice([None, 30.0]))
     accepted = 0
     for name, sampling in SAMPLINGS.items():
         expected = decode(KnnLM(store, mixture, index=index, stride=None), model, sampling, max_tokens=30)
@@ -257,6 +259,9 @@ def test_what_cannot_be_done_is_said_at_once(store: Datastore, tmp_path: Path) -
     for temperature in (0.0, -1.0, float("inf")):
         with pytest.raises(InputError, match="knn_temperature"):
             Mixture(temperature=temperature)
+    for reach in (0.0, -1.0, float("inf"), True):
+        with pytest.raises(InputError, match="reach"):
+            Mixture(reach=reach)
     for k in (0, 1025, 1.5):
         with pytest.raises(InputError, match="from 1 to 1,024"):
             Mixture(k=k)  # type: ignore[arg-type]

@@ -46,7 +46,9 @@ def plain_perplexity(
                 weights = [math.exp(-distance / mixture.temperature) for distance, _ in near]
                 values = store.values(np.array([entry for _, entry in near]))
                 found = sum(w for w, value in zip(weights, values, strict=True) if value == text[place])
-                share = mixture.weight * found / sum(weights) + (1 - mixture.weight) * share
+                far = near[0][0] / mixture.reach if mixture.reach else 0.0
+                counts = mixture.weight * math.exp(-far)
+                share = counts * found / sum(weights) + (1 - counts) * share
             logs.append(math.log(share))
     return math.exp(-sum(logs) / len(logs))
 
@@ -59,9 +61,16 @@ def test_it_is_what_plain_sums_give(model: ToyModel, store: Datastore, window: W
     measured = run(work)
     assert told[-1] == len(measured.log_probs) == 58
     assert measured.perplexity() == pytest.approx(plain_perplexity(model, store, texts, None))
-    for mixture in (Mixture(20, 0.4, 3.0), Mixture(7, 0.9, 50.0), Mixture(1, 0.2, 1.0)):
-        expected = plain_perplexity(model, store, texts, mixture)
-        assert measured.perplexity(mixture) == pytest.approx(expected, rel=1e-5)
+    mixtures = [
+        Mixture(20, 0.4, 3.0),
+        Mixture(7, 0.9, 50.0),
+        Mixture(1, 0.2, 1.0),
+        Mixture(7, 0.9, 50.0, 20.0),
+    ]
+    expected = [plain_perplexity(model, store, texts, mixture) for mixture in mixtures]
+    assert len(set(expected)) == len(mixtures)
+    assert [measured.perplexity(mixture) for mixture in mixtures] == pytest.approx(expected, rel=1e-5)
+    assert measured.sweep(mixtures) == pytest.approx(expected, rel=1e-5)
     assert measured.perplexity(Mixture(3, 0.0, 1.0)) == pytest.approx(measured.perplexity())
     with pytest.raises(InputError, match="20 neighbours were measured"):
         measured.perplexity(Mixture(k=21))

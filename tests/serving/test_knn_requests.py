@@ -20,7 +20,7 @@ from tests.methods.test_knn_real import PROMPTS, TEXT
 from tests.serving.live_server import EXACT, MODEL, LiveServer, running_server
 
 READER, STRANGER = "reader-key-0123456789", "stranger-key-0123456"
-OPTIONS: dict[str, Any] = {"k": 64, "weight": 0.6, "knn_temperature": 5.0}
+OPTIONS: dict[str, Any] = {"k": 64, "weight": 0.6, "knn_temperature": 5.0, "knn_reach": 500.0}
 
 
 def build(folder: Path, **settings: Any) -> Path:
@@ -61,7 +61,7 @@ def test_tokens_are_the_librarys_and_speculation_changes_none(knn: LiveServer) -
     assert [answer.status_code for answer in answers] == [200] * 3, answers[0].text
     texts = [answer.json()["choices"][0]["text"] for answer in answers]
     store = knn.service.datastores_of(lambda _: True)["village"]
-    method = KnnLM(store, Mixture(64, 0.6, 5.0), stride=None)
+    method = KnnLM(store, Mixture(64, 0.6, 5.0, 500.0), stride=None)
     expected = knn.service.llm.generate(PROMPTS[0], raw=True, max_tokens=12, method=method)
     plain = knn.service.llm.generate(PROMPTS[0], raw=True, max_tokens=12)
     assert texts == [expected.text] * 3

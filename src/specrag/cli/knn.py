@@ -70,6 +70,16 @@ Temperature = Annotated[
         rich_help_panel=_PANEL,
     ),
 ]
+Reach = Annotated[
+    float | None,
+    typer.Option(
+        "--knn-reach",
+        parser=common.number,
+        metavar="X",
+        help="Squared distance at which neighbours count e times less (default: they count the same at any).",
+        rich_help_panel=_PANEL,
+    ),
+]
 Stride = Annotated[
     str | None,
     typer.Option(
@@ -107,6 +117,7 @@ def method_of(
     k: int | None,
     weight: float | None,
     temperature: float | None,
+    reach: float | None,
     stride: str | None,
     prefetch: int | None,
     asynchronous: bool,
@@ -125,6 +136,7 @@ def method_of(
             "--k": k,
             "--lambda": weight,
             "--knn-temperature": temperature,
+            "--knn-reach": reach,
             "--stride": stride,
             "--prefetch": prefetch,
             "--asynchronous": asynchronous or None,
@@ -145,7 +157,7 @@ def method_of(
         raise InputError(
             option, prefetch or asynchronous, "nothing is guessed with --stride sequential; leave it out"
         )
-    check_mixture(k, weight, temperature)
+    check_mixture(k, weight, temperature, reach)
     from specrag.methods.knn_lm import KnnLM
     from specrag.methods.speculative_search import MAX_MATCH
     from specrag.retrieval.knn_datastore import Datastore
@@ -153,7 +165,7 @@ def method_of(
     datastore = Datastore.open(folder)
     return KnnLM(
         datastore,
-        mixture_of(k, weight, temperature, datastore),
+        mixture_of(k, weight, temperature, reach, datastore),
         index=index or "flat",
         stride=chosen,
         prefetch=prefetch,
@@ -162,7 +174,9 @@ def method_of(
     )
 
 
-def check_mixture(k: int | None, weight: float | None, temperature: float | None) -> None:
+def check_mixture(
+    k: int | None, weight: float | None, temperature: float | None, reach: float | None
+) -> None:
     """Check what needs no datastore.
 
     Raises:
@@ -170,12 +184,16 @@ def check_mixture(k: int | None, weight: float | None, temperature: float | None
     """
     from specrag.methods.knn_mixture import Mixture
 
-    given = {"k": k, "weight": weight, "temperature": temperature}
+    given = {"k": k, "weight": weight, "temperature": temperature, "reach": reach}
     Mixture(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
 
 
 def mixture_of(
-    k: int | None, weight: float | None, temperature: float | None, datastore: Datastore
+    k: int | None,
+    weight: float | None,
+    temperature: float | None,
+    reach: float | None,
+    datastore: Datastore,
 ) -> Mixture:
     """The mixture that the options describe; by default with all entries of a small datastore.
 
@@ -190,6 +208,7 @@ def mixture_of(
         check_k(min(default.k, len(datastore)) if k is None else k, len(datastore)),
         default.weight if weight is None else weight,
         default.temperature if temperature is None else temperature,
+        reach,
     )
 
 

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 #: What ``--sweep`` tries.
 SWEPT_K = (1, 8, 64, 256, 1024)
-SWEPT_WEIGHTS = (0.05, 0.1, 0.15, 0.25, 0.35, 0.5)
+SWEPT_WEIGHTS = (0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.35, 0.5)
 SWEPT_TEMPERATURES = (1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0)
+SWEPT_REACHES = (None, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 
 
 def perplexity(
@@ -34,6 +35,7 @@ def perplexity(
     k: knn.Neighbours = None,
     weight: knn.Weight = None,
     knn_temperature: knn.Temperature = None,
+    knn_reach: knn.Reach = None,
     sweep: Annotated[
         bool, typer.Option("--sweep", help="Try many k, weights and temperatures, and name the best.")
     ] = False,
@@ -63,11 +65,18 @@ def perplexity(
     if tokens is not None and tokens < 2:
         raise InputError("--tokens", tokens, "give a whole number of at least 2")
     if datastore is None:
-        given = {"--index": index, "--k": k, "--lambda": weight, "--knn-temperature": knn_temperature}
-        for option, value in {**given, "--sweep": sweep or None}.items():
+        given = {
+            "--index": index,
+            "--k": k,
+            "--lambda": weight,
+            "--knn-temperature": knn_temperature,
+            "--knn-reach": knn_reach,
+            "--sweep": sweep or None,
+        }
+        for option, value in given.items():
             if value is not None:
                 raise InputError(option, value, "it says something about neighbours; add --datastore")
-    knn.check_mixture(k, weight, knn_temperature)
+    knn.check_mixture(k, weight, knn_temperature, knn_reach)
     from specrag.retrieval.files import find_files
 
     find_files([path.expanduser() for path in paths])
@@ -76,7 +85,7 @@ def perplexity(
         from specrag.retrieval.knn_datastore import Datastore
 
         store = Datastore.open(datastore)
-        mixture = knn.mixture_of(k, weight, knn_temperature, store)
+        mixture = knn.mixture_of(k, weight, knn_temperature, knn_reach, store)
         store.index(index or "flat")
     measured = _measure(paths, store, index, mixture, tokens, window, model, dtype, device, k, sweep)
     found: dict[str, object] = {"tokens": len(measured.log_probs), "perplexity": measured.perplexity()}
@@ -142,13 +151,14 @@ def _sweep(measured: Measured) -> list[tuple[Mixture, float]]:
     from specrag.methods.knn_mixture import Mixture
 
     most = measured.distances.shape[1]
-    return [
-        (mixture, measured.perplexity(mixture))
+    mixtures = [
+        Mixture(k, weight, temperature, reach)
         for k in sorted({*(k for k in SWEPT_K if k <= most), most})
         for weight in SWEPT_WEIGHTS
         for temperature in SWEPT_TEMPERATURES
-        for mixture in [Mixture(k, weight, temperature)]
+        for reach in SWEPT_REACHES
     ]
+    return list(zip(mixtures, measured.sweep(mixtures), strict=True))
 
 
 def _print(measured: Measured, mixture: Mixture | None, tried: list[tuple[Mixture, float]]) -> None:
@@ -156,10 +166,14 @@ def _print(measured: Measured, mixture: Mixture | None, tried: list[tuple[Mixtur
     typer.echo(f"perplexity:      {measured.perplexity():.3f}")
     if mixture is not None:
         settings = f"k {mixture.k}, lambda {mixture.weight:g}, temperature {mixture.temperature:g}"
+        if mixture.reach is not None:
+            settings += f", reach {mixture.reach:g}"
         typer.echo(f"with neighbours: {measured.perplexity(mixture):.3f} ({settings})")
     if tried:
         typer.echo("best of the sweep, for each k:")
         for k in dict.fromkeys(entry.k for entry, _ in tried):
             best, value = min((entry for entry in tried if entry[0].k == k), key=lambda entry: entry[1])
             settings = f"--k {k} --lambda {best.weight:g} --knn-temperature {best.temperature:g}"
+            if best.reach is not None:
+                settings += f" --knn-reach {best.reach:g}"
             typer.echo(f"    {value:.3f}  {settings}")

@@ -28,6 +28,9 @@ class Mixture:
         weight: of the neighbours' distribution, 0 to 1 (lambda).
         temperature: divides the squared distances; above 0. The keys are not normalised, so that what fits depends on
             the model: ``specrag perplexity`` finds out.
+        reach: squared distance of the nearest neighbour at which they count e times less; ``None``: they count the
+            same at any distance, as in the paper. A large text from elsewhere only helps with it (Drozdov et al. 2022,
+            "You can't pick your neighbors, or can you?", make the weight depend on the distance too, in steps).
 
     Raises:
         InputError: a value is out of its range.
@@ -36,6 +39,7 @@ class Mixture:
     k: int = MOST_NEIGHBOURS
     weight: float = 0.25
     temperature: float = 1.0
+    reach: float | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.k, bool) or not isinstance(self.k, int) or not 1 <= self.k <= MOST_NEIGHBOURS:
@@ -44,6 +48,15 @@ class Mixture:
             raise InputError("lambda", self.weight, "give a number from 0 (the model alone) to 1")
         if not _is_number(self.temperature) or not 0.0 < self.temperature < math.inf:
             raise InputError("knn_temperature", self.temperature, "give a number above 0")
+        if self.reach is not None and (not _is_number(self.reach) or not 0.0 < self.reach < math.inf):
+            raise InputError("reach", self.reach, "give a squared distance above 0, or leave it out")
+
+    def weights_at(self, nearest: NDArray[np.floating]) -> NDArray[np.float64]:
+        """The neighbours' weights where the nearest of them have these squared distances."""
+        if self.reach is None:
+            return np.full(nearest.shape, float(self.weight))
+        weights: NDArray[np.float64] = self.weight * np.exp(-nearest.astype(np.float64) / self.reach)
+        return weights
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,9 +6,9 @@ is kept of them answers for every weight, temperature and smaller k, so that a s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,20 +47,41 @@ class Measured:
         """
         if mixture is None:
             return self.log_probs
-        if mixture.k > self.distances.shape[1]:
-            raise InputError("k", mixture.k, f"{self.distances.shape[1]} neighbours were measured")
-        near = self.distances[:, : mixture.k].astype(np.float64)
-        weights = np.exp(-(near - near[:, :1]) / mixture.temperature)
-        shares = (weights * self.hits[:, : mixture.k]).sum(axis=1) / weights.sum(axis=1)
-        with np.errstate(divide="ignore"):  # with a weight of 1 a token that no neighbour has is impossible
-            found: NDArray[np.float64] = np.log(
-                mixture.weight * shares + (1 - mixture.weight) * np.exp(self.log_probs)
-            )
-        return found
+        return self._mixed(self._shares(mixture.k, mixture.temperature), mixture)
 
     def perplexity(self, mixture: Mixture | None = None) -> float:
         """``exp`` of the mean of the negative log-probabilities."""
-        return float(np.exp(-self.token_log_probs(mixture).mean()))
+        return _perplexity(self.token_log_probs(mixture))
+
+    def sweep(self, mixtures: Iterable[Mixture]) -> list[float]:
+        """The perplexity of each mixture; what several of them share is computed once.
+
+        Raises:
+            InputError: fewer neighbours were measured than a mixture takes.
+        """
+        shares = cache(self._shares)
+        return [
+            _perplexity(self._mixed(shares(mixture.k, mixture.temperature), mixture)) for mixture in mixtures
+        ]
+
+    def _shares(self, k: int, temperature: float) -> NDArray[np.float64]:
+        """Each token's probability by its neighbours alone."""
+        if k > self.distances.shape[1]:
+            raise InputError("k", k, f"{self.distances.shape[1]} neighbours were measured")
+        near = self.distances[:, :k].astype(np.float64)
+        weights = np.exp(-(near - near[:, :1]) / temperature)
+        shares: NDArray[np.float64] = (weights * self.hits[:, :k]).sum(axis=1) / weights.sum(axis=1)
+        return shares
+
+    def _mixed(self, shares: NDArray[np.float64], mixture: Mixture) -> NDArray[np.float64]:
+        weight = mixture.weights_at(self.distances[:, 0])
+        with np.errstate(divide="ignore"):  # with a weight of 1 a token that no neighbour has is impossible
+            found: NDArray[np.float64] = np.log(weight * shares + (1 - weight) * np.exp(self.log_probs))
+        return found
+
+
+def _perplexity(log_probs: NDArray[np.float64]) -> float:
+    return float(np.exp(-log_probs.mean()))
 
 
 def measuring(

@@ -198,7 +198,8 @@ class KnnRequest:
         searching = self._searching
         values = searching.datastore.values(found.ids)
         neighbours = neighbour_tokens(values, found.distances, searching.mixture.temperature)
-        return mix(head.logits, head.log_sum, neighbours, searching.mixture.weight)
+        weights = searching.mixture.weights_at(found.distances[:1])
+        return mix(head.logits, head.log_sum, neighbours, float(weights.sum()))  # none without neighbours
 
     def _draw(self, head: Head, mixed: Logits) -> int:
         processed = self._chain.apply(mixed, head.state) if self._chain.processors else mixed

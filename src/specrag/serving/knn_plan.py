@@ -45,7 +45,7 @@ def _method(datastore: Datastore, options: str) -> KnnLM:
     k = min(Mixture().k, len(datastore)) if chosen.k is None else chosen.k
     return KnnLM(
         datastore,
-        Mixture(k, chosen.weight, chosen.knn_temperature),
+        Mixture(k, chosen.weight, chosen.knn_temperature, chosen.knn_reach),
         index=chosen.index,
         stride=None if chosen.stride == "sequential" else chosen.stride,
         asynchronous=chosen.asynchronous and chosen.stride != "sequential",

@@ -46,6 +46,9 @@ class KnnOptions(Body):
     knn_temperature: Annotated[float, Field(gt=0, le=1e6)] = Field(
         1.0, description="Divides squared distances; specrag perplexity --sweep finds one."
     )
+    knn_reach: Annotated[float, Field(gt=0, le=1e6)] | None = Field(
+        None, description="Squared distance at which neighbours count e times less; null: the same at any."
+    )
     index: Literal["flat", "hnsw", "pq"] = Field("flat", description="One that the datastore has.")
     stride: Annotated[int, Field(ge=1, le=16)] | Literal["cost-aware", "os3", "sequential"] = Field(
         "cost-aware",

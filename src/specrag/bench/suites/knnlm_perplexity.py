@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from specrag.bench.interleave import Row, Trial
 from specrag.bench.measurement import Measurement
 from specrag.bench.records import Outcome
 from specrag.bench.suite import BenchContext
-from specrag.bench.suites.knnlm_pictures import PERPLEXITY
+from specrag.bench.suites.knnlm_pictures import BY_DISTANCE, PERPLEXITY
 from specrag.bench.suites.knnlm_stores import TEST, Store, Stores
 from specrag.bench.suites.passages_subjects import Models
 from specrag.methods.knn_mixture import Mixture
 
 WEIGHTS = (0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.35, 0.5)
 TEMPERATURES = (1.0, 2.0, 3.0, 5.0, 10.0, 30.0)
+REACHES = (None, 2.0, 4.0, 8.0, 16.0)
 
 #: Weight and temperature are chosen on one half of the text, and told of the other.
 _CHOSEN, _TOLD = "chosen", "told"
@@ -43,8 +45,8 @@ def measure(
         for half, part in ((_CHOSEN, slice(0, middle)), (_TOLD, slice(middle, None))):
             measured = Measured(whole.log_probs[part], whole.distances[part], whole.hits[part])
             figures[f"{half} plain"] = measured.perplexity()
-            for mixture in _mixtures(ks, most):
-                figures[_figure(half, mixture)] = measured.perplexity(mixture)
+            mixtures = _mixtures(ks, most)
+            figures |= zip(map(partial(_figure, half), mixtures), measured.sweep(mixtures), strict=True)
         return Outcome(tokens=len(whole.log_probs) - middle, seconds=seconds, figures=figures)
 
     def prepare() -> dict[str, Trial]:
@@ -57,7 +59,7 @@ def measure(
 
 
 def _told(context: BenchContext, task: str, outcome: Outcome) -> Iterator[Measurement]:
-    """For each k what the mixture that was best on one half gives on the other."""
+    """For each k what the mixture that was best on one half gives on the other: with one weight, and by distance."""
     plain = outcome.figures[f"{_TOLD} plain"]
     yield context.measurement(
         task=task, method="plain", n=outcome.tokens, dtype="bf16", extra={"perplexity": plain}
@@ -69,30 +71,37 @@ def _told(context: BenchContext, task: str, outcome: Outcome) -> Iterator[Measur
     ]
     for k in dict.fromkeys(mixture.k for mixture in mixtures):
         mine = [mixture for mixture in mixtures if mixture.k == k]
-        best = min(mine, key=lambda mixture: outcome.figures[_figure(_CHOSEN, mixture)])
-        yield context.measurement(
-            task=task,
-            method=f"knn-lm+k={k}",
-            baseline="plain",
-            n=outcome.tokens,
-            dtype="bf16",
-            extra={
-                "perplexity": outcome.figures[_figure(_TOLD, best)],
-                "plain_perplexity": plain,
-                "lambda": best.weight,
-                "knn_temperature": best.temperature,
-            },
-        )
+        constant = [mixture for mixture in mine if mixture.reach is None]
+        for name, some in ((f"knn-lm+k={k}", constant), (f"knn-lm+k={k}{BY_DISTANCE}", mine)):
+            yield _best(context, task, name, some, outcome)
+
+
+def _best(
+    context: BenchContext, task: str, method: str, mixtures: Sequence[Mixture], outcome: Outcome
+) -> Measurement:
+    best = min(mixtures, key=lambda mixture: outcome.figures[_figure(_CHOSEN, mixture)])
+    extra: dict[str, float | str] = {
+        "perplexity": outcome.figures[_figure(_TOLD, best)],
+        "plain_perplexity": outcome.figures[f"{_TOLD} plain"],
+        "lambda": best.weight,
+        "knn_temperature": best.temperature,
+    }
+    if best.reach is not None:
+        extra["knn_reach"] = best.reach
+    return context.measurement(
+        task=task, method=method, baseline="plain", n=outcome.tokens, dtype="bf16", extra=extra
+    )
 
 
 def _mixtures(ks: Sequence[int], most: int) -> list[Mixture]:
     return [
-        Mixture(k, weight, temperature)
+        Mixture(k, weight, temperature, reach)
         for k in sorted({min(k, most) for k in ks})
         for weight in WEIGHTS
         for temperature in TEMPERATURES
+        for reach in REACHES
     ]
 
 
 def _figure(half: str, mixture: Mixture) -> str:
-    return f"{half} {json.dumps([mixture.k, mixture.weight, mixture.temperature])}"
+    return f"{half} {json.dumps([mixture.k, mixture.weight, mixture.temperature, mixture.reach])}"

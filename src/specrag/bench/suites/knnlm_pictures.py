@@ -10,6 +10,8 @@ from specrag.bench.measurement import Measurement
 from specrag.bench.plots import Axis, Series, line_plot
 from specrag.bench.suites.knnlm_subjects import ASYNCHRONOUS, FIXED, SCHEDULED, UNCAPPED, WEIGHED
 
+#: Ends the name of a mixture whose weight depends on the distance.
+BY_DISTANCE = "+reach"
 SPEED, SLOWED, PERPLEXITY, EXACT = "speed", "slowed store", "perplexity", "exactness"
 
 _BY_K = (FIXED, "knn-lm+stride=8", SCHEDULED, UNCAPPED, WEIGHED, ASYNCHRONOUS)
@@ -94,10 +96,15 @@ def _perplexities(measurements: Sequence[Measurement], folder: Path) -> Iterator
     series = []
     for task in dict.fromkeys(entry.task for entry in entries):
         mine = [entry for entry in entries if entry.task == task]
-        points = sorted((_k_of_method(entry), float(str(entry.extra["perplexity"]))) for entry in mine)
         plain = float(str(mine[0].extra["plain_perplexity"]))
         name = task.split("/", 1)[1]
-        series.append(Series(label=name, x=[x for x, _ in points], y=[y for _, y in points]))
+        for label, by_distance in ((name, False), (f"{name}: weight by distance", True)):
+            points = sorted(
+                (_k_of_method(entry), float(str(entry.extra["perplexity"])))
+                for entry in mine
+                if entry.method.endswith(BY_DISTANCE) == by_distance
+            )
+            series.append(Series(label=label, x=[x for x, _ in points], y=[y for _, y in points]))
         ends = [points[0][0], points[-1][0]]
         series.append(Series(label=f"{name}: model alone", x=ends, y=[plain, plain], reference=True))
     if series:
@@ -140,7 +147,7 @@ def _k(entry: Measurement) -> float:
 
 
 def _k_of_method(entry: Measurement) -> float:
-    return float(entry.method.rpartition("k=")[2])
+    return float(entry.method.removesuffix(BY_DISTANCE).rpartition("k=")[2])
 
 
 def _stride(entry: Measurement) -> int | None:
