@@ -54,6 +54,11 @@ class HeadFiles:
     vocabulary: torch.Tensor | None
 
 
+def shipped_heads() -> list[str]:
+    """Names of the heads that come with specrag: those of the models they belong to."""
+    return sorted(path.parent.name for path in SHIPPED.glob(f"*/{CONFIG}"))
+
+
 def head_folder(name: str) -> Path:
     """Where a head lies.
 
@@ -64,7 +69,7 @@ def head_folder(name: str) -> Path:
         InputError: there is no such head.
         ModelFilesError: it cannot be fetched.
     """
-    shipped = sorted(path.parent.name for path in SHIPPED.glob(f"*/{CONFIG}"))
+    shipped = shipped_heads()
     if name in shipped:
         return SHIPPED / name
     path = Path(name).expanduser()

@@ -17,6 +17,7 @@ from specrag.methods.base import DecodingMethod
 from specrag.methods.plain import Plain
 from specrag.methods.respec import ReSpec
 from specrag.models.catalog import resolve
+from specrag.models.eagle_reading import shipped_heads
 from specrag.speculation.drafters.retrieval import RetrievalSettings
 from specrag.speculation.entropy_trigger import EntropyTrigger
 
@@ -41,6 +42,19 @@ DRAFTED: Mapping[str, Callable[[], DecodingMethod]] = {
     "draft-model": lambda: baselines.Drafted("draft-model", f"model:{DRAFT_MODEL}", None),
     "respec+draft-model": lambda: ReSpec(drafter=f"model:{DRAFT_MODEL}"),
 }
+
+
+def headed(model: str) -> Mapping[str, Callable[[], DecodingMethod]]:
+    """What only a model is measured with whose EAGLE-2 head comes with specrag."""
+    if model not in shipped_heads():
+        return {}
+    head = f"eagle:{model}"
+    return {
+        "eagle-2": lambda: baselines.eagle(model),
+        "eagle-2+cost-aware": lambda: baselines.Drafted("eagle-2", head, None),
+        "respec+eagle-2": lambda: ReSpec(drafter=head),
+        "respec+eagle-2+relaxed": lambda: ReSpec(drafter=head, relaxed=True),
+    }
 
 
 def _published(*, relaxed: bool = False, **changes: Any) -> ReSpec:

@@ -71,7 +71,9 @@ class TokensSuite:
 
         larger = context.model != subjects.DRAFT_MODEL
         size = _QUICK if context.quick else _LARGER_MODEL if larger else _SMALL_MODEL
-        mine = {**subjects.OURS, **(subjects.DRAFTED if larger and not context.quick else {})}
+        mine = dict(subjects.OURS)
+        if not context.quick:
+            mine |= {**(subjects.DRAFTED if larger else {}), **subjects.headed(context.model)}
         ours = subjects.OurTokens(context.model, context.device, mine)
         assistant = subjects.DRAFT_MODEL if larger and not context.quick else None
         theirs = subjects.TheirTokens(context.model, context.device, ours.llm.tokenizer.eos_tokens, assistant)
