@@ -109,6 +109,17 @@ def test_half_requests_make_room_for_whole_ones(server: Program) -> None:
             assert is_alive(server)
 
 
+def test_a_small_answer_does_not_wait_for_an_acknowledgement(server: Program) -> None:
+    """Nagle's algorithm would hold each one back for 40 ms, behind the first few of a connection."""
+    with httpx.Client(base_url=server.url, timeout=20) as client:
+        took = []
+        for _ in range(20):
+            started = time.perf_counter()
+            client.get("/healthz").raise_for_status()
+            took.append(time.perf_counter() - started)
+    assert min(took[10:]) < 0.03
+
+
 def test_what_is_no_http_is_refused(server: Program) -> None:
     for data in (
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
