@@ -29,7 +29,7 @@ class Mixture:
         temperature: divides the squared distances; above 0. The keys are not normalised, so that what fits depends on
             the model: ``specrag perplexity`` finds out.
         reach: squared distance of the nearest neighbour at which they count e times less; ``None``: they count the
-            same at any distance, as in the paper. A large text from elsewhere only helps with it (Drozdov et al. 2022,
+            same at any distance, as in the paper. A text from elsewhere helps more with it (Drozdov et al. 2022,
             "You can't pick your neighbors, or can you?", make the weight depend on the distance too, in steps).
 
     Raises:
