@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import torch
@@ -129,8 +129,7 @@ class AttentionPlan:
         Returns:
             ``[kv_heads, rows * group, head_dim]``; rows that compiled loops serve hold nothing.
         """
-        bundled = window is None and softcap is None
-        if bundled and self.shared and _fuses(self.segments[0].own.shape):
+        if window is None and softcap is None and self.shared and _fuses(self.segments[0].own.shape):
             return self._attend_parts(layer, queries)
         shared = [item.extent.read(layer, item.rows).unbind(0) for item in self.shared]
         shared_scores = [
@@ -138,20 +137,11 @@ class AttentionPlan:
             for item, (keys, _) in zip(self.shared, shared, strict=True)
         ]
         shared_weights: list[list[torch.Tensor]] = [[] for _ in self.shared]
-        out = []
-        for plan in self._others:
-            bundle = self._bundles.get(id(plan)) if bundled else None
-            if bundle is not None:
-                out.append(bundle.attend(plan, layer, queries))
-                continue
-            own = self._fold(queries, plan.rows)
-            if not plan.runs:
-                out.append(self._attend_own(plan, layer, own, window, softcap))
-            else:
-                out.append(
-                    self._attend_chain(plan, layer, own, shared_scores, shared_weights, window, softcap)
-                )
-        result = self._together(out, queries)
+
+        def behind_shared(plan: SegmentPlan, own: torch.Tensor) -> torch.Tensor:
+            return self._attend_chain(plan, layer, own, shared_scores, shared_weights, window, softcap)
+
+        result = self._every(layer, queries, window, softcap, behind_shared)
         for item, (_, values), weights in zip(self.shared, shared, shared_weights, strict=True):
             added = torch.bmm(torch.cat(weights, dim=1), values)
             start = 0
@@ -168,20 +158,36 @@ class AttentionPlan:
         for item in self.shared:
             keys, values = item.extent.read(layer, item.rows).unbind(0)
             read.append(attend_part(self._gather(queries, item.members), keys, values))
+
+        def behind_shared(plan: SegmentPlan, own: torch.Tensor) -> torch.Tensor:
+            mask = plan.folded_mask(self.group, queries.dtype, queries.device)
+            keys, values = plan.own.read(layer, plan.keys).unbind(0)
+            parts = [read[number].rows(rows) for number, rows in self._reads[id(plan)]]
+            return join([*parts, attend_part(own, keys, values, mask)])
+
+        return self._every(layer, queries, None, None, behind_shared)
+
+    def _every(
+        self,
+        layer: int,
+        queries: torch.Tensor,
+        window: int | None,
+        softcap: float | None,
+        behind_shared: Callable[[SegmentPlan, torch.Tensor], torch.Tensor],
+    ) -> torch.Tensor:
+        """All segments' rows at their places in the pass; ``behind_shared`` computes those that read shared extents."""
+        bundled = window is None and softcap is None
         out = []
         for plan in self._others:
-            bundle = self._bundles.get(id(plan))
+            bundle = self._bundles.get(id(plan)) if bundled else None
             if bundle is not None:
                 out.append(bundle.attend(plan, layer, queries))
                 continue
             own = self._fold(queries, plan.rows)
-            if not plan.runs:
-                out.append(self._attend_own(plan, layer, own, None, None))
-                continue
-            mask = plan.folded_mask(self.group, queries.dtype, queries.device)
-            keys, values = plan.own.read(layer, plan.keys).unbind(0)
-            parts = [read[number].rows(rows) for number, rows in self._reads[id(plan)]]
-            out.append(join([*parts, attend_part(own, keys, values, mask)]))
+            if plan.runs:
+                out.append(behind_shared(plan, own))
+            else:
+                out.append(self._attend_own(plan, layer, own, window, softcap))
         return self._together(out, queries)
 
     def _together(self, parts: list[torch.Tensor], queries: torch.Tensor) -> torch.Tensor:
