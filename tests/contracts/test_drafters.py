@@ -22,6 +22,7 @@ from specrag.models.linear import PackedLinear
 from specrag.models.loading import LoadedModel, load_model
 from specrag.models.tokenizer import TextStream
 from specrag.models.toy import ToyModel
+from specrag.scheduling.cost_aware import CostAware, SharedCosts
 from specrag.speculation.decode import Settings
 from specrag.speculation.drafters.base import Drafter, NoDrafter
 from specrag.speculation.drafters.cross_vocabulary import CrossVocabulary
@@ -34,6 +35,7 @@ from specrag.speculation.drafters.recycling import Recycling
 from specrag.speculation.drafters.retrieval import RetrievalDrafter, RetrievalSettings
 from specrag.speculation.drafters.suffix import SuffixDrafter
 from specrag.speculation.drafters.switching import Switching
+from specrag.speculation.drafters.weighed import Weighed
 from specrag.speculation.tree import ROOT, DraftTree, Round, Verdict
 from specrag.speculation.vocabularies import VocabularyPair
 from tests.core.guessing import Budgets, Decoded, PruningBudgets, decoding, plain_decoding
@@ -60,6 +62,19 @@ DRAWN = SamplingParams(1.0, top_k=4, seed=7)
 
 def rag(sampling: SamplingParams, opinions: bool = True, copy_from: int = 0) -> RagDrafter:
     return RagDrafter(DRAFT, READING, Guessing(sampling, opinions, copy_from=copy_from))
+
+
+def weighed(priced: Drafter) -> Weighed:
+    """Free guesses never promise enough, so that both guess."""
+
+    class Dissatisfied(CostAware):
+        def prefers(self, tree: DraftTree) -> bool:
+            return False
+
+        def heard(self, guessed: DraftTree) -> None:
+            """Kept until a round ends, which those driven by hand never tell."""
+
+    return Weighed(Recycling(), priced, Dissatisfied(SharedCosts()), lambda: 4)
 
 
 @dataclass(frozen=True)
@@ -96,6 +111,8 @@ DRAFTERS = {
         lambda: RetrievalDrafter(RetrievalSettings(trigger=None), DraftModel(DRAFT), lambda: 4),
         forgets=False,
     ),
+    "weighed": Subject(lambda: weighed(DraftModel(DRAFT)), forgets=False),
+    "weighed-rag": Subject(lambda: weighed(rag(DRAWN, opinions=False)), forgets=False),
 }
 
 

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from specrag.engine.executor import run
 from specrag.engine.outputs import NOTHING, Outputs, Row
-from specrag.engine.passes import Coroutine
 from specrag.engine.session import Session
 from specrag.errors import InputError
 from specrag.models.toy import ToyModel
@@ -117,19 +116,8 @@ def test_a_schedule_that_weighs_everything_needs_no_trigger() -> None:
     assert run(made.propose(session, 60)).tokens[0] == 4
 
 
-@pytest.mark.parametrize(
-    ("promising", "asked", "source"), [(True, 3, SUFFIX), (False, 3, "model"), (False, 0, SUFFIX)]
-)
-def test_copies_give_way_to_a_drafter_that_promises_more(promising: bool, asked: int, source: str) -> None:
-    class Model(NoDrafter):
-        runs_passes = True
-
-        def propose(self, session: Session, budget: int) -> Coroutine[DraftTree]:
-            del session
-            yield from ()
-            return DraftTree.chain([7] * budget, "model")
-
-    class Weigher:
+def test_a_copy_ends_where_it_is_no_longer_worth_its_row() -> None:
+    class Even:
         def rate(self, source: str, grade: int) -> float:
             return 0.5
 
@@ -137,13 +125,14 @@ def test_copies_give_way_to_a_drafter_that_promises_more(promising: bool, asked:
             return 0.1
 
         def prefers(self, tree: DraftTree) -> bool:
-            return promising
+            raise AssertionError
 
-    made = RetrievalDrafter(RetrievalSettings(), Model(), lambda: asked, outlook=Weigher())
+        def heard(self, guessed: DraftTree) -> None:
+            raise AssertionError
+
+    made = RetrievalDrafter(RetrievalSettings(), NoDrafter(), lambda: 0, outlook=Even())
     tree = proposal(made, [1, 2, 3, 4, 9, 8, 7, 6, 1, 2, 3])
-    assert set(tree.sources) == {source}
-    if source == SUFFIX:  # 0.5 to the fourth is too little
-        assert tree.tokens == (4, 9, 8)
+    assert tree.tokens == (4, 9, 8)  # 0.5 to the fourth is too little
 
 
 def test_the_entropies_of_a_round_are_those_of_its_path() -> None:

@@ -17,6 +17,7 @@ from specrag.models import catalog
 from specrag.speculation.decode import Step
 from specrag.speculation.drafters.draft_model import DRAFT_MODEL
 from specrag.speculation.drafters.rag import RAG
+from specrag.speculation.drafters.recycling import RECYCLING
 from specrag.speculation.drafters.suffix import SUFFIX
 
 COLOURS = ("green", "dark red", "pale blue", "yellow", "white", "orange", "violet")
@@ -81,7 +82,7 @@ def test_greedy_text_behind_2k_tokens_is_plain_decodings(
     made = exact.generate(prompt, method=method.reading(part), max_tokens=NEW)
     assert [token.token for token in made.tokens] == plain
     assert made.usage.accepted > 2
-    assert set(made.usage.drafted_by) <= ({RAG, SUFFIX} if method.copies else {RAG})
+    assert set(made.usage.drafted_by) <= ({RAG, SUFFIX, RECYCLING} if method.copies else {RAG})
     assert made.usage.cached_tokens == len(prompt) - 1
 
 

@@ -28,8 +28,11 @@ from specrag.speculation.decode import Settings, Speculation, TextSink, decode
 from specrag.speculation.drafters.base import Drafter
 from specrag.speculation.drafters.rag import RAG, Guessing, RagDrafter
 from specrag.speculation.drafters.rag_translated import TranslatedRagDrafter
+from specrag.speculation.drafters.recycling import Recycling
+from specrag.speculation.drafters.retrieval import RetrievalDrafter, RetrievalSettings
 from specrag.speculation.drafters.suffix import SuffixDrafter
 from specrag.speculation.drafters.switching import Switching
+from specrag.speculation.drafters.weighed import Weighed
 from specrag.speculation.schedule import TokenSchedule
 
 if TYPE_CHECKING:
@@ -62,7 +65,9 @@ class RAPID:
             is exact, else raw.
         cost_aware: weigh guesses by their measured cost: at ``eta=0`` down to none, above only their number changes.
         suffix: copy behind a repetition before the drafter guesses; above ``eta=0`` from what the drafter reads, with
-            its opinion of the copies. By default wherever that is defined: not with the paper's residual.
+            its opinion of the copies. By default wherever that is defined: not with the paper's residual. At
+            ``eta=0``, where guesses are weighed, copies and recycled tokens as ReSpec has them, and the drafter beside
+            them where it promises more.
         mask: tokens that the drafter gives less than this share of its likeliest's probability are not moved (0.1 in
             the authors' code, 0 in the paper).
         name: in results; a baseline's own.
@@ -202,7 +207,14 @@ class RAPID:
             drafter = RagDrafter(fit.model, tokens, guessing)
         if not self.copies:
             return drafter
-        return Switching(SuffixDrafter(MIN_MATCH), drafter, lambda: schedule.budget(runs_passes=True))
+
+        def budget() -> int:
+            return schedule.budget(runs_passes=True)
+
+        if not isinstance(schedule, CostAware):
+            return Switching(SuffixDrafter(MIN_MATCH), drafter, budget)
+        free = RetrievalDrafter(RetrievalSettings(), Recycling(outlook=schedule), budget, outlook=schedule)
+        return Weighed(free, drafter, schedule, budget)
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,11 @@ from specrag.scheduling.cost_aware import CostAware, SharedCosts
 from specrag.scheduling.tokens import FixedBudget
 from specrag.speculation.acceptance import Matching, Rule
 from specrag.speculation.decode import Settings, Speculation, TextSink, decode
+from specrag.speculation.drafters.base import Drafter
+from specrag.speculation.drafters.recycling import Recycling
 from specrag.speculation.drafters.retrieval import RetrievalDrafter, RetrievalSettings
 from specrag.speculation.drafters.suffix import CORPUS, REFERENCE, SUFFIX
+from specrag.speculation.drafters.weighed import Weighed
 from specrag.speculation.relaxed import Relaxed
 from specrag.speculation.schedule import Outlook, TokenSchedule
 from specrag.speculation.suffix.corpus import SuffixCorpus
@@ -43,7 +46,8 @@ class ReSpec:
 
     Args:
         drafter: guesses where nothing is copied: ``recycling``, ``lookup``, ``none``, ``model:NAME`` or
-            ``eagle:NAME`` (:class:`~specrag.methods.fallbacks.NamedDrafter`).
+            ``eagle:NAME`` (:class:`~specrag.methods.fallbacks.NamedDrafter`). Where guesses are weighed, one that
+            runs passes is asked where it promises more tokens a second than copies and recycled tokens.
         relaxed: accept copied tokens that are near enough to the target's choice (section 3.4): each relaxed
             token is among its likeliest and at most ``tolerance`` nats below the best. Greedy decoding only;
             a sampled text is always verified by the target's draw.
@@ -130,10 +134,24 @@ class ReSpec:
         references: Sequence[Sequence[int]],
         schedule: TokenSchedule,
         outlook: Outlook | None,
+    ) -> Drafter:
+        fallback = self._fallback.make(session.model, outlook)
+        priced = fallback if fallback.runs_passes and self.retrieval.combine else None
+        if priced is None or outlook is None:
+            return self._copying(fallback, references, schedule, outlook)
+        free = self._copying(Recycling(outlook=outlook), references, schedule, outlook)
+        return Weighed(free, priced, outlook, lambda: schedule.budget(runs_passes=True))
+
+    def _copying(
+        self,
+        fallback: Drafter,
+        references: Sequence[Sequence[int]],
+        schedule: TokenSchedule,
+        outlook: Outlook | None,
     ) -> RetrievalDrafter:
         return RetrievalDrafter(
             self.retrieval,
-            self._fallback.make(session.model, outlook),
+            fallback,
             lambda: schedule.budget(runs_passes=True),
             references,
             self.corpus,

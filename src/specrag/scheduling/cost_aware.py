@@ -51,7 +51,9 @@ class SharedCosts:
     depth_rate: float = 0.6
     """Acceptance of a guess that takes a pass, given the one before it, where a request left off."""
     draft_seconds: float = 0.0
-    """Seconds of such a guess; 0 before the first."""
+    """Seconds of such a guess, or of a tree's level; 0 before the first."""
+    level_nodes: float = 1.0
+    """Nodes of a level."""
 
 
 @dataclass
@@ -99,6 +101,8 @@ class CostAware:
         self._overhead = 0.0  # seconds of a round outside of proposal and pass
         self._depth_rate = shared.depth_rate
         self._draft_seconds = shared.draft_seconds
+        self._level_nodes = shared.level_nodes
+        self._heard: DraftTree | None = None  # where others' guesses stand beside those that took passes
         self._context = 0
         self._others: Others | None = None
         shared.requests.add(self)
@@ -116,7 +120,7 @@ class CostAware:
         if not runs_passes:
             return self._most_nodes
         # Where not guessing is best, a short guess now and then tells when that has changed.
-        return max(int(np.argmax(self._priced_rates())), 2)
+        return max(round(int(np.argmax(self._priced_rates())) * self._level_nodes), 2)
 
     def rate(self, source: str, grade: int) -> float:
         """See :class:`~specrag.speculation.schedule.Outlook`."""
@@ -134,12 +138,17 @@ class CostAware:
         """See :class:`~specrag.speculation.schedule.Outlook`."""
         return bool(self._rates(tree, self._context)[1].max() >= self._priced_rates()[2:].max())
 
+    def heard(self, guessed: DraftTree) -> None:
+        """See :class:`~specrag.speculation.schedule.Outlook`."""
+        self._heard = guessed
+
     def _priced_rates(self) -> NDArray[np.float64]:
-        """Expected tokens a second of a chain of 0, 1, 2, … guesses that take a pass each."""
-        lengths = np.arange(MOST_PRICED + 1)
-        tokens = self._elsewhere + np.cumsum(self._depth_rate**lengths)
-        seconds = lengths * self._draft_seconds + self._overhead
-        seconds = seconds + self._costs.seconds(lengths + 1, self._context, self._beside)
+        """Expected tokens a second of 0, 1, 2, … levels of guesses that take a pass each."""
+        levels = np.arange(MOST_PRICED + 1)
+        tokens = self._elsewhere + np.cumsum(self._depth_rate**levels)
+        seconds = levels * self._draft_seconds + self._overhead
+        rows = 1 + np.rint(levels * self._level_nodes).astype(np.int64)
+        seconds = seconds + self._costs.seconds(rows, self._context, self._beside)
         return np.asarray(tokens / seconds)
 
     def _rates(self, tree: DraftTree, context: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
@@ -201,16 +210,35 @@ class CostAware:
         share = (single + self._overhead) / (1 + self._elsewhere)
         won = len(round.verdict.path) * share
         self._ledgers[self._priced].record((won - extra - timed.proposing) / share)
-        drafted = len(round.proposed.tokens)
-        if self._priced and drafted:
-            each = timed.proposing / drafted
-            self._draft_seconds += (_SMOOTHING if self._draft_seconds else 1.0) * (each - self._draft_seconds)
-            accepted = len(round.verdict.path)
-            tried = accepted + (accepted < len(round.tree.tokens))
-            if tried:
-                step = 1.0 - (1.0 - _SMOOTHING / 2) ** tried
-                self._depth_rate += step * (accepted / tried - self._depth_rate)
-            self._shared.draft_seconds, self._shared.depth_rate = self._draft_seconds, self._depth_rate
+        guessed = round.proposed if self._heard is None else self._heard
+        self._heard = None
+        if self._priced and guessed.tokens:
+            self._learn_price(guessed, timed.proposing, round.tokens)
+
+    def _learn_price(self, guessed: DraftTree, seconds: float, tokens: tuple[int, ...]) -> None:
+        """Args: guessed: what took passes; tokens: what came, whether or not the guesses at it were verified."""
+        children, depths = children_of(guessed), [0] * len(guessed.tokens)
+        for node, parent in enumerate(guessed.parents):
+            depths[node] = 1 if parent == ROOT else depths[parent] + 1
+        levels = max(depths)
+        step = _SMOOTHING if self._draft_seconds else 1.0
+        self._draft_seconds += step * (seconds / levels - self._draft_seconds)
+        self._level_nodes += step * (len(depths) / levels - self._level_nodes)
+        node, accepted, tried = ROOT, 0, 0
+        for token in tokens:
+            if node not in children:
+                break
+            tried += 1
+            found = guessed.child(node, token)
+            if found is None:
+                break
+            node, accepted = found, accepted + 1
+        if tried:
+            step = 1.0 - (1.0 - _SMOOTHING / 2) ** tried
+            self._depth_rate += step * (accepted / tried - self._depth_rate)
+        shared = self._shared
+        shared.draft_seconds, shared.level_nodes = self._draft_seconds, self._level_nodes
+        shared.depth_rate = self._depth_rate
 
 
 def children_of(tree: DraftTree) -> dict[int, list[int]]:

@@ -60,6 +60,9 @@ class Outlook(Protocol):
     def prefers(self, tree: DraftTree) -> bool:
         """Whether to verify this proposal promises at least the tokens a second of a drafter that runs passes."""
 
+    def heard(self, guessed: DraftTree) -> None:
+        """What a drafter that ran passes guessed, where a proposal holds others' guesses beside it."""
+
 
 class TokenSchedule(Protocol):
     """Chooses how much to guess, for one request. It changes an output's time, never the output."""

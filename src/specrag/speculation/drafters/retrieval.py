@@ -40,9 +40,9 @@ class RetrievalSettings:
         score_threshold: θ_score.
         candidates: occurrences merged into a tree.
         draft_size: nodes of the tree.
-        combine: always look up, by the longest suffix, and let the schedule weigh what is found, so that nothing need
-            be chosen by a trigger (not in the paper; docs/log.md has what it gave). A fallback whose guesses cost no
-            pass adds its own; one that runs passes guesses where that promises more tokens a second.
+        combine: always look up, by the longest suffix, let a fallback whose guesses cost no pass add its own, and let
+            the schedule weigh them all, so that nothing need be chosen by a trigger (not in the paper; docs/log.md has
+            what it gave). A fallback that runs passes guesses where nothing is copied.
     """
 
     trigger: EntropyTrigger | None = field(default_factory=EntropyTrigger)
@@ -104,7 +104,7 @@ class RetrievalDrafter:
         self._fallback = fallback
         self._fallback_budget = fallback_budget
         self._corpus = corpus
-        self._combining = settings.combine and (outlook is not None or not fallback.runs_passes)
+        self._combining = settings.combine and not fallback.runs_passes
         self._trigger = None if self._combining else settings.trigger
         self._opinion = fallback.opinion if isinstance(fallback, Opinionated) else _no_opinion
         self._text = OwnText(references)
@@ -137,16 +137,10 @@ class RetrievalDrafter:
         self._candidates = self._retrieve(session)
         size = min(budget, self._settings.draft_size)
         copies = self._copies(session.tokens[-1], size)
-        if self._fallback.runs_passes:
-            copied = merge(copies, size) if copies else EMPTY
-            weigher = self._outlook if self._combining else None
-            if copies and (weigher is None or weigher.prefers(copied)):
-                return copied
-            asked = min(budget, self._fallback_budget())
-            return (yield from self._fallback.propose(session, asked)) if asked else copied
         if copies and not self._combining:
             return merge(copies, size)
-        guessed = yield from self._fallback.propose(session, budget)
+        asked = min(budget, self._fallback_budget()) if self._fallback.runs_passes else budget
+        guessed = (yield from self._fallback.propose(session, asked)) if asked else EMPTY
         return merge([*copies, guessed], budget)
 
     def observe(self, round: Round) -> None:
