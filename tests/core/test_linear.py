@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 import torch
 
+from specrag.engine import tiles
 from specrag.models.linear import (
     INVARIANT_INPUTS,
     Int8Linear,
@@ -16,13 +17,18 @@ from specrag.models.linear import (
     Linear,
     PackedLinear,
     PlainLinear,
+    build_gated,
     build_linear,
     invariant_rows,
 )
+from specrag.models.row_ops import TorchOps, row_ops
+from specrag.models.tile_product import TileLinear
 
 CPU_BF16 = pytest.mark.skipif(
     not PackedLinear.available(), reason="this processor has no packed bf16 product"
 )
+
+TILES = pytest.mark.skipif(not tiles.available(), reason="this processor has no matrix tiles")
 
 #: (inputs, outputs) as SmolLM2 has them: qkv, output, gate and up, down.
 SHAPES = [(576, 960), (576, 576), (576, 3072), (1536, 576)]
@@ -35,6 +41,7 @@ KINDS = [
     pytest.param(PlainLinear, torch.bfloat16, BF16, id="plain-bf16"),
     pytest.param(PackedLinear, torch.bfloat16, BF16, id="packed-bf16", marks=CPU_BF16),
     pytest.param(InvariantLinear, torch.bfloat16, 2 * BF16, id="invariant-bf16", marks=CPU_BF16),
+    pytest.param(TileLinear, torch.bfloat16, BF16, id="tiles", marks=TILES),
     pytest.param(Int8Linear, torch.bfloat16, INT8, id="int8"),
 ]
 
@@ -45,7 +52,7 @@ def normal(seed: int, *size: int) -> torch.Tensor:
 
 @pytest.mark.parametrize(("kind", "dtype", "tolerance"), KINDS)
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("rows", [1, 5, 64])
+@pytest.mark.parametrize("rows", [1, 5, 64, 79])
 @pytest.mark.parametrize("extras", ["none", "bias", "residual", "both"])
 def test_the_product_is_right(
     kind: Callable[[torch.Tensor, torch.Tensor | None], Linear],
@@ -92,9 +99,15 @@ def test_a_row_of_zeros_gives_the_bias() -> None:
 
 @CPU_BF16
 @pytest.mark.parametrize(
-    "kind", [Int8Linear, InvariantLinear, pytest.param(partial(InvariantLinear, rows=4), id="four-rows")]
+    "kind",
+    [
+        Int8Linear,
+        InvariantLinear,
+        pytest.param(partial(InvariantLinear, rows=4), id="four-rows"),
+        pytest.param(TileLinear, marks=TILES),
+    ],
 )
-@pytest.mark.parametrize("shape", [*SHAPES, (1024, 576), (2048, 300), (8960, 128)])
+@pytest.mark.parametrize("shape", [*SHAPES, (1024, 576), (2048, 320), (8960, 128)])
 def test_a_row_has_the_same_bits_among_any_number_of_rows(
     kind: Callable[[torch.Tensor, torch.Tensor | None], Linear], shape: tuple[int, int]
 ) -> None:
@@ -130,3 +143,76 @@ def test_the_layer_that_was_asked_for_is_built() -> None:
     assert isinstance(build_linear(large, None, invariant=True), InvariantLinear)
     assert isinstance(build_linear(large, None, int8=True, invariant=True), Int8Linear)
     assert isinstance(build_linear(large.float(), None), PlainLinear)
+
+
+# -- matrix tiles ---------------------------------------------------------------------------------------------
+
+
+@TILES
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize(("inputs", "outputs"), [(32, 32), (64, 96), (2048, 64)])
+def test_tiles_compute_every_number_of_rows_alike_on_any_number_of_threads(
+    threads: int, inputs: int, outputs: int
+) -> None:
+    """More threads than panels of columns too."""
+    layer = TileLinear((normal(1, outputs, inputs) * inputs**-0.5).bfloat16())
+    x, residual = normal(2, 100, inputs).bfloat16(), normal(3, 100, outputs).bfloat16()
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = torch.cat([layer(*rows) for rows in zip(x.split(1), residual.split(1), strict=True)])
+        torch.set_num_threads(threads)
+        for rows in (1, 2, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 100):
+            assert torch.equal(layer(x[:rows], residual[:rows]), alone[:rows]), rows
+    finally:
+        torch.set_num_threads(before)
+
+
+@TILES
+def test_tiles_read_rows_that_lie_apart_and_columns_that_do() -> None:
+    layer = TileLinear(normal(1, 64, 96).bfloat16())
+    wide = normal(2, 40, 200).bfloat16()
+    assert torch.equal(layer(wide[:, 7:103]), layer(wide[:, 7:103].contiguous()))
+    assert torch.equal(layer(wide[:, 7:103].flip(0).t().contiguous().t()), layer(wide[:, 7:103].flip(0)))
+    assert layer(wide[:0, :96]).shape == (0, 64)
+
+
+@TILES
+@pytest.mark.parametrize("rows", [1, 16, 33])
+def test_a_gate_is_computed_with_the_product(rows: int) -> None:
+    weight = (normal(1, 192, 64) * 64**-0.5).bfloat16()
+    x = (normal(2, rows, 64) * 8).bfloat16()  # some gates are wide open, some shut
+    gate, up = (x.double() @ weight.double().T).chunk(2, dim=-1)
+    expected = torch.nn.functional.silu(gate) * up
+    y = TileLinear(weight, gated=True)(x)
+    assert y.shape == (rows, 96)
+    assert (y.double() - expected).norm() / expected.norm() < BF16
+
+
+@TILES
+@pytest.mark.parametrize("size", [1e4, 1e10, float("inf"), float("nan")])
+def test_a_gate_of_huge_numbers_is_what_it_is_elsewhere(size: float) -> None:
+    """No crash, no wrong finite number; a shut gate is 0."""
+    weight = torch.zeros(64, 32, dtype=torch.bfloat16)
+    weight[:, 0] = 1.0
+    x = torch.zeros(2, 32, dtype=torch.bfloat16)
+    x[0, 0], x[1, 0] = size, -size
+    y = TileLinear(weight, gated=True)(x)
+    expected = TorchOps().gate(x.float() @ weight.float().T).bfloat16()
+    for row in range(2):
+        if torch.isfinite(expected[row]).all():
+            assert torch.allclose(y[row].float(), expected[row].float(), rtol=BF16, atol=1e-12)
+        else:
+            assert not torch.isfinite(y[row]).any()
+
+
+@pytest.mark.parametrize("shape", [(64, 100), (96, 40), (64, 96)])
+def test_a_gated_layer_is_the_same_with_and_without_tiles(shape: tuple[int, int]) -> None:
+    """Shapes that tiles do not fit are computed by others."""
+    outputs, inputs = shape
+    weight, x = normal(1, outputs, inputs).bfloat16() * 0.1, normal(2, 5, inputs).bfloat16()
+    gate, up = (x.float() @ weight.float().T).chunk(2, dim=-1)
+    expected = torch.nn.functional.silu(gate) * up
+    ops = row_ops(torch.bfloat16, torch.device("cpu"))
+    for made in (build_gated(weight, None, ops), build_gated(weight, torch.zeros(outputs).bfloat16(), ops)):
+        assert (made(x).float() - expected).norm() / expected.norm() < 2 * BF16

@@ -7,7 +7,7 @@ model the operations' overhead is what speculation would otherwise appear to sav
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from specrag.engine.outputs import HiddenState, Row
 from specrag.engine.passes import Segment
 from specrag.errors import InputError, ModelFilesError
 from specrag.models.family import FAMILY, supports
-from specrag.models.linear import Int8Linear, Linear, build_linear
+from specrag.models.linear import Int8Linear, Linear, build_gated, build_linear
 from specrag.models.rotary import Rotary, interleave, pair_order
 from specrag.models.row_ops import row_ops
 from specrag.models.rows import read_rows
@@ -35,7 +35,7 @@ class _Layer:
     key_norm: torch.Tensor | None
     output: Linear
     mlp_norm: torch.Tensor
-    gate_up: Linear
+    gated: Callable[[torch.Tensor], torch.Tensor]
     down: Linear
     window: int | None
 
@@ -124,7 +124,7 @@ class LeanDecoder:
             y = self._ops.norm(x, layer.mlp_norm, self._eps)
             if index == len(self._layers) - 1 and "ffn_input" in kept:
                 hidden["ffn_input"] = y
-            x = layer.down(self._ops.gate(layer.gate_up(y)), x)
+            x = layer.down(layer.gated(y), x)
         hidden["last"] = x
         hidden["final"] = self._ops.norm(x, self._norm, self._eps)
         rows = iter(read_rows(wanted, hidden, self.logits))
@@ -174,7 +174,9 @@ class LeanDecoder:
                 )
             return tensor
 
-        def fuse(names: Sequence[str], turned: dict[str, int]) -> Linear:
+        def joined(
+            names: Sequence[str], turned: Mapping[str, int]
+        ) -> tuple[torch.Tensor, torch.Tensor | None]:
             parts, biases = [], []
             for name in names:
                 weight, bias = need(f"{name}.weight"), take(f"{name}.bias")
@@ -190,9 +192,14 @@ class LeanDecoder:
                     for part, bias in zip(parts, biases, strict=True)
                 ]
             weight = parts[0] if len(parts) == 1 else torch.cat(parts)
-            return build_linear(weight, torch.cat(present) if present else None, **self._build)
+            return weight, torch.cat(present) if present else None
+
+        def fuse(names: Sequence[str], turned: Mapping[str, int] | None = None) -> Linear:
+            weight, bias = joined(names, turned or {})
+            return build_linear(weight, bias, **self._build)
 
         order = pair_order(self._head_dim).to(self.device)
+        gate_up, gate_up_bias = joined(["mlp.gate_proj", "mlp.up_proj"], {})
         query_norm, key_norm = take("self_attn.q_norm.weight"), take("self_attn.k_norm.weight")
         return _Layer(
             attention_norm=need("input_layernorm.weight"),
@@ -202,10 +209,10 @@ class LeanDecoder:
             ),
             query_norm=None if query_norm is None else query_norm[order],
             key_norm=None if key_norm is None else key_norm[order],
-            output=fuse(["self_attn.o_proj"], {}),
+            output=fuse(["self_attn.o_proj"]),
             mlp_norm=need("post_attention_layernorm.weight"),
-            gate_up=fuse(["mlp.gate_proj", "mlp.up_proj"], {}),
-            down=fuse(["mlp.down_proj"], {}),
+            gated=build_gated(gate_up, gate_up_bias, self._ops, **self._build),
+            down=fuse(["mlp.down_proj"]),
             window=window,
         )
 

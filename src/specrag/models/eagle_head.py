@@ -22,7 +22,7 @@ from specrag.engine.passes import Segment
 from specrag.errors import InputError, SpecragError
 from specrag.models.decoder import LeanDecoder
 from specrag.models.eagle_reading import HeadFiles, head_folder, read_head
-from specrag.models.linear import Linear, build_linear
+from specrag.models.linear import Linear, build_gated, build_linear
 from specrag.models.rotary import Rotary, interleave
 from specrag.models.row_ops import row_ops
 from specrag.models.rows import read_rows
@@ -64,11 +64,11 @@ class EagleHead:
         self._mix = build_linear(weights[f"{_ATTENTION}o_proj.weight"], None)
         self._norm = weights["layers.0.post_attention_layernorm.weight"].clone()
         gate_up = torch.cat([weights[f"{_MLP}gate_proj.weight"], weights[f"{_MLP}up_proj.weight"]])
-        self._gate_up = build_linear(gate_up, None)
         self._down = build_linear(weights[f"{_MLP}down_proj.weight"], None)
         rope = SimpleNamespace(rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta})
         self._rotary = Rotary(rope, self._head_dim, self.device)
         self._ops = row_ops(self.dtype, self.device)
+        self._gated = build_gated(gate_up, None, self._ops)
         self._factors = torch.ones(self._heads + self._kv_heads, device=self.device)
         self._factors[: self._heads] = self._head_dim**-0.5
         self._shape = KeyValueShape(1, self._kv_heads, self._head_dim, self.dtype, self.device)
@@ -102,7 +102,7 @@ class EagleHead:
         x = self._fuse(torch.cat([embedded, self._features(segments)], dim=-1))
         x = self._attention(x, plan)
         y = self._ops.norm(x, self._norm, self._eps)
-        x = self._down(self._ops.gate(self._gate_up(y)), x)
+        x = self._down(self._gated(y), x)
         rows = iter(self._answer(wanted, x))
         return [[next(rows) for _ in segment.tokens] for segment in segments]
 

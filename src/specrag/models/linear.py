@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import itertools
 import sys
+from collections.abc import Callable
 from functools import cache
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
+
+from specrag.models.row_ops import RowOps
+from specrag.models.tile_product import TileLinear
 
 #: oneDNN's bf16 product sums up to this many inputs in one order for every number of rows, or for every number up to
 #: :func:`invariant_rows`; beyond it the order depends on the number of rows (measured on Zen 4).
@@ -180,8 +184,29 @@ def build_linear(
     """The fastest layer for these weights on their device that keeps the guarantees asked for."""
     if int8:
         return Int8Linear(weight, bias)
+    if TileLinear.fits(weight):
+        return TileLinear(weight, bias)
     if weight.dtype == torch.bfloat16 and weight.device.type == "cpu" and PackedLinear.available():
         if invariant and (weight.shape[1] > INVARIANT_INPUTS or invariant_rows() < sys.maxsize):
             return InvariantLinear(weight, bias)
         return PackedLinear(weight, bias)
     return PlainLinear(weight, bias)
+
+
+def build_gated(
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    ops: RowOps,
+    *,
+    int8: bool = False,
+    invariant: bool = False,
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A layer that returns SiLU of the first half of its outputs times the second half.
+
+    Args:
+        ops: computes the gate where the product does not.
+    """
+    if not int8 and bias is None and TileLinear.fits(weight):
+        return TileLinear(weight, gated=True)
+    linear = build_linear(weight, bias, int8=int8, invariant=invariant)
+    return lambda x: ops.gate(linear(x))

@@ -1,0 +1,234 @@
+"""bf16 linear layers with matrix tiles (Intel AMX), a loop of our own.
+
+Every number of rows is computed by the same loop in the same order of sums, so that a row's bits never depend on the
+other rows. Blocks of 32 by 32 numbers are computed in tiles; while a block is multiplied, the one before is rounded,
+added to the residual or passed through the gate.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import torch
+
+from specrag.engine import tiles
+from specrag.engine.bfloat16 import longs
+from specrag.engine.compiling import inlined, shared_out
+from specrag.engine.team import ask, team
+from specrag.engine.tiles import (
+    BLOCK,
+    BLOCK_BYTES,
+    DEPTH,
+    TILE,
+    add_block,
+    add_half,
+    clear,
+    configure,
+    fetch,
+    load_block,
+    load_half,
+    release,
+    store_block,
+    store_half,
+)
+from specrag.errors import SpecragError
+from specrag.models.tile_rows import gate_row, round_row, round_row_with
+
+#: Bytes of the weights that are read again for every block of rows: they stay in the second cache.
+_GROUP_BYTES = 600_000
+#: Inputs longer than ``_LONG`` are summed in parts of ``_PART`` multiplications, whose rows stay in the first cache.
+_LONG, _PART = 1024, 16
+#: How far ahead weights are fetched, bytes.
+_AHEAD = 8192
+#: Bytes of a panel's weights for one multiplication.
+_STEP_BYTES = 2 * tiles.TILE_BYTES
+
+
+class Given(IntEnum):
+    """The places of the loop's arguments, 64-bit whole numbers; strides are in bytes.
+
+    ``PANELS``: of 32 columns. ``GROUP``: panels that are computed beside each other. ``PART``: multiplications before
+    the sums are put aside. ``ADDED``: address of what is added to the outputs, 0 for nothing, its stride 0 for a bias.
+    ``GATED``: whether a panel holds 16 columns of a gate and 16 that it multiplies. ``SUMS``: room for two blocks of
+    each thread, and of each panel of a group if its sums are put aside; ``ROOM``: its bytes for a thread. ``WHOLE``,
+    ``REST``: settings of the tiles for whole blocks and for the last rows. ``NUMBER`` and ``COUNT``: functions that
+    tell a thread its number and how many there are, 0 if it is alone.
+    """
+
+    X = 0
+    X_STRIDE = 1
+    WEIGHT = 2
+    OUT = 3
+    OUT_STRIDE = 4
+    ADDED = 5
+    ADDED_STRIDE = 6
+    ROWS = 7
+    STEPS = 8
+    PANELS = 9
+    GROUP = 10
+    PART = 11
+    GATED = 12
+    SUMS = 13
+    WHOLE = 14
+    REST = 15
+    NUMBER = 16
+    COUNT = 17
+    ROOM = 18
+
+
+class TileLinear:
+    """bf16 weights in the order in which tiles read them.
+
+    Args:
+        weight: ``[out, in]``, both multiples of 32.
+        gated: the first half of the outputs is a gate: SiLU of it, times the second half, is what is returned.
+
+    Raises:
+        SpecragError: the weights do not fit (:meth:`fits`).
+    """
+
+    def __init__(
+        self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, gated: bool = False
+    ) -> None:
+        if not self.fits(weight):  # and the tiles are asked for
+            raise SpecragError(f"weight: no tiles for {tuple(weight.shape)}; take another layer")
+        outputs, inputs = weight.shape
+        if gated:  # a panel holds gates and what they multiply
+            weight = weight.view(2, outputs // BLOCK, TILE, inputs).transpose(0, 1).reshape(outputs, inputs)
+        # [panel, step, half, pair, column, number of the pair]
+        tiled = weight.view(outputs // BLOCK, 2, TILE, inputs // DEPTH, TILE, 2).permute(0, 3, 1, 4, 2, 5)
+        self._weight = tiled.contiguous()
+        self._bias = bias
+        self._gated = gated
+        self._outputs, self._inputs = outputs, inputs
+        self._width = outputs // 2 if gated else outputs
+        self._whole = tiles.setting()
+        panel_bytes = inputs // DEPTH * _STEP_BYTES
+        self._group = max(min(_GROUP_BYTES // panel_bytes, outputs // BLOCK), 1)
+        self._part = inputs // DEPTH if inputs <= _LONG else _PART
+        self._room = 2 * BLOCK_BYTES * (1 if inputs <= _LONG else self._group)
+
+    @staticmethod
+    def fits(weight: torch.Tensor) -> bool:
+        """Whether this machine computes these weights with tiles."""
+        whole = weight.shape[0] % BLOCK == 0 and weight.shape[1] % DEPTH == 0
+        on_cpu = weight.dtype == torch.bfloat16 and weight.device.type == "cpu"
+        return on_cpu and whole and tiles.available()
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        rows = x.shape[0]
+        x = x if x.stride(-1) == 1 else x.contiguous()
+        out = torch.empty((rows, self._width), dtype=torch.bfloat16)
+        if not rows:
+            return out
+        added = self._bias if residual is None else residual.contiguous()
+        threads = torch.get_num_threads()
+        helpers = team() if threads > 1 else None
+        parts = threads if helpers is not None else 1
+        sums = np.empty(parts * self._room + 64, dtype=np.uint8)
+        rest = tiles.setting(rows % BLOCK or BLOCK)
+        given = np.array(
+            [
+                x.data_ptr(),
+                x.stride(0) * x.itemsize,
+                self._weight.data_ptr(),
+                out.data_ptr(),
+                out.stride(0) * out.itemsize,
+                0 if added is None else added.data_ptr(),
+                0 if added is None or added.dim() == 1 else added.stride(0) * added.itemsize,
+                rows,
+                self._inputs // DEPTH,
+                self._outputs // BLOCK,
+                self._group,
+                self._part,
+                self._gated,
+                -(-sums.ctypes.data // 64) * 64,
+                self._whole.ctypes.data,
+                rest.ctypes.data,
+                0 if helpers is None else helpers.number,
+                0 if helpers is None else helpers.count,
+                self._room,
+            ],
+            dtype=np.int64,
+        )
+        if helpers is None:
+            _multiply.ctypes(given.ctypes.data)
+        else:
+            helpers.run(_multiply.address, given.ctypes.data, threads, 0)
+        return out if residual is None or self._bias is None else out.add_(self._bias)
+
+
+@inlined
+def _finish(given: Any, sums: int, row: int, panel: int, done: int, count: int) -> None:
+    """Write the outputs of some of a block's rows.
+
+    Args:
+        sums: of the block.
+        row, panel: where the block begins.
+        done, count: the first of its rows, and the one behind the last.
+    """
+    out, added = given[3] + panel * (32 if given[12] else 64), given[5] + panel * 64
+    for here in range(done, count):
+        place, target = sums + here * 4 * BLOCK, out + (row + here) * given[4]
+        if given[12]:
+            gate_row(place, target)
+        elif given[5]:
+            round_row_with(place, target, added + (row + here) * given[6])
+        else:
+            round_row(place, target)
+
+
+@shared_out
+def _multiply(place: int) -> None:
+    given = longs(place)
+    x, x_stride, rows, steps, panels, group, part = (
+        given[0], given[1], given[7], given[8], given[9], given[10], given[11],
+    )  # fmt: skip
+    thread, threads = (ask(given[16]), ask(given[17])) if given[17] else (0, 1)
+    sums = given[13] + thread * given[18]
+    begin, end = panels * thread // threads, panels * (thread + 1) // threads
+    # The block before, of which `done` of `count` rows are written.
+    last, last_row, last_panel, done, count = 0, 0, 0, 0, 0
+    turn = 0
+    for first in range(begin, end, group):
+        for row in range(0, rows, BLOCK):
+            here = min(rows - row, BLOCK)
+            configure(given[14] if here == BLOCK else given[15])
+            for step in range(0, steps, part):
+                for panel in range(first, min(first + group, end)):
+                    # Two places by turns, since the block before is still waiting in the other.
+                    own = sums + ((panel - first) * 2 + ((row // BLOCK) & 1)) * BLOCK_BYTES
+                    if part == steps:
+                        turn ^= 1
+                        own = sums + turn * BLOCK_BYTES
+                    if step == 0:
+                        clear()
+                    elif here > TILE:
+                        load_block(own)
+                    else:
+                        load_half(own)
+                    left = x + row * x_stride + step * 64
+                    right = given[2] + (panel * steps + step) * _STEP_BYTES
+                    for _ in range(min(part, steps - step)):
+                        if row == 0:
+                            fetch(right + _AHEAD)
+                        if here > TILE:
+                            add_block(left, x_stride, right)
+                        else:
+                            add_half(left, x_stride, right)
+                        left += 64
+                        right += _STEP_BYTES
+                        if done < count:
+                            _finish(given, last, last_row, last_panel, done, min(done + 2, count))
+                            done += 2
+                    if here > TILE:
+                        store_block(own)
+                    else:
+                        store_half(own)
+                    if step + part >= steps:
+                        _finish(given, last, last_row, last_panel, done, count)
+                        last, last_row, last_panel, done, count = own, row, panel, 0, here
+    _finish(given, last, last_row, last_panel, done, count)
+    release()
