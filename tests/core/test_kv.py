@@ -29,13 +29,13 @@ class Tree:
     parents: list[int] = field(default_factory=list)
 
 
-def tiny_model(seed: int = 0) -> LeanDecoder:
+def tiny_model(seed: int = 0, *, head_dim: int = 8, dtype: torch.dtype = torch.float32) -> LeanDecoder:
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=61,
-        hidden_size=32,
+        hidden_size=4 * head_dim,
         intermediate_size=48,
         num_hidden_layers=2,
         num_attention_heads=4,
@@ -44,8 +44,8 @@ def tiny_model(seed: int = 0) -> LeanDecoder:
     )
     module = AutoModelForCausalLM.from_config(config)
     for parameter in module.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    return LeanDecoder(config, module.state_dict(), dtype=torch.float32, device=torch.device("cpu"))
+        torch.nn.init.normal_(parameter, std=0.3 * (head_dim / 8) ** -0.5)
+    return LeanDecoder(config, module.state_dict(), dtype=dtype, device=torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")

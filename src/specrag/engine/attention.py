@@ -18,6 +18,7 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 
+from specrag.engine import tile_attention
 from specrag.engine.bundle import Bundle
 from specrag.engine.compiled_rows import CompiledRows, Writer, available, serves
 from specrag.engine.invariant_rows import InvariantRows
@@ -26,6 +27,7 @@ from specrag.engine.partial_attention import attend_part, join
 from specrag.engine.passes import Segment
 from specrag.engine.segment_plan import SMALL_KEYS, SegmentPlan, readable
 from specrag.engine.shared_extents import find_shared
+from specrag.engine.tile_attention import TileAttention
 
 #: Rows of one attention product; bounds the score matrix to ROWS * keys * heads numbers.
 BLOCK_ROWS = 128
@@ -61,6 +63,7 @@ class AttentionPlan:
         self.positions = [position for plan in self.segments for position in plan.positions]
         self._writer: Writer | None = None
         self._compiled: CompiledRows | None = None
+        self._tiles: TileAttention | None = None
         self._invariant: InvariantRows | None = None
         #: The segments that torch's products serve.
         self._others = self.segments
@@ -69,13 +72,7 @@ class AttentionPlan:
         if invariant:
             self._invariant, self._others = InvariantRows(self.segments, group), []
         elif compiled:
-            readers = Counter(id(extent) for plan in self.segments for extent, _ in plan.runs)
-            served: list[SegmentPlan] = []
-            self._others = []
-            for plan in self.segments:
-                shared = any(readers[id(extent)] > 1 for extent, _ in plan.runs)
-                (served if serves(plan, shared) else self._others).append(plan)
-            self._compiled = CompiledRows(served, first, group) if served else None
+            self._choose(first)
         self.shared, self._reads = find_shared(self._others, group)
         self._find_bundles()
 
@@ -106,8 +103,10 @@ class AttentionPlan:
             return out
         if self._compiled is not None:
             self._compiled.attend(layer, queries, out)
-            if not self._others:
-                return out
+        if self._tiles is not None:
+            self._tiles.attend(layer, queries, out)
+        if not self._others:
+            return out
         folded = queries.unflatten(1, (-1, self.group)).transpose(0, 1).flatten(1, 2)
         mixed: torch.Tensor = self.attend(layer, folded, window=window)
         mixed = mixed.unflatten(1, (rows, self.group)).transpose(0, 1)
@@ -200,6 +199,24 @@ class AttentionPlan:
         return result
 
     # -- planning -------------------------------------------------------------------------------------------
+
+    def _choose(self, rows: int) -> None:
+        """Which loops serve which segments of a pass of so many rows."""
+        readers = Counter(id(extent) for plan in self.segments for extent, _ in plan.runs)
+        tiles = tile_attention.available(self.segments[0].own.shape)
+        tiled: list[SegmentPlan] = []
+        served: list[SegmentPlan] = []
+        self._others = []
+        for plan in self.segments:
+            shared = any(readers[id(extent)] > 1 for extent, _ in plan.runs)
+            if tiles and tile_attention.serves(plan):
+                tiled.append(plan)
+            elif serves(plan, shared):
+                served.append(plan)
+            else:
+                self._others.append(plan)
+        self._tiles = TileAttention(tiled, self.group) if tiled else None
+        self._compiled = CompiledRows(served, rows, self.group) if served else None
 
     def _find_bundles(self) -> None:
         """Group the sessions of one row and few keys by the number of keys."""

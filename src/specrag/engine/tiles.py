@@ -48,7 +48,7 @@ def available() -> bool:
     if any(os.environ.get(f"NUMBA_{name}") for name in ("CPU_NAME", "CPU_FEATURES", "DISABLE_JIT")):
         return False  # compiled for another processor, or not at all
     features = binding.get_host_cpu_features()
-    if not (features.get("amx-tile") and features.get("amx-bf16")):
+    if not all(features.get(name) for name in ("amx-tile", "amx-bf16", "avx512f", "avx512bf16")):
         return False
     return bool(ctypes.CDLL(None).syscall(_ARCH_PRCTL, _ASK_FOR, _TILE_DATA) == 0)
 

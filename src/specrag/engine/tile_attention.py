@@ -1,0 +1,107 @@
+"""The segments of a pass whose attention is computed with matrix tiles, and what the loops need to know of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from specrag.engine import tiles
+from specrag.engine.kv import KeyValueShape
+from specrag.engine.segment_plan import SegmentPlan
+from specrag.engine.team import team
+from specrag.engine.tile_attention_kernel import TileArguments as At
+from specrag.engine.tile_attention_kernel import attend, pack, packed_bytes, room_bytes
+
+#: Fewer rows are not worth bringing all keys into another order.
+LEAST_ROWS = 16
+
+
+def available(shape: KeyValueShape) -> bool:
+    """Whether tiles serve this kind of keys and values here."""
+    kind = shape.device.type == "cpu" and shape.dtype == torch.bfloat16 and not shape.int8
+    return kind and shape.head_dim % tiles.BLOCK == 0 and tiles.available()
+
+
+def serves(plan: SegmentPlan) -> bool:
+    """Whether tiles are the faster way for this segment."""
+    return plan.ancestors is None and not plan.written and plan.count >= LEAST_ROWS
+
+
+class TileAttention:
+    """Attention of some of a pass's segments.
+
+    Args:
+        plans: the segments; :func:`serves` holds for each.
+        group: query heads for each key/value head.
+    """
+
+    def __init__(self, plans: Sequence[SegmentPlan], group: int) -> None:
+        shape = plans[0].own.shape
+        pieces = [[*plan.runs, (plan.own, plan.used)] for plan in plans]
+        flat = [piece for each in pieces for piece in each]
+        self._buffers = np.array([extent.addresses for extent, _ in flat]).T.copy()  # [layers, pieces]
+        keys = [sum(size for _, size in each) for each in pieces]
+        steps = [-(-count // tiles.BLOCK) for count in keys]
+        sizes = [2 * shape.kv_heads * packed_bytes(count, shape.head_dim) for count in steps]
+        self._packed = np.empty(sum(sizes) + 64, dtype=np.uint8)
+        start = _aligned(self._packed)
+        # The rows that see most come first, so that no thread is left with one of them at the end.
+        units = [
+            (-(count - plan.count + row), segment, head, row)
+            for segment, (plan, count) in enumerate(zip(plans, keys, strict=True))
+            for row in range(0, plan.count, tiles.BLOCK)
+            for head in range(shape.kv_heads * group)
+        ]
+        threads = torch.get_num_threads()
+        self._team = team() if threads > 1 else None
+        self._threads = threads if self._team is not None else 1
+        each_room = -(-room_bytes(shape.head_dim) // 64) * 64
+        self._room = np.empty(self._threads * each_room + 64, dtype=np.uint8)
+        # Kept, since the loops have only their addresses.
+        self._arrays = {
+            At.FIRSTS: np.cumsum([0, *map(len, pieces)]),
+            At.PACKED: start + np.cumsum([0, *sizes[:-1]]),
+            At.STEPS: np.array(steps),
+            At.PAST: np.array([count - plan.count for plan, count in zip(plans, keys, strict=True)]),
+            At.ROWS: np.array([plan.rows.start for plan in plans]),
+            At.COUNTS: np.array([plan.count for plan in plans]),
+            At.HEAD_BYTES: np.array([extent.capacity * shape.row_bytes for extent, _ in flat]),
+            At.SIZES: np.array([size for _, size in flat]),
+            At.UNITS: np.array([unit[1:] for unit in sorted(units)]),
+            At.WHOLE: tiles.setting(),
+            At.RESTS: np.stack([tiles.setting(plan.count % tiles.BLOCK or tiles.BLOCK) for plan in plans]),
+        }
+        given = np.zeros(len(At), dtype=np.int64)
+        for place, array in self._arrays.items():
+            given[place] = array.ctypes.data
+        given[At.KV_HEADS], given[At.GROUP], given[At.SEGMENTS] = shape.kv_heads, group, len(plans)
+        given[At.UNIT_COUNT] = len(units)
+        given[At.ROOM], given[At.ROOM_BYTES] = _aligned(self._room), each_room
+        if self._team is not None:
+            given[At.NUMBER], given[At.COUNT] = self._team.number, self._team.count
+        self._given = given
+        self._loops = pack(shape.head_dim), attend(shape.head_dim)
+
+    def attend(self, layer: int, queries: torch.Tensor, out: torch.Tensor) -> None:
+        """Write these segments' rows of ``out``.
+
+        Args:
+            queries: ``[rows, heads, head_dim]`` of the whole pass, the heads side by side, already scaled.
+            out: ``[rows, heads * head_dim]``.
+        """
+        given = self._given
+        given[At.QUERIES], given[At.QUERY_STRIDE] = queries.data_ptr(), queries.stride(0) * queries.itemsize
+        given[At.OUT], given[At.OUT_STRIDE] = out.data_ptr(), out.stride(0) * out.itemsize
+        given[At.BUFFERS] = self._buffers[layer].ctypes.data
+        for loop in self._loops:
+            if self._team is None:
+                loop.ctypes(given.ctypes.data)
+            else:
+                self._team.run(loop.address, given.ctypes.data, self._threads, 0)
+
+
+def _aligned(memory: np.ndarray) -> int:
+    """The first address of a cache line in it."""
+    return -(-memory.ctypes.data // 64) * 64
