@@ -28,6 +28,7 @@ from specrag.engine.passes import Segment
 from specrag.engine.segment_plan import SMALL_KEYS, SegmentPlan, readable
 from specrag.engine.shared_extents import find_shared
 from specrag.engine.tile_attention import TileAttention
+from specrag.engine.tiles import empty_rows
 
 #: Rows of one attention product; bounds the score matrix to ROWS * keys * heads numbers.
 BLOCK_ROWS = 128
@@ -97,7 +98,10 @@ class AttentionPlan:
             ``[rows, heads * head_dim]``.
         """
         rows, heads, size = queries.shape
-        out = torch.empty((rows, heads * size), dtype=queries.dtype, device=queries.device)
+        if self._tiles is not None:
+            out = empty_rows(rows, heads * size)
+        else:
+            out = torch.empty((rows, heads * size), dtype=queries.dtype, device=queries.device)
         if self._invariant is not None:
             self._invariant.attend(layer, queries, out, window)
             return out

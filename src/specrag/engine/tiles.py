@@ -17,6 +17,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import torch
 from llvmlite import binding, ir  # type: ignore[import-untyped]
 from numba import types
 from numba.core import cgutils
@@ -61,6 +62,16 @@ def setting(rows: int = BLOCK) -> np.ndarray:
     upper, lower = min(rows, TILE), max(rows - TILE, 1)
     made[48:56] = [upper, upper, lower, lower, upper, lower, TILE, TILE]
     return made
+
+
+def empty_rows(rows: int, size: int) -> torch.Tensor:
+    """Room for bfloat16 rows that tiles will read, ``[rows, size]``.
+
+    Where there are tiles, rows of whole kilobytes lie a little further apart: they would otherwise meet in few sets of
+    the first cache.
+    """
+    apart = size + DEPTH if available() and 2 * size % 1024 == 0 else size
+    return torch.empty((rows, apart), dtype=torch.bfloat16)[:, :size]
 
 
 def emitted(count: int, emit: Callable[..., None]) -> Any:

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from specrag.engine.bfloat16 import exp, floats, halves, longs, narrow, widen
 from specrag.engine.compiling import inlined, reordered, shared_out
 from specrag.engine.team import ask, team
+from specrag.engine.tiles import empty_rows
 
 #: From so many numbers on threads share an operation: below, waking them takes longer.
 SHARED_NUMBERS = 2**16
@@ -70,11 +71,11 @@ class CompiledOps:
         self.gate(x)
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        out = torch.empty_like(x)
         rows, size = x.shape
+        out = empty_rows(rows, size)
         places = x.data_ptr(), weight.data_ptr(), out.data_ptr()
-        if not _share(_shared_norm, rows, x.numel(), *places, size, number=eps):
-            _norm(*places, rows, size, eps)
+        if not _share(_shared_norm, rows, x.numel(), *places, size, out.stride(0), number=eps):
+            _norm(*places, rows, size, out.stride(0), eps)
         return out
 
     def rotation(self, turns: torch.Tensor, factors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -126,7 +127,9 @@ def _mine(given: Any) -> Any:
 
 
 @inlined
-def _norm_rows(x: int, weight: int, out: int, first: int, last: int, size: int, eps: Any) -> None:
+def _norm_rows(
+    x: int, weight: int, out: int, first: int, last: int, size: int, out_stride: int, eps: Any
+) -> None:
     numbers, weights, results = halves(x), halves(weight), halves(out)
     for row in range(first, last):
         start = row * size
@@ -136,7 +139,7 @@ def _norm_rows(x: int, weight: int, out: int, first: int, last: int, size: int, 
             total += value * value
         scale = np.float32(1.0) / np.sqrt(total / np.float32(size) + np.float32(eps))
         for i in range(size):
-            results[start + i] = narrow(widen(numbers[start + i]) * scale * widen(weights[i]))
+            results[row * out_stride + i] = narrow(widen(numbers[start + i]) * scale * widen(weights[i]))
 
 
 @inlined
@@ -169,15 +172,15 @@ def _gate_rows(x: int, out: int, first: int, last: int, size: int) -> None:
 
 
 @reordered
-def _norm(x: int, weight: int, out: int, rows: int, size: int, eps: float) -> None:
-    _norm_rows(x, weight, out, 0, rows, size, eps)
+def _norm(x: int, weight: int, out: int, rows: int, size: int, out_stride: int, eps: float) -> None:
+    _norm_rows(x, weight, out, 0, rows, size, out_stride, eps)
 
 
 @shared_out
 def _shared_norm(address: int) -> None:
     given = longs(address)
     first, last = _mine(given)
-    _norm_rows(given[4], given[5], given[6], first, last, given[7], floats(address + 24)[0])
+    _norm_rows(given[4], given[5], given[6], first, last, given[7], given[8], floats(address + 24)[0])
 
 
 @reordered

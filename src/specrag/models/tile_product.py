@@ -26,6 +26,7 @@ from specrag.engine.tiles import (
     add_half,
     clear,
     configure,
+    empty_rows,
     fetch,
     load_block,
     load_half,
@@ -95,6 +96,7 @@ class TileLinear:
         if not self.fits(weight):  # and the tiles are asked for
             raise SpecragError(f"weight: no tiles for {tuple(weight.shape)}; take another layer")
         outputs, inputs = weight.shape
+        weight = weight.contiguous()
         if gated:  # a panel holds gates and what they multiply
             weight = weight.view(2, outputs // BLOCK, TILE, inputs).transpose(0, 1).reshape(outputs, inputs)
         # [panel, step, half, pair, column, number of the pair]
@@ -105,10 +107,7 @@ class TileLinear:
         self._outputs, self._inputs = outputs, inputs
         self._width = outputs // 2 if gated else outputs
         self._whole = tiles.setting()
-        panel_bytes = inputs // DEPTH * _STEP_BYTES
-        self._group = max(min(_GROUP_BYTES // panel_bytes, outputs // BLOCK), 1)
-        self._part = inputs // DEPTH if inputs <= _LONG else _PART
-        self._room = 2 * BLOCK_BYTES * (1 if inputs <= _LONG else self._group)
+        self._steps = inputs // DEPTH
 
     @staticmethod
     def fits(weight: torch.Tensor) -> bool:
@@ -120,14 +119,19 @@ class TileLinear:
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         rows = x.shape[0]
         x = x if x.stride(-1) == 1 else x.contiguous()
-        out = torch.empty((rows, self._width), dtype=torch.bfloat16)
+        # What a gate lets pass goes into the next product; all else is taken to lie side by side.
+        room = (rows, self._width)
+        out = empty_rows(*room) if self._gated else torch.empty(room, dtype=torch.bfloat16)
         if not rows:
             return out
         added = self._bias if residual is None else residual.contiguous()
         threads = torch.get_num_threads()
         helpers = team() if threads > 1 else None
         parts = threads if helpers is not None else 1
-        sums = np.empty(parts * self._room + 64, dtype=np.uint8)
+        part = self._steps if rows <= BLOCK or self._inputs <= _LONG else _PART
+        group = max(_GROUP_BYTES // (part * _STEP_BYTES), 1)
+        blocks = 2 if part == self._steps else -(-rows // BLOCK) * group
+        sums = np.empty(parts * blocks * BLOCK_BYTES + 64, dtype=np.uint8)
         rest = tiles.setting(rows % BLOCK or BLOCK)
         given = np.array(
             [
@@ -139,17 +143,17 @@ class TileLinear:
                 0 if added is None else added.data_ptr(),
                 0 if added is None or added.dim() == 1 else added.stride(0) * added.itemsize,
                 rows,
-                self._inputs // DEPTH,
+                self._steps,
                 self._outputs // BLOCK,
-                self._group,
-                self._part,
+                group,
+                part,
                 self._gated,
                 -(-sums.ctypes.data // 64) * 64,
                 self._whole.ctypes.data,
                 rest.ctypes.data,
                 0 if helpers is None else helpers.number,
                 0 if helpers is None else helpers.count,
-                self._room,
+                blocks * BLOCK_BYTES,
             ],
             dtype=np.int64,
         )
@@ -193,14 +197,14 @@ def _multiply(place: int) -> None:
     last, last_row, last_panel, done, count = 0, 0, 0, 0, 0
     turn = 0
     for first in range(begin, end, group):
-        for row in range(0, rows, BLOCK):
-            here = min(rows - row, BLOCK)
-            configure(given[14] if here == BLOCK else given[15])
-            for step in range(0, steps, part):
+        for step in range(0, steps, part):
+            for row in range(0, rows, BLOCK):
+                here = min(rows - row, BLOCK)
+                configure(given[14] if here == BLOCK else given[15])
                 for panel in range(first, min(first + group, end)):
-                    # Two places by turns, since the block before is still waiting in the other.
-                    own = sums + ((panel - first) * 2 + ((row // BLOCK) & 1)) * BLOCK_BYTES
-                    if part == steps:
+                    if part < steps:
+                        own = sums + (row // BLOCK * group + panel - first) * BLOCK_BYTES
+                    else:  # two places by turns, since the block before is still waiting in the other
                         turn ^= 1
                         own = sums + turn * BLOCK_BYTES
                     if step == 0:
