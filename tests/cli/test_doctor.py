@@ -44,7 +44,8 @@ def test_this_machine(smollm2: Path) -> None:
     found = json.loads(result.out)
     assert found["ok"] is True
     assert found["verdict"].startswith(("all", "no check failed"))
-    assert found["versions"]["torch"] == torch.__version__
+    # What was installed; torch itself adds its kind, which the package's name may not have.
+    assert found["versions"]["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
     assert found["hardware"]["memory_bytes"] > found["hardware"]["free_bytes"] > 0
     assert found["models"]["smollm2-135m"] > 200_000_000
     states = {check["name"]: check["state"] for check in found["checks"]}

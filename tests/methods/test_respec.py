@@ -159,11 +159,15 @@ def test_wrong_settings_are_refused_before_any_work(field: str, value: object) -
 
 @needs_packed
 def test_a_draft_model_drafts(invariant: LanguageModel) -> None:
-    """The model drafts for itself: every guess is right, and the text is plain decoding's."""
+    """The model drafts for itself: but for near-ties, which its rounding decides, every guess is right."""
     method = baselines.draft_model("smollm2-135m")
-    made = invariant.generate(PROMPTS[2], max_tokens=24, method=method)
-    assert ids(made) == ids(invariant.generate(PROMPTS[2], max_tokens=24))
-    assert made.usage.accepted_by["draft-model"] / made.usage.drafted > 0.8
+    accepted = drafted = 0
+    for prompt in PROMPTS:
+        made = invariant.generate(prompt, max_tokens=48, method=method)
+        assert ids(made) == ids(invariant.generate(prompt, max_tokens=48))
+        accepted += made.usage.accepted_by["draft-model"]
+        drafted += made.usage.drafted
+    assert accepted / drafted > 0.8
 
 
 def test_an_unknown_method_is_named_with_the_nearest(llm: LanguageModel) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 from typing import Any
 
 import httpx
@@ -140,6 +141,45 @@ def test_short_requests_are_not_held_up_by_long_prompts(server: LiveServer) -> N
     for thread in [*threads, last]:
         thread.join(120)
     assert done[0] == "short"
+
+
+@pytest.mark.parametrize("tokens", [60, 4000])
+def test_a_client_that_reads_a_byte_a_second_holds_nobody_up(server: LiveServer, tokens: int) -> None:
+    """A stream's session is its own: it runs to its end, or ends with the client, while others are answered."""
+    address = server.url.removeprefix("http://").split(":")
+    body = json.dumps({**LONG, "stream": True, "max_tokens": tokens}).encode()
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: {':'.join(address)}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    with socket.create_connection((address[0], int(address[1]))) as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        slow.sendall(head.encode() + body)
+        for _ in range(3):
+            assert slow.recv(1)
+            time.sleep(1)
+            quick = post(server, "/v1/chat/completions", {**LONG, "max_tokens": 4})
+            assert quick.status_code == 200
+        if tokens == 60:
+            server.wait_until_idle()
+    server.wait_until_idle(5)
+
+
+def test_a_server_that_stops_lets_a_short_stream_finish(smollm2: object) -> None:
+    received: list[str] = []
+    with running_server() as stopping, httpx.Client(timeout=60) as client:
+        body = {**LONG, "max_tokens": 40, "stream": True}
+        with client.stream("POST", f"{stopping.url}/v1/chat/completions", json=body) as stream:
+            for text in stream.iter_text():
+                if not received:
+                    stopping.in_loop(lambda: stopping.service.begin_stop(30))
+                received.append(text)
+        assert stopping.service.state == "stopping"
+        stopping.wait_until_idle(5)
+    text = "".join(received)
+    assert text.endswith("data: [DONE]\n\n")
+    last = json.loads(text.split("data: ")[-2])
+    assert last["choices"][0]["finish_reason"] == "length"
 
 
 def test_a_server_that_stops_ends_its_streams_properly(smollm2: object) -> None:

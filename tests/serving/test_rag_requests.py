@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -132,6 +134,64 @@ def test_speculative_rag_shows_drafts_and_scores(server: LiveServer) -> None:
         assert text_of(chunks) == drafts[best["index"]]["answer"]
     whole = ask(server, method="speculative-rag", k=4, options=options)
     assert whole["choices"][0]["message"]["content"] == text_of(chunks)
+
+
+def test_drafts_tell_what_was_guessed_for_them(server: LiveServer) -> None:
+    options = {"drafts": 2, "passages_per_draft": 1, "draft_tokens": 32}
+    plain, copied = (
+        ask(server, method="speculative-rag", k=4, options={**options, "decoder": decoder})["specrag"][
+            "usage"
+        ]
+        for decoder in ("plain", "respec")
+    )
+    assert plain["drafted"] == plain["accepted"] == 0
+    assert copied["drafted"] >= copied["accepted"] > 0
+    assert sum(copied["accepted_by"].values()) == copied["accepted"]
+    assert copied["mat"] > plain["mat"]
+
+
+def test_a_source_that_is_a_path_is_told_by_its_name(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of the same name in two folders are indexed under their whole paths."""
+    base = server.service.knowledge_bases.get("wiki")
+    assert isinstance(base, KnowledgeBase)
+    search = base.search
+
+    def elsewhere(*given: Any, **named: Any) -> Any:
+        return [
+            [replace(hit, passage=replace(hit.passage, source="/srv/secret/notes.md")) for hit in hits]
+            for hits in search(*given, **named)
+        ]
+
+    monkeypatch.setattr(base, "search", elsewhere)
+    answer = ask(server)
+    assert {source["source"] for source in answer["specrag"]["sources"]} == {"notes.md"}
+    assert "/srv/secret" not in json.dumps(answer)
+
+
+def test_the_figures_of_an_answer_are_counted(server: LiveServer) -> None:
+    def figures() -> dict[str, float]:
+        text = httpx.get(f"{server.url}/metrics").text
+        lines = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
+        return {name: float(value) for name, _, value in lines}
+
+    before = figures()
+    answer = ask(server, method="respec")
+    after, usage = figures(), answer["specrag"]["usage"]
+    gained = {name: value - before.get(name, 0.0) for name, value in after.items()}
+
+    def of(name: str) -> float:
+        return sum(value for label, value in gained.items() if label.startswith(f"{name}_total"))
+
+    assert of("specrag_tokens") == usage["completion_tokens"]
+    assert of("specrag_prompt_tokens") == usage["prompt_tokens"]
+    assert of("specrag_drafted_tokens") == usage["drafted"] > 0
+    assert of("specrag_accepted_tokens") == usage["accepted"]
+    assert of("specrag_retrieved_passages") == usage["retrieved"] == 2
+    reason = answer["choices"][0]["finish_reason"]
+    assert gained[f'specrag_generations_total{{method="respec",reason="{reason}"}}'] == 1
+    assert gained['specrag_mean_accepted_tokens_sum{method="respec"}'] == pytest.approx(usage["mat"])
 
 
 def test_a_long_text_of_the_request_itself_is_answered_by_rapid(server: LiveServer) -> None:

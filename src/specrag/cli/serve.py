@@ -159,19 +159,25 @@ def _check(settings: Settings) -> None:
     """What would only fail once the server runs.
 
     Raises:
-        InputError: there is no such method, or a knowledge base is missing.
+        InputError: there is no such method or drafter, or a knowledge base or corpus is missing.
         KnowledgeBaseError: one is damaged.
         DatastoreError: a datastore is missing or damaged.
     """
+    from specrag.methods.fallbacks import NamedDrafter
     from specrag.retrieval.knn_manifest import DatastoreManifest
     from specrag.retrieval.manifest import Manifest
     from specrag.serving.methods import served_method
+    from specrag.speculation.suffix.corpus import SuffixCorpus
 
     served_method(settings.method)
     for folder in settings.kbs.values():
         Manifest.read(folder.expanduser())
     for folder in settings.datastores.values():
         DatastoreManifest.read(folder)
+    for folder in settings.corpora.values():
+        SuffixCorpus.open(folder).close()
+    for drafter in settings.drafters:
+        NamedDrafter(drafter)
 
 
 def _print_settings(as_json: bool) -> None:

@@ -181,6 +181,8 @@ def _read(task: Task, number: int, subset: Sequence[int], fit: _Fitted, text: Ge
         completion_tokens=len(text.tokens),
         passes=text.passes,
         seconds=text.seconds,
+        drafted_by=text.drafted_by,
+        accepted_by=text.accepted_by,
     )
     if isinstance(found, MalformedDraft):
         return Written(replace(draft, malformed=found.reason), None)

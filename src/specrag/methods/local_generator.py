@@ -130,6 +130,8 @@ class LocalGenerator:
             read_tokens=len(prompt) - max(shared, generation.usage.cached_tokens) + begun.read,
             passes=generation.usage.passes,
             seconds=self._clock() - started,
+            drafted_by=generation.usage.drafted_by,
+            accepted_by=generation.usage.accepted_by,
         )
         yield Emit(TextDone(number, written))
         return written

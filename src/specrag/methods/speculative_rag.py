@@ -8,7 +8,8 @@ may be the same.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -294,6 +295,8 @@ class SpeculativeRAG:
                 drafter_passes=sum(draft.passes for draft in drafts),
                 verifier_tokens=0 if scored is None else scored.tokens,
                 verifier_read_tokens=0 if scored is None else scored.read_tokens,
+                drafted_by=_summed(draft.drafted_by for draft in drafts),
+                accepted_by=_summed(draft.accepted_by for draft in drafts),
             ),
         )
 
@@ -316,3 +319,10 @@ def _telling(coroutine: Coroutine[SpeculativeAnswer]) -> Coroutine[None]:
     """Run to the end and emit the answer itself."""
     answer = yield from coroutine
     yield Emit(answer)
+
+
+def _summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for each in counts:
+        total.update(each)
+    return dict(total)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from specrag.engine.stopping import FinishReason
 from specrag.methods.answer import Source
@@ -32,6 +33,7 @@ class Draft:
         completion_tokens: of the text.
         passes: passes of the drafter; 0 where it does not tell.
         seconds: from the beginning of drafting to the text's end.
+        drafted_by, accepted_by: tokens by the drafter that guessed them for this one.
     """
 
     number: int
@@ -49,6 +51,8 @@ class Draft:
     completion_tokens: int
     passes: int
     seconds: float
+    drafted_by: Mapping[str, int] = field(default_factory=dict)
+    accepted_by: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,7 @@ class SpeculativeUsage:
         drafter_passes: of all drafts; drafts share passes.
         verifier_tokens: of all texts scored.
         verifier_read_tokens: those of them that were read.
+        drafted_by, accepted_by: tokens by what guessed them for the drafter.
     """
 
     drafter_prompt_tokens: int
@@ -115,6 +120,8 @@ class SpeculativeUsage:
     drafter_passes: int
     verifier_tokens: int
     verifier_read_tokens: int
+    drafted_by: Mapping[str, int] = field(default_factory=dict)
+    accepted_by: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

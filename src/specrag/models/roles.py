@@ -9,7 +9,7 @@ with :func:`specrag.engine.executor.run`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias, runtime_checkable
 
 from specrag.engine.passes import Coroutine
@@ -78,9 +78,9 @@ class TextRequest:
         check_prompt(self.prompt)
         if isinstance(self.max_tokens, bool) or not isinstance(self.max_tokens, int) or self.max_tokens < 1:
             raise InputError("max_tokens", self.max_tokens, "give an integer from 1 upwards")
-        for field, value in (("stop", self.stop), ("references", self.references)):
+        for name, value in (("stop", self.stop), ("references", self.references)):
             if isinstance(value, str) or not all(isinstance(text, str) for text in value):
-                raise InputError(field, value, "give a tuple of texts")
+                raise InputError(name, value, "give a tuple of texts")
         if not self.temperature >= 0:
             raise InputError("temperature", self.temperature, "give 0 or more")
 
@@ -111,6 +111,7 @@ class GeneratedText:
             same call that begin alike, or remembered, and the first of these counts them.
         passes: passes of the model, that of the prompt not counted; 0 where the model does not tell.
         seconds: from the call to the text's end.
+        drafted_by, accepted_by: tokens by the drafter that guessed them; empty where the model does not tell.
     """
 
     text: str
@@ -120,6 +121,8 @@ class GeneratedText:
     read_tokens: int
     passes: int
     seconds: float
+    drafted_by: Mapping[str, int] = field(default_factory=dict)
+    accepted_by: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from importlib.metadata import version
@@ -36,6 +36,7 @@ class Answering:
         service: runs them.
         method: by which they are written.
         plans: one a text.
+        said: makes a text of what was sent, for a log that may hold it.
         arrived: when the request came, by ``time.perf_counter``.
         deadline: seconds from there that the client allows; at most those of the settings.
 
@@ -48,12 +49,14 @@ class Answering:
         service: Service,
         method: str,
         plans: Sequence[Plan],
+        said: Callable[[], str],
         arrived: float,
         deadline: float | None,
     ) -> None:
         self._service = service
         self._method = method
         self._plans = plans
+        self._said = said
         self._arrived = arrived
         allowed = service.settings.deadline
         self._deadline = arrived + (allowed if deadline is None else min(deadline, allowed))
@@ -160,6 +163,7 @@ class Answering:
             self._service.searches(value.retrieval_seconds, found)
 
     def _count(self, outcome: Outcome, reason: str) -> None:
+        told = self._service.settings.log_prompts
         figures = FinishedGeneration(
             method=self._method,
             reason=reason,
@@ -172,6 +176,8 @@ class Answering:
             total=self.elapsed,
             queued=self._queued,
             first_token=self._first,
+            prompt=self._said() if told else None,
+            answer=outcome.text if told else None,
         )
         for observer in self._service.observers:
             observer(figures)

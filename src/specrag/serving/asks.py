@@ -72,7 +72,21 @@ class Asker:
         llm = self.service.llm
         formed = bool(options.get("processors"))
         datastores = self.service.datastores_of(self.key.may_read)
-        return Ask(llm, prompt, question, tuple(history), system, options, wish, kb, datastores, formed)
+        corpora = self.service.corpora_of(self.key.may_read)
+        return Ask(
+            llm=llm,
+            prompt=prompt,
+            question=question,
+            history=tuple(history),
+            system=system,
+            options=options,
+            wish=wish,
+            kb=kb,
+            datastores=datastores,
+            corpora=corpora,
+            drafters=self.service.settings.drafters,
+            formed=formed,
+        )
 
     def options(
         self, body: GenerationBody, max_tokens: int | None, processors: Sequence[LogitsProcessor] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -39,9 +40,14 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request) 
     asker = Asker(service, request.state.key)
     job = await prepare(partial(_prepare, body, asker))
     wish = body.specrag or SpecragField()
-    answering = Answering(service, asker.method(wish), job.plans, arrived, wish.deadline)
+    said = partial(_said, body)
+    answering = Answering(service, asker.method(wish), job.plans, said, arrived, wish.deadline)
     writer = _Writer(body, job, answering, TokenNames(service.llm.tokenizer), service.settings.name)
     return await respond(request, answering, writer, stream=bool(body.stream))
+
+
+def _said(body: ChatCompletionRequest) -> str:
+    return json.dumps(body.model_dump(mode="json", exclude_none=True)["messages"], ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
@@ -41,9 +42,14 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     asker = Asker(service, request.state.key)
     job = await prepare(partial(_prepare, body, asker))
     wish = body.specrag or SpecragField()
-    answering = Answering(service, asker.method(wish), job.plans, arrived, wish.deadline)
+    said = partial(_said, body)
+    answering = Answering(service, asker.method(wish), job.plans, said, arrived, wish.deadline)
     writer = _Writer(body, job, answering, TokenNames(service.llm.tokenizer), service.settings.name)
     return await respond(request, answering, writer, stream=bool(body.stream))
+
+
+def _said(body: CompletionRequest) -> str:
+    return json.dumps(body.model_dump(mode="json", exclude_none=True)["prompt"], ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True)

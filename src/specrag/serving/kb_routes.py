@@ -19,7 +19,7 @@ from specrag.retrieval.passage import Hit
 from specrag.serving.job import Job
 from specrag.serving.keys import ApiKey
 from specrag.serving.knowledge import Base, Description
-from specrag.serving.places import check_document, is_name
+from specrag.serving.places import check_document, is_name, shown
 from specrag.serving.problems import ApiError
 from specrag.serving.uploads import disk_error, receive_files
 
@@ -208,7 +208,7 @@ def _describe_hit(rank: int, hit: Hit) -> dict[str, Any]:
         "score": hit.score,
         "title": passage.title,
         "place": passage.place,
-        "source": passage.source.rpartition("/")[2] if passage.source.startswith("/") else passage.source,
+        "source": shown(passage.source),
         "text": passage.text,
         "metadata": dict(passage.metadata),
     }
@@ -232,7 +232,7 @@ def list_documents(request: Request, name: str, after: str = "", limit: int = 10
     files = [file for file in operation.bases.files(name) if file.source > after]
     data = [
         {
-            "id": file.source.rpartition("/")[2] if file.source.startswith("/") else file.source,
+            "id": shown(file.source),
             "object": "kb.document",
             "bytes": file.size,
             "passages": file.last - file.first,

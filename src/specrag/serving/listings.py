@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from specrag.serving.methods import describe_methods
+from specrag.serving.methods import Lent, describe_methods
 from specrag.serving.problems import ApiError
 from specrag.serving.service import Service
 
@@ -34,7 +34,13 @@ async def show_model(model: str, request: Request) -> dict[str, Any]:
 async def list_methods(request: Request) -> list[dict[str, Any]]:
     """The methods that ``specrag.method`` may name, with their options."""
     service: Service = request.app.state.service
-    return describe_methods(sorted(filter(request.state.key.may_read, service.settings.datastores)))
+    settings, may_read = service.settings, request.state.key.may_read
+    lent = Lent(
+        sorted(filter(may_read, settings.datastores)),
+        sorted(filter(may_read, settings.corpora)),
+        settings.drafters,
+    )
+    return describe_methods(lent)
 
 
 def _names(service: Service) -> list[str]:

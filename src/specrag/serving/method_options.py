@@ -19,8 +19,11 @@ class NoOptions(Body):
 class ReSpecOptions(Body):
     """Of ReSpec; see :class:`specrag.methods.respec.ReSpec`."""
 
-    drafter: Literal["recycling", "lookup", "none"] = Field(
-        "recycling", description="Who guesses where nothing can be copied."
+    drafter: Annotated[str, Field(max_length=128)] = Field(
+        "recycling", description="Who guesses besides what can be copied."
+    )
+    corpus: Annotated[str, Field(max_length=64)] | None = Field(
+        None, description="Texts that guesses may be copied from, too."
     )
     relaxed: bool = Field(
         False, description="Accept copied tokens near the model's choice: faster, another text."

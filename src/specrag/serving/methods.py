@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from specrag.errors import InputError
+from specrag.methods.fallbacks import DRAFTERS
 from specrag.serving import passage_plans
 from specrag.serving.knn_plan import plan_knn
 from specrag.serving.method_options import (
@@ -53,7 +54,7 @@ def _decoded(name: str) -> Callable[[Ask, Body], Plan]:
     """A method that decodes tokens; with a knowledge base it decodes standard RAG's answer."""
 
     def plan(ask: Ask, options: Body) -> Plan:
-        method = decoder(name, options)
+        method = decoder(name, options, ask)
         return plan_text(ask, method) if ask.kb is None else passage_plans.plan_answer(ask, method)
 
     return plan
@@ -135,25 +136,36 @@ def make_plan(ask: Ask, name: str) -> Plan:
     return method.plan(ask, options)
 
 
-def describe_methods(datastores: Sequence[str]) -> list[dict[str, Any]]:
-    """The table for clients.
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """What a server lends a client, by name.
 
-    Args:
-        datastores: names of those that the client may search; without any the methods that need one are left out.
+    Attributes:
+        datastores: to be searched; without any the methods that need one are left out of the table.
+        corpora: to be copied from.
+        drafters: for ReSpec to ask, besides its own.
     """
+
+    datastores: Sequence[str] = ()
+    corpora: Sequence[str] = ()
+    drafters: Sequence[str] = ()
+
+
+def describe_methods(lent: Lent) -> list[dict[str, Any]]:
+    """The table for clients."""
     return [
         {
             "name": name,
             "title": method.title,
             "needs_kb": method.needs_kb,
-            "options": _describe_options(method.options, datastores),
+            "options": _describe_options(method.options, lent),
         }
         for name, method in SERVED.items()
-        if datastores or not method.needs_datastore
+        if lent.datastores or not method.needs_datastore
     ]
 
 
-def _describe_options(options: type[Body], datastores: Sequence[str]) -> dict[str, dict[str, Any]]:
+def _describe_options(options: type[Body], lent: Lent) -> dict[str, dict[str, Any]]:
     described = {}
     for name, schema in options.model_json_schema()["properties"].items() if options.model_fields else ():
         # Of alternatives the first tells the type; the others are values by name.
@@ -169,5 +181,15 @@ def _describe_options(options: type[Body], datastores: Sequence[str]) -> dict[st
             "help": schema.get("description", ""),
         }
     if "datastore" in described:
-        described["datastore"] |= {"type": "choice", "choices": list(datastores), "default": datastores[0]}
+        stores = list(lent.datastores)
+        described["datastore"] |= {"type": "choice", "choices": stores, "default": stores[0]}
+    if options is ReSpecOptions:
+        described["drafter"] |= {"type": "choice", "choices": [*DRAFTERS, *lent.drafters]}
+        described["corpus"] |= {
+            "type": "choice",
+            "choices": {"": "none", **{name: name for name in lent.corpora}},
+            "default": "",
+        }
+        if not lent.corpora:
+            del described["corpus"]
     return described

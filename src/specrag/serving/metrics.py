@@ -35,6 +35,7 @@ class FinishedGeneration:
         drafted_by, accepted_by: tokens by source.
         queued, first_token, total: seconds from the arrival to the start, to the first and to the last token;
             None where it did not come so far.
+        prompt, answer: what was sent and written, for a log that may hold it; else None.
     """
 
     method: str
@@ -48,6 +49,8 @@ class FinishedGeneration:
     cached_tokens: int = 0
     queued: float | None = None
     first_token: float | None = None
+    prompt: str | None = None
+    answer: str | None = None
 
 
 class Metrics:

@@ -82,7 +82,7 @@ class Operation:
             "seconds": round(done.total, 4),
         }
         self.tracing.figures(figures)
-        self.log.info("generation", **figures)
+        self.log.info("generation", **figures, prompt=done.prompt, answer=done.answer)
 
 
 def add_operation(app: FastAPI) -> None:

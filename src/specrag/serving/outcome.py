@@ -13,6 +13,7 @@ from specrag.methods.generation import Generation, Usage
 from specrag.methods.long_context_result import ContextAnswer
 from specrag.methods.ralm_result import IterativeAnswer
 from specrag.methods.speculative_result import SpeculativeAnswer
+from specrag.serving.places import shown
 from specrag.speculation.decode import DecodedToken
 
 
@@ -79,7 +80,7 @@ def describe_source(source: Source) -> dict[str, Any]:
     return {
         "number": source.number,
         "title": passage.title,
-        "source": passage.source,
+        "source": shown(passage.source),
         "place": passage.place,
         "text": passage.text,
         "score": source.score,
@@ -217,6 +218,8 @@ def _(result: SpeculativeAnswer) -> Outcome:
         sources=result.sources,
         retrieved=len(result.sources),
         passes=usage.drafter_passes,
+        drafted_by=usage.drafted_by,
+        accepted_by=usage.accepted_by,
         seconds={
             "retrieval": timing.retrieval,
             "embedding": timing.embedding,

@@ -34,6 +34,11 @@ ENDINGS = (
 )  # fmt: skip
 
 
+def shown(source: str) -> str:
+    """What clients are told of where a passage is from: of a path on this machine the file's name alone."""
+    return source.rpartition("/")[2] if source.startswith("/") else source
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """The folders of one knowledge base in ``kb_root``."""

@@ -11,6 +11,7 @@ from specrag.engine.passes import Coroutine
 from specrag.errors import InputError
 from specrag.methods import registry
 from specrag.methods.base import DecodingMethod
+from specrag.methods.fallbacks import DRAFTERS
 from specrag.methods.generation import Prompt
 from specrag.methods.options import Options
 from specrag.methods.rag_prompt import Message
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from specrag.methods.retriever import PassageRetriever, Retriever
     from specrag.retrieval.knn_datastore import Datastore
     from specrag.serving.knowledge import Base
+    from specrag.speculation.suffix.corpus import SuffixCorpus
 
 #: Passages found where a request does not say how many.
 DEFAULT_K = 5
@@ -48,6 +50,8 @@ class Ask:
         wish: the field ``specrag``.
         kb: the knowledge base that it names.
         datastores: those that the asker may search, by name.
+        corpora: those that guesses may be copied from, by name.
+        drafters: what ReSpec may ask besides what it has itself.
         formed: the text must keep to a form, so that nothing may be put in front of it.
     """
 
@@ -60,6 +64,8 @@ class Ask:
     wish: SpecragField
     kb: Base | None
     datastores: Mapping[str, Datastore]
+    corpora: Mapping[str, SuffixCorpus]
+    drafters: Sequence[str]
     formed: bool
 
     def with_seed(self, seed: int) -> Ask:
@@ -120,16 +126,30 @@ def same_prompts(plans: Sequence[Plan]) -> list[int | None]:
 # -- decoders ---------------------------------------------------------------------------------------------------
 
 
-def decoder(name: str, options: Body | None = None) -> DecodingMethod:
+def decoder(name: str, options: Body | None = None, ask: Ask | None = None) -> DecodingMethod:
     """A decoding method; all requests share it, so that it learns what a pass costs.
 
+    Args:
+        ask: whose options they are.
+
     Raises:
-        InputError: there is none of this name.
+        InputError: there is none of this name, or the asker may not use what the options name.
     """
-    if isinstance(options, ReSpecOptions):
-        return _respec(options.drafter, options.relaxed, options.tolerance, options.cost_aware)
+    if isinstance(options, ReSpecOptions) and ask is not None:
+        known = (*DRAFTERS, *ask.drafters)
+        if options.drafter not in known:
+            raise InputError("specrag.options.drafter", options.drafter, f"take one of {', '.join(known)}")
+        if options.corpus is not None and options.corpus not in ask.corpora:
+            names = ", ".join(sorted(ask.corpora)) or "none is served"
+            raise InputError("specrag.options.corpus", options.corpus, f"take one of these: {names}")
+        return respec(options, None if options.corpus is None else ask.corpora[options.corpus])
     registry.check_method(name)
     return _shared(name)
+
+
+def respec(options: ReSpecOptions, corpus: SuffixCorpus | None) -> DecodingMethod:
+    """ReSpec as the options say; equal ones are one method."""
+    return _respec(options.drafter, options.relaxed, options.tolerance, options.cost_aware, corpus)
 
 
 @lru_cache(maxsize=64)
@@ -138,10 +158,12 @@ def _shared(name: str) -> DecodingMethod:
 
 
 @lru_cache(maxsize=64)
-def _respec(drafter: str, relaxed: bool, tolerance: float, cost_aware: bool) -> DecodingMethod:
+def _respec(
+    drafter: str, relaxed: bool, tolerance: float, cost_aware: bool, corpus: SuffixCorpus | None
+) -> DecodingMethod:
     from specrag.methods.respec import ReSpec
 
-    return ReSpec(drafter=drafter, relaxed=relaxed, tolerance=tolerance, cost_aware=cost_aware)
+    return ReSpec(drafter=drafter, relaxed=relaxed, tolerance=tolerance, cost_aware=cost_aware, corpus=corpus)
 
 
 # -- retrieval --------------------------------------------------------------------------------------------------

@@ -16,6 +16,8 @@ from specrag.engine.threads import apart
 from specrag.errors import InputError, SpecragError
 from specrag.serving.admission import Admission
 from specrag.serving.knowledge import Base, KnowledgeBases
+from specrag.serving.method_options import ReSpecOptions
+from specrag.serving.plans import respec
 from specrag.serving.problems import ApiError
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from specrag.serving.metrics import FinishedGeneration
     from specrag.serving.running import RunningTexts
     from specrag.serving.settings import Settings
+    from specrag.speculation.suffix.corpus import SuffixCorpus
 
 State = Literal["loading", "ready", "failed", "stopping"]
 
@@ -61,6 +64,7 @@ class Service:
         self.observers: list[Callable[[FinishedGeneration], None]] = []
         self.knowledge_bases = KnowledgeBases(settings, self.encoder)
         self._datastores: dict[str, Datastore] = {}
+        self._corpora: dict[str, SuffixCorpus] = {}
         self.created = int(time.time())
         self._llm: LanguageModel | None = None
         self._encoder: Encoder | None = None
@@ -117,6 +121,10 @@ class Service:
             self.knowledge_bases.get(name)
         for name, folder in settings.datastores.items():
             self._datastores[name] = _open_datastore(folder, loaded)
+        for name, folder in settings.corpora.items():
+            self._corpora[name] = _open_corpus(folder, loaded)
+        for drafter in settings.drafters:  # loaded by the first request else
+            respec(ReSpecOptions.model_validate({"drafter": drafter}), None).check(loaded)
         free = settings.kv_memory_bytes
         if free is None:
             known = free_bytes(loaded.device)
@@ -182,6 +190,8 @@ class Service:
             await asyncio.to_thread(self._llm.close)
         for datastore in self._datastores.values():
             datastore.close()
+        for corpus in self._corpora.values():
+            corpus.close()
 
     # -- what requests ask ------------------------------------------------------------------------------------
 
@@ -205,6 +215,10 @@ class Service:
         """The datastores that the caller may search, by name."""
         return {name: datastore for name, datastore in self._datastores.items() if may_read(name)}
 
+    def corpora_of(self, may_read: Callable[[str], bool]) -> dict[str, SuffixCorpus]:
+        """The corpora that the caller may let copy from, by name: a copied guess can be seen in an answer's time."""
+        return {name: corpus for name, corpus in self._corpora.items() if may_read(name)}
+
     def knowledge_base(self, name: str, may_read: Callable[[str], bool]) -> Base:
         """A knowledge base that the caller may read.
 
@@ -223,6 +237,14 @@ def _open_datastore(folder: Path, loaded: LoadedModel) -> Datastore:
     datastore = Datastore.open(folder)
     datastore.check_model(model_record(loaded))
     return datastore
+
+
+def _open_corpus(folder: Path, loaded: LoadedModel) -> SuffixCorpus:
+    from specrag.speculation.suffix.corpus import SuffixCorpus
+
+    corpus = SuffixCorpus.open(folder)
+    corpus.require_tokenizer(loaded.tokenizer.fingerprint)
+    return corpus
 
 
 def _decoding(method: str) -> str:

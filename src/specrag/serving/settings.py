@@ -97,6 +97,12 @@ class Settings(BaseSettings):
     datastores: Annotated[dict[Name, Path], NoDecode] = Field(
         {}, description="Folders of `specrag index --knn-lm`, by name, for the method knn-lm."
     )
+    corpora: Annotated[dict[Name, Path], NoDecode] = Field(
+        {}, description="Folders of `specrag index --corpus`, by name, for ReSpec to copy from."
+    )
+    drafters: Words = Field(
+        (), description="Draft models (model:NAME) and heads (eagle:NAME) that requests may let ReSpec ask."
+    )
     kb_root: Path | None = Field(
         None,
         description="Folder for knowledge bases made through the API and for all uploads; without it none.",
@@ -149,7 +155,7 @@ class Settings(BaseSettings):
     page: bool = Field(True, description="Serve the page at /.")
     tracing: bool = Field(False, description="Send OpenTelemetry traces; needs specrag[tracing].")
 
-    @field_validator("kbs", "datastores", mode="before")
+    @field_validator("kbs", "datastores", "corpora", mode="before")
     @classmethod
     def _split_folders(cls, value: object) -> object:
         """``NAME=FOLDER`` pairs, as a list or with commas between them."""
@@ -164,7 +170,7 @@ class Settings(BaseSettings):
             raise ValueError("give every name once")
         return {name: folder for name, _, folder in pairs}
 
-    @field_validator("cors_origins", "allowed_hosts", mode="before")
+    @field_validator("cors_origins", "allowed_hosts", "drafters", mode="before")
     @classmethod
     def _split_words(cls, value: object) -> object:
         return _split(value) if isinstance(value, str) else value
@@ -184,7 +190,7 @@ class Settings(BaseSettings):
     def _expand(cls, value: Path | None) -> Path | None:
         return None if value is None else value.expanduser()
 
-    @field_validator("kbs", "datastores")
+    @field_validator("kbs", "datastores", "corpora")
     @classmethod
     def _expand_all(cls, value: dict[str, Path]) -> dict[str, Path]:
         return {name: folder.expanduser() for name, folder in value.items()}
@@ -244,32 +250,30 @@ class Settings(BaseSettings):
         keys = self.all_keys()
         if not keys and not self.loopback:
             remedy = (
-                "without an API key only 127.0.0.1 is served; set api_key_file, or keys, or leave host out"
+                "without an API key only 127.0.0.1 is served; set api_key_file or keys, or leave host out"
             )
             raise InputError("host", self.host, remedy)
-        for name in self.kbs.keys() & self.tables.keys():
-            raise InputError(
-                "tables", name, "kbs has the same name; give every knowledge base one of its own"
-            )
-        # A key's scope names both kinds in one list.
-        for name in self.datastores.keys() & {*self.kbs, *self.tables}:
-            raise InputError(
-                "datastores", name, "a knowledge base has the same name; give each one of its own"
-            )
+        # A key's scope names all kinds in one list.
+        named = set(self.kbs)
+        for field in ("tables", "datastores", "corpora"):
+            folders: Mapping[str, object] = getattr(self, field)
+            for name in folders.keys() & named:
+                raise InputError(field, name, "something else has the same name; give each one of its own")
+            named |= folders.keys()
         for field, values in {
             "name": [key.name for key in keys],
             "key": [key.digest for key in keys],
         }.items():
             if len(set(values)) < len(values):
-                raise InputError(
-                    "keys", f"{len(values)} keys", f"two have the same {field}; give each its own"
-                )
+                remedy = f"two have the same {field}; give each its own"
+                raise InputError("keys", f"{len(values)} keys", remedy)
         if self.kb_root is None:
             for key in keys:
-                known = {"*", *self.kbs, *self.tables, *self.datastores}
-                for name in sorted(set(key.kbs) - known):
+                for name in sorted(set(key.kbs) - named - {"*"}):
                     raise InputError(
-                        f"keys: {key.name}", name, "there is no knowledge base or datastore of this name"
+                        f"keys: {key.name}",
+                        name,
+                        "there is no knowledge base, datastore or corpus of this name",
                     )
 
 
