@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -159,15 +160,21 @@ def test_wrong_settings_are_refused_before_any_work(field: str, value: object) -
 
 @needs_packed
 def test_a_draft_model_drafts(invariant: LanguageModel) -> None:
-    """The model drafts for itself: but for near-ties, which its rounding decides, every guess is right."""
+    """The model drafts for itself: the text is plain decoding's."""
     method = baselines.draft_model("smollm2-135m")
-    accepted = drafted = 0
     for prompt in PROMPTS:
         made = invariant.generate(prompt, max_tokens=48, method=method)
         assert ids(made) == ids(invariant.generate(prompt, max_tokens=48))
-        accepted += made.usage.accepted_by["draft-model"]
-        drafted += made.usage.drafted
-    assert accepted / drafted > 0.8
+        assert made.usage.accepted_by["draft-model"] / made.usage.drafted > 0.5
+
+
+def test_a_draft_model_that_is_the_target_is_right_but_for_near_ties(smollm2: object) -> None:
+    """Both round alike, but for the number of rows in a pass."""
+    method = baselines.draft_model("smollm2-135m")
+    with closing(specrag.load("smollm2-135m", dtype="int8", device="cpu")) as llm:
+        usages = [llm.generate(prompt, max_tokens=48, method=method).usage for prompt in PROMPTS]
+    accepted = sum(usage.accepted_by["draft-model"] for usage in usages)
+    assert accepted / sum(usage.drafted for usage in usages) > 0.85
 
 
 def test_an_unknown_method_is_named_with_the_nearest(llm: LanguageModel) -> None:

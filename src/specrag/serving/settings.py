@@ -253,8 +253,7 @@ class Settings(BaseSettings):
                 "without an API key only 127.0.0.1 is served; set api_key_file or keys, or leave host out"
             )
             raise InputError("host", self.host, remedy)
-        # A key's scope names all kinds in one list.
-        named = set(self.kbs)
+        named = set(self.kbs)  # a key's scope names all kinds in one list
         for field in ("tables", "datastores", "corpora"):
             folders: Mapping[str, object] = getattr(self, field)
             for name in folders.keys() & named:
