@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,22 @@ EXAMPLES = int(os.environ.get("SPECRAG_FUZZ_EXAMPLES", "3"))
 DEEP = 20_000
 
 
+#: Hosts besides this machine that the process has called or looked up; an audit hook cannot be taken away again.
+called: list[str] = []
+_HERE = {"127.0.0.1", "::1", "localhost", "", None}
+
+
+def _watch(event: str, given: tuple[Any, ...]) -> None:
+    if event == "socket.connect" and isinstance(given[1], tuple):
+        host = given[1][0]
+    elif event == "socket.getaddrinfo":
+        host = given[0].decode() if isinstance(given[0], bytes) else given[0]
+    else:
+        return
+    if host not in _HERE:
+        called.append(str(host))
+
+
 @pytest.fixture(scope="module")
 def hostile_server(
     smollm2: Path, sample_base: Path, tmp_path_factory: pytest.TempPathFactory
@@ -31,6 +49,8 @@ def hostile_server(
     (root.parent / "outside.txt").write_text("what lies outside", encoding="utf-8")
     limits: dict[str, Any] = {"max_output_tokens": 4, "max_body_bytes": 500_000, "deadline": 20}
     with running_server(kbs={"wiki": sample_base}, kb_root=root, **limits) as server:
+        sys.addaudithook(_watch)
+        called.clear()
         yield server
 
 
@@ -251,6 +271,29 @@ def test_generated_from_the_description(hostile_server: LiveServer) -> None:
         "POST /v1/kb/{name}/search",
         "POST /v1/kb/{name}/documents",
     } <= tried.keys()
+
+
+def test_no_request_makes_the_server_call_another_host(hostile_server: LiveServer) -> None:
+    """Behind all the others: pictures, schemas, models, drafters and knowledge bases that are addresses."""
+    elsewhere = "http://metadata.invalid/latest"
+    picture = [{"type": "image_url", "image_url": {"url": elsewhere}}, {"type": "text", "text": "Hi"}]
+    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"$ref": elsewhere}}}
+    for fields in (
+        {"messages": [{"role": "user", "content": picture}]},
+        {"response_format": schema},
+        {"model": elsewhere},
+        {"specrag": {"kb": elsewhere}},
+        {"specrag": {"method": "respec", "options": {"drafter": f"model:{elsewhere}"}}},
+        {"specrag": {"method": "respec", "options": {"corpus": elsewhere}}},
+        {"specrag": {"method": "knn-lm", "options": {"datastore": elsewhere}}},
+    ):
+        answer = httpx.post(f"{hostile_server.url}/v1/chat/completions", json=chat(**fields), timeout=60)
+        assert 400 <= answer.status_code < 500, answer.text
+    assert not called
+    with contextlib.suppress(OSError):  # the watch would have seen it
+        socket.getaddrinfo("metadata.invalid", 80)
+    assert called == ["metadata.invalid"]
+    called.clear()
 
 
 def test_the_server_is_well_afterwards(hostile_server: LiveServer) -> None:
