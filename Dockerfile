@@ -27,7 +27,7 @@ ENV PATH=/usr/local/lib/specrag/bin:$PATH \
     SPECRAG_HOME=/var/lib/specrag/models \
     SPECRAG_SERVE_HOST=0.0.0.0 \
     SPECRAG_SERVE_KB_ROOT=/var/lib/specrag/kb
-USER specrag
+USER 10001:10001
 WORKDIR /var/lib/specrag
 VOLUME /var/lib/specrag
 EXPOSE 8000

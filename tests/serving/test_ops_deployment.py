@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,25 @@ def test_the_image_runs_as_nobody_special() -> None:
         assert setting.lower() in Settings.model_fields
     ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     assert ignored[0] == "*"  # only what is named gets in: no keys, no data
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("hadolint", "Dockerfile"),
+        ("check-jsonschema", "--builtin-schema", "vendor.compose-spec", "compose.yaml"),
+    ],
+    ids=["image", "compose"],
+)
+def test_the_linters_have_nothing_to_say(command: tuple[str, ...]) -> None:
+    """hadolint of the image, and the compose file against Compose's own schema."""
+    program = Path(sys.executable).parent / command[0]
+    if not program.exists():
+        pytest.skip(f"{command[0]} has no wheel for this machine")
+    checked = subprocess.run(
+        [program, *command[1:]], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
 def test_the_compose_file() -> None:
