@@ -78,6 +78,20 @@ def test_a_deadline_ends_an_answer_by_its_status_or_in_its_stream(server: LiveSe
     server.wait_until_idle(5)
 
 
+def test_a_prompt_that_is_longer_than_the_operator_allows_is_refused(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = server.service.settings.model_copy(update={"max_prompt_tokens": 40})
+    monkeypatch.setattr(server.service, "settings", settings)
+    short, long = (
+        post(server, "/v1/completions", {"model": MODEL, "prompt": "sea " * words, "max_tokens": 2})
+        for words in (20, 60)
+    )
+    assert short.status_code == 200
+    assert long.status_code == 400
+    assert "at most 40 tokens" in long.json()["error"]["message"]
+
+
 def test_memory_and_the_queue_have_limits(server: LiveServer) -> None:
     admission = server.service.admission
     budget, limit = admission.budget, admission._limit

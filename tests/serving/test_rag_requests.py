@@ -64,6 +64,7 @@ def test_an_answer_is_standard_rags_with_its_sources(server: LiveServer, answer:
     for source, wanted in zip(figures["sources"], expected.sources, strict=True):
         assert source["text"] == wanted.passage.text
         assert source["title"] == wanted.passage.title
+        assert source["place"] == wanted.passage.place
         assert source["cited"] == wanted.cited
         assert source["support"] == pytest.approx(wanted.support)
         assert source["score"] == pytest.approx(wanted.score)
