@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -216,3 +220,33 @@ def test_a_gated_layer_is_the_same_with_and_without_tiles(shape: tuple[int, int]
     ops = row_ops(torch.bfloat16, torch.device("cpu"))
     for made in (build_gated(weight, None, ops), build_gated(weight, torch.zeros(outputs).bfloat16(), ops)):
         assert (made(x).float() - expected).norm() / expected.norm() < 2 * BF16
+
+
+ELSEWHERE = """
+import torch
+from specrag.engine import tile_attention, tile_attention_kernel, tiles
+from specrag.models import decoder, eagle_head, tile_product
+from specrag.models.linear import build_linear
+
+assert not tiles.available()
+layer = build_linear(torch.ones(64, 32).bfloat16(), None)
+assert type(layer) is not tile_product.TileLinear
+assert layer(torch.ones(3, 32).bfloat16()).tolist() == [[32.0] * 64] * 3
+"""
+
+
+def test_a_processor_without_tiles_compiles_none_of_their_loops(tmp_path: Path) -> None:
+    """For another processor LLVM ends the process at their instructions, so that nothing may compile them."""
+    other = {
+        "NUMBA_CPU_NAME": "generic",
+        "NUMBA_CPU_FEATURES": "+avx2,+fma" if platform.machine() == "x86_64" else "",
+        "NUMBA_CACHE_DIR": str(tmp_path),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE],
+        env={**os.environ, **other},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

@@ -8,6 +8,7 @@ added to the residual or passed through the gate.
 from __future__ import annotations
 
 from enum import IntEnum
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -108,6 +109,7 @@ class TileLinear:
         self._width = outputs // 2 if gated else outputs
         self._whole = tiles.setting()
         self._steps = inputs // DEPTH
+        _multiply()  # compiled, or fetched from the disk, before a pass waits for it
 
     @staticmethod
     def fits(weight: torch.Tensor) -> bool:
@@ -157,10 +159,11 @@ class TileLinear:
             ],
             dtype=np.int64,
         )
+        loop = _multiply()
         if helpers is None:
-            _multiply.ctypes(given.ctypes.data)
+            loop.ctypes(given.ctypes.data)
         else:
-            helpers.run(_multiply.address, given.ctypes.data, threads, 0)
+            helpers.run(loop.address, given.ctypes.data, threads, 0)
         return out if residual is None or self._bias is None else out.add_(self._bias)
 
 
@@ -184,55 +187,61 @@ def _finish(given: Any, sums: int, row: int, panel: int, done: int, count: int) 
             round_row(place, target)
 
 
-@shared_out
-def _multiply(place: int) -> None:
-    given = longs(place)
-    x, x_stride, rows, steps, panels, group, part = (
-        given[0], given[1], given[7], given[8], given[9], given[10], given[11],
-    )  # fmt: skip
-    thread, threads = (ask(given[16]), ask(given[17])) if given[17] else (0, 1)
-    sums = given[13] + thread * given[18]
-    begin, end = panels * thread // threads, panels * (thread + 1) // threads
-    # The block before, of which `done` of `count` rows are written.
-    last, last_row, last_panel, done, count = 0, 0, 0, 0, 0
-    turn = 0
-    for first in range(begin, end, group):
-        for step in range(0, steps, part):
-            for row in range(0, rows, BLOCK):
-                here = min(rows - row, BLOCK)
-                configure(given[14] if here == BLOCK else given[15])
-                for panel in range(first, min(first + group, end)):
-                    if part < steps:
-                        own = sums + (row // BLOCK * group + panel - first) * BLOCK_BYTES
-                    else:  # two places by turns, since the block before is still waiting in the other
-                        turn ^= 1
-                        own = sums + turn * BLOCK_BYTES
-                    if step == 0:
-                        clear()
-                    elif here > TILE:
-                        load_block(own)
-                    else:
-                        load_half(own)
-                    left = x + row * x_stride + step * 64
-                    right = given[2] + (panel * steps + step) * _STEP_BYTES
-                    for _ in range(min(part, steps - step)):
-                        if row == 0:
-                            fetch(right + _AHEAD)
-                        if here > TILE:
-                            add_block(left, x_stride, right)
+@cache
+def _multiply() -> Any:
+    """The loop; compiled when it is first asked for, since no other processor knows its instructions."""
+
+    @shared_out
+    def run(place: int) -> None:
+        given = longs(place)
+        x, x_stride, rows, steps, panels, group, part = (
+            given[0], given[1], given[7], given[8], given[9], given[10], given[11],
+        )  # fmt: skip
+        thread, threads = (ask(given[16]), ask(given[17])) if given[17] else (0, 1)
+        sums = given[13] + thread * given[18]
+        begin, end = panels * thread // threads, panels * (thread + 1) // threads
+        # The block before, of which `done` of `count` rows are written.
+        last, last_row, last_panel, done, count = 0, 0, 0, 0, 0
+        turn = 0
+        for first in range(begin, end, group):
+            for step in range(0, steps, part):
+                for row in range(0, rows, BLOCK):
+                    here = min(rows - row, BLOCK)
+                    configure(given[14] if here == BLOCK else given[15])
+                    for panel in range(first, min(first + group, end)):
+                        if part < steps:
+                            own = sums + (row // BLOCK * group + panel - first) * BLOCK_BYTES
+                        else:  # two places by turns, since the block before is still waiting in the other
+                            turn ^= 1
+                            own = sums + turn * BLOCK_BYTES
+                        if step == 0:
+                            clear()
+                        elif here > TILE:
+                            load_block(own)
                         else:
-                            add_half(left, x_stride, right)
-                        left += 64
-                        right += _STEP_BYTES
-                        if done < count:
-                            _finish(given, last, last_row, last_panel, done, min(done + 2, count))
-                            done += 2
-                    if here > TILE:
-                        store_block(own)
-                    else:
-                        store_half(own)
-                    if step + part >= steps:
-                        _finish(given, last, last_row, last_panel, done, count)
-                        last, last_row, last_panel, done, count = own, row, panel, 0, here
-    _finish(given, last, last_row, last_panel, done, count)
-    release()
+                            load_half(own)
+                        left = x + row * x_stride + step * 64
+                        right = given[2] + (panel * steps + step) * _STEP_BYTES
+                        for _ in range(min(part, steps - step)):
+                            if row == 0:
+                                fetch(right + _AHEAD)
+                            if here > TILE:
+                                add_block(left, x_stride, right)
+                            else:
+                                add_half(left, x_stride, right)
+                            left += 64
+                            right += _STEP_BYTES
+                            if done < count:
+                                _finish(given, last, last_row, last_panel, done, min(done + 2, count))
+                                done += 2
+                        if here > TILE:
+                            store_block(own)
+                        else:
+                            store_half(own)
+                        if step + part >= steps:
+                            _finish(given, last, last_row, last_panel, done, count)
+                            last, last_row, last_panel, done, count = own, row, panel, 0, here
+        _finish(given, last, last_row, last_panel, done, count)
+        release()
+
+    return run
