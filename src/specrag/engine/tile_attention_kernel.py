@@ -33,15 +33,12 @@ from specrag.engine.tiles import (
     BLOCK_BYTES,
     TILE,
     TILE_BYTES,
-    add_block,
-    add_half,
+    add,
     clear,
     configure,
-    load_block,
-    load_half,
+    load,
     release,
-    store_block,
-    store_half,
+    store,
 )
 
 #: Keys of a stretch: its scores and exponentials stay in the second cache.
@@ -201,14 +198,8 @@ def attend(head_dim: int) -> Any:
                     clear()
                     right = keys + (first + block) * deep * _STEP_BYTES
                     for each in range(deep):
-                        if here > TILE:
-                            add_block(left + each * 64, query_stride, right + each * _STEP_BYTES)
-                        else:
-                            add_half(left + each * 64, query_stride, right + each * _STEP_BYTES)
-                    if here > TILE:
-                        store_block(scores + block * SCORE_BYTES)
-                    else:
-                        store_half(scores + block * SCORE_BYTES)
+                        add(left + each * 64, query_stride, right + each * _STEP_BYTES, here)
+                    store(scores + block * SCORE_BYTES, here)
                 for each in range(here):
                     row_scores, seen = scores + each * 4 * BLOCK, sees + each - first * BLOCK
                     top = largest(row_scores, blocks, seen, tops[each])
@@ -223,20 +214,12 @@ def attend(head_dim: int) -> Any:
                     own = sums + part * BLOCK_BYTES
                     if first == 0:
                         clear()
-                    elif here > TILE:
-                        load_block(own)
                     else:
-                        load_half(own)
+                        load(own, here)
                     right = values + (part * steps + first) * _STEP_BYTES
                     for block in range(blocks):
-                        if here > TILE:
-                            add_block(weights + block * WEIGHT_BYTES, 64, right + block * _STEP_BYTES)
-                        else:
-                            add_half(weights + block * WEIGHT_BYTES, 64, right + block * _STEP_BYTES)
-                    if here > TILE:
-                        store_block(own)
-                    else:
-                        store_half(own)
+                        add(weights + block * WEIGHT_BYTES, 64, right + block * _STEP_BYTES, here)
+                    store(own, here)
             for each in range(here):
                 answer = out + (rows[segment] + row + each) * out_stride + head * head_dim * 2
                 share = np.float32(1.0) / totals[each]

@@ -23,6 +23,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from specrag.engine.compiling import inlined
+
 #: Rows and columns of a tile of sums, and numbers that one multiplication adds to each.
 TILE, DEPTH = 16, 32
 #: Rows and columns of two by two tiles of sums.
@@ -171,13 +173,38 @@ def _fetch(builder: Any, place: Any) -> None:
 configure, release = emitted(1, _configure), emitted(0, _release)
 #: All sums 0.
 clear = emitted(0, _clear)
-#: ``(place)``: the sums of a block, of its upper half or of all its rows.
-load_half, load_block = emitted(1, _moving("x86.tileloadd64", 2)), emitted(1, _moving("x86.tileloadd64", 4))
-store_half, store_block = (
+_load_half, _load_block = emitted(1, _moving("x86.tileloadd64", 2)), emitted(1, _moving("x86.tileloadd64", 4))
+_store_half, _store_block = (
     emitted(1, _moving("x86.tilestored64", 2)),
     emitted(1, _moving("x86.tilestored64", 4)),
 )
-#: ``(left, stride, right)``: rows ``stride`` bytes apart, times two tiles that lie side by side, added to the sums.
-add_half, add_block = emitted(3, _adding(1)), emitted(3, _adding(2))
+_add_half, _add_block = emitted(3, _adding(1)), emitted(3, _adding(2))
 #: ``(right)``: what one multiplication reads of the right matrix will soon be read.
 fetch = emitted(1, _fetch)
+
+
+@inlined
+def load(place: int, rows: int) -> None:
+    """The sums of a block of so many rows."""
+    if rows > TILE:
+        _load_block(place)
+    else:
+        _load_half(place)
+
+
+@inlined
+def store(place: int, rows: int) -> None:
+    """The counterpart of :func:`load`."""
+    if rows > TILE:
+        _store_block(place)
+    else:
+        _store_half(place)
+
+
+@inlined
+def add(left: int, stride: int, right: int, rows: int) -> None:
+    """So many rows, ``stride`` bytes apart, times two tiles that lie side by side, added to the sums."""
+    if rows > TILE:
+        _add_block(left, stride, right)
+    else:
+        _add_half(left, stride, right)

@@ -23,17 +23,14 @@ from specrag.engine.tiles import (
     BLOCK_BYTES,
     DEPTH,
     TILE,
-    add_block,
-    add_half,
+    add,
     clear,
     configure,
     empty_rows,
     fetch,
-    load_block,
-    load_half,
+    load,
     release,
-    store_block,
-    store_half,
+    store,
 )
 from specrag.errors import SpecragError
 from specrag.models.tile_rows import gate_row, round_row, round_row_with
@@ -216,28 +213,20 @@ def _multiply() -> Any:
                             own = sums + turn * BLOCK_BYTES
                         if step == 0:
                             clear()
-                        elif here > TILE:
-                            load_block(own)
                         else:
-                            load_half(own)
+                            load(own, here)
                         left = x + row * x_stride + step * 64
                         right = given[2] + (panel * steps + step) * _STEP_BYTES
                         for _ in range(min(part, steps - step)):
                             if row == 0:
                                 fetch(right + _AHEAD)
-                            if here > TILE:
-                                add_block(left, x_stride, right)
-                            else:
-                                add_half(left, x_stride, right)
+                            add(left, x_stride, right, here)
                             left += 64
                             right += _STEP_BYTES
                             if done < count:
                                 _finish(given, last, last_row, last_panel, done, min(done + 2, count))
                                 done += 2
-                        if here > TILE:
-                            store_block(own)
-                        else:
-                            store_half(own)
+                        store(own, here)
                         if step + part >= steps:
                             _finish(given, last, last_row, last_panel, done, count)
                             last, last_row, last_panel, done, count = own, row, panel, 0, here
