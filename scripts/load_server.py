@@ -2,8 +2,8 @@
 """The long form of the load test: mixed requests on a real server for minutes, compared with the same ones alone.
 
 Run from the repository's root: ``python scripts/load_server.py --minutes 5 --clients 64``. It starts a server of its
-own with SmolLM2 (int8, equal bits whatever else is in a pass) over a small knowledge base, and ends with 1 if an answer
-differed, a request failed, something was left over, or memory grew.
+own with SmolLM2 (int8, equal bits whatever else is in a pass) over a small knowledge base and a datastore, and ends
+with 1 if an answer differed, a request failed, something was left over, or memory grew.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from specrag.serving.operation import resident_bytes
-from tests.sample import build_sample
-from tests.serving.live_server import running_server
+from tests.sample import build_sample, build_village
+from tests.serving.live_server import MODEL, running_server
 from tests.serving.load import alone, load, samples
 
 if TYPE_CHECKING:
@@ -61,9 +61,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        base = build_sample(Path(folder) / "kb")
-        with running_server(kbs={"wiki": base}, max_concurrent=64, max_queue=256) as server:
-            kinds = samples("wiki", options.tokens)
+        stores: dict[str, Any] = {
+            "kbs": {"wiki": build_sample(Path(folder) / "kb")},
+            "datastores": {
+                "village": build_village(Path(folder) / "store", MODEL, dtype="int8", batch_invariant=True)
+            },
+        }
+        with running_server(**stores, max_concurrent=64, max_queue=256) as server:
+            kinds = samples("wiki", options.tokens, "village")
             expected = asyncio.run(alone(server.url, kinds))
             fill_kernels(server.service.llm)
             seconds = options.minutes * 60

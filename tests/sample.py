@@ -1,9 +1,18 @@
-"""A small knowledge base of real text: 24 Wikipedia summaries (tests/data/wikipedia-summaries)."""
+"""Small stores: a knowledge base of 24 Wikipedia summaries (tests/data/wikipedia-summaries), a datastore of kNN-LM."""
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+VILLAGE = (
+    "The library of the village was founded in 1881 by a schoolteacher. The library of the village has four "
+    "thousand books, of which two thousand are novels. The library of the village burned down in 1923, and was "
+    "built again in 1925 with a loan from the bank. The bank of the village was founded in 1899. "
+) * 2
 SUMMARIES = Path(__file__).parent / "data" / "wikipedia-summaries" / "summaries.jsonl"
 
 
@@ -12,4 +21,16 @@ def build_sample(folder: Path) -> Path:
     from specrag.retrieval.build import build
 
     build([SUMMARIES], folder)
+    return folder
+
+
+def build_village(folder: Path, model: str, **settings: Any) -> Path:
+    """Make a datastore of :data:`VILLAGE`; the settings are those of :func:`specrag.load`."""
+    from specrag import load
+    from specrag.retrieval.knn_build import build_datastore
+    from specrag.retrieval.knn_datastore import model_record
+
+    with closing(load(model, **settings)) as llm:
+        tokens = np.array(llm.tokenizer.encode(VILLAGE, special=True), dtype=np.int32)
+        build_datastore([tokens], folder, llm.model, model_record(llm.loaded))
     return folder

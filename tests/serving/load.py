@@ -24,6 +24,7 @@ _SCHEMA = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
+_TOOL = {"type": "function", "function": {"name": "describe", "parameters": _SCHEMA}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +35,13 @@ class Sample:
         path: of the route.
         body: without ``stream``.
         status: that it is answered with.
+        streams: whether it may be asked for as a stream.
     """
 
     path: str
     body: Mapping[str, Any]
     status: int = 200
+    streams: bool = True
 
 
 @dataclass(slots=True)
@@ -58,12 +61,13 @@ class Report:
     seconds: float = 0.0
 
 
-def samples(kb: str | None, tokens: int = 16) -> list[Sample]:
+def samples(kb: str | None, tokens: int = 16, datastore: str | None = None) -> list[Sample]:
     """The kinds of requests.
 
     Args:
         kb: a knowledge base of the server.
         tokens: of an answer; some are a quarter or four times as long.
+        datastore: one of the server's, for kNN-LM.
     """
 
     def chat(question: str, **more: Any) -> Sample:
@@ -95,6 +99,16 @@ def samples(kb: str | None, tokens: int = 16) -> list[Sample]:
                 "seed": 3,
             },
         ),
+        chat(
+            "Write a poem about rain.",
+            presence_penalty=0.5,
+            frequency_penalty=0.5,
+            logit_bias={"260": -5},
+            stop=["\n\n"],
+        ),
+        chat("Describe a person.", max_tokens=60, tools=[_TOOL], tool_choice="required"),
+        chat(f"{story}\n\nWhere did the heron live?", specrag={"method": "rapid"}),
+        Sample("/v1/embeddings", {"model": MODEL, "input": ["copper", story]}, streams=False),
         Sample("/v1/chat/completions", {"model": MODEL, "messages": []}, 400),
         Sample(
             "/v1/chat/completions", {"model": "another", "messages": [{"role": "user", "content": "?"}]}, 404
@@ -113,6 +127,12 @@ def samples(kb: str | None, tokens: int = 16) -> list[Sample]:
                 specrag={"kb": kb, "method": "speculative-rag", "options": {"drafts": 2}},
             ),
         ]
+    if datastore is not None:
+        options = {"datastore": datastore, "k": 8}
+        found += [
+            chat("Tell a story.", specrag={"method": "knn-lm", "options": {**options, "stride": stride}})
+            for stride in ("cost-aware", 4)
+        ]
     return found
 
 
@@ -121,7 +141,8 @@ async def answer(client: httpx.AsyncClient, sample: Sample) -> str:
     response = await client.post(sample.path, json=dict(sample.body))
     if response.status_code != 200:
         return f"status {response.status_code}"
-    return _choices([response.json()])
+    body = response.json()
+    return json.dumps(body["data"]) if body.get("object") == "list" else _choices([body])
 
 
 async def streamed(client: httpx.AsyncClient, sample: Sample, chunks: int | None = None) -> str | None:
@@ -141,8 +162,9 @@ async def streamed(client: httpx.AsyncClient, sample: Sample, chunks: int | None
 
 
 def _choices(parts: Sequence[Mapping[str, Any]]) -> str:
-    """Texts and reasons of all choices, whole or joined from chunks."""
+    """Texts, calls of tools and reasons of all choices, whole or joined from chunks."""
     texts: dict[int, str] = {}
+    calls: dict[int, list[Any]] = {}
     reasons: dict[int, str] = {}
     for part in parts:
         if "error" in part:
@@ -151,10 +173,13 @@ def _choices(parts: Sequence[Mapping[str, Any]]) -> str:
             said = choice.get("message") or choice.get("delta") or choice
             piece = said.get("content") or said.get("text") or ""
             texts[choice["index"]] = texts.get(choice["index"], "") + piece
+            calls.setdefault(choice["index"], []).extend(
+                call["function"] for call in said.get("tool_calls") or []
+            )
             if choice["finish_reason"]:
                 reasons[choice["index"]] = choice["finish_reason"]
     # An answer from passages ends without the line end that its stream may have shown.
-    return json.dumps([[texts[index].strip(), reasons.get(index)] for index in sorted(texts)])
+    return json.dumps([[texts[index].strip(), calls[index], reasons.get(index)] for index in sorted(texts)])
 
 
 async def alone(url: str, kinds: Sequence[Sample]) -> dict[int, str]:
@@ -182,8 +207,11 @@ async def load(
         number = draws.randrange(len(kinds))
         sample = kinds[number]
         way = draws.random()
+        given: str | None
         try:
-            if way < 0.15:
+            if not sample.streams:
+                given = await answer(client, sample)
+            elif way < 0.15:
                 given = await streamed(client, sample, chunks=draws.randrange(1, 6))
             elif way < 0.55:
                 given = await streamed(client, sample)

@@ -128,6 +128,25 @@ def test_a_required_tool_is_called_with_arguments_that_fit(server: LiveServer) -
     assert isinstance(json.loads(call.function.arguments), dict)
 
 
+def test_several_calls_are_made_where_the_client_says_so(server: LiveServer) -> None:
+    question = "What is the weather in Paris and in Rome? Call get_weather once for each city."
+    given: dict[str, Any] = {"tools": [WEATHER], "tool_choice": "required", "max_tokens": 200}
+    (one,) = ask(server, question, **given).choices[0].message.tool_calls
+    counts = []
+    for seed in range(8):
+        choice = ask(server, question, **given, parallel_tool_calls=True, temperature=1.0, seed=seed).choices[
+            0
+        ]
+        calls = choice.message.tool_calls
+        counts.append(len(calls))
+        assert {call.function.name for call in calls} == {one.function.name}
+        assert all(set(json.loads(call.function.arguments)) == {"city", "unit"} for call in calls)
+        assert len({call.id for call in calls}) == len(calls)
+        if len(calls) > 1:
+            break
+    assert max(counts) >= 2
+
+
 def test_a_call_is_streamed_whole(server: LiveServer) -> None:
     chunks = list(
         ask(server, "What is the weather in Paris?", tools=[WEATHER], tool_choice="required", stream=True)

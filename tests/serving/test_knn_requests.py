@@ -3,43 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 
-from specrag import load
 from specrag.methods.knn_lm import KnnLM
 from specrag.methods.knn_mixture import Mixture
-from specrag.retrieval.knn_build import build_datastore
-from specrag.retrieval.knn_datastore import Datastore, model_record
-from tests.methods.test_knn_real import PROMPTS, TEXT
+from specrag.retrieval.knn_datastore import Datastore
+from tests.methods.test_knn_real import PROMPTS
+from tests.sample import build_village
 from tests.serving.live_server import EXACT, MODEL, LiveServer, running_server
 
 READER, STRANGER = "reader-key-0123456789", "stranger-key-0123456"
 OPTIONS: dict[str, Any] = {"k": 64, "weight": 0.6, "knn_temperature": 5.0, "knn_reach": 500.0}
 
 
-def build(folder: Path, **settings: Any) -> Path:
-    """Make a datastore of the sample text."""
-    with closing(load(MODEL, **settings)) as llm:
-        tokens = np.array(llm.tokenizer.encode(TEXT, special=True), dtype=np.int32)
-        build_datastore([tokens], folder, llm.model, model_record(llm.loaded))
-    return folder
-
-
 @pytest.fixture(scope="module")
-def knn(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+def knn(village: Path) -> Iterator[LiveServer]:
     """Give a server with a datastore and two keys, one of which may search it."""
-    folder = build(tmp_path_factory.mktemp("served") / "store", dtype="int8", batch_invariant=True)
     keys = [
         {"name": "reader", "key": READER, "kbs": ["village"]},
         {"name": "stranger", "key": STRANGER, "kbs": []},
     ]
-    with running_server(datastores={"village": folder}, keys=keys) as server:
+    with running_server(datastores={"village": village}, keys=keys) as server:
         yield server
 
 
@@ -107,7 +95,7 @@ def test_a_datastore_of_another_precision_is_refused_at_the_start(smollm2: Path,
     from specrag.serving.service import Service
     from specrag.serving.settings import load_settings
 
-    folder = build(tmp_path / "store", dtype="bf16")
+    folder = build_village(tmp_path / "store", MODEL, dtype="bf16")
     service = Service(load_settings(None, {**EXACT, "datastores": {"village": folder}}))
     with pytest.raises(SpecragError, match="int8"):
         service.load()

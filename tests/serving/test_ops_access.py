@@ -192,7 +192,8 @@ def test_metrics_have_no_names_of_requests(keyed: TestClient) -> None:
     assert 'specrag_rejected_requests_total{reason="key"}' in keyed.get("/metrics", headers=headers).text
     for name in (
         "queue_length",
-        "batch_size",
+        "running_texts",
+        "batch_size_count",
         "kv_budget_bytes",
         "resident_bytes",
         "index_jobs_pending",

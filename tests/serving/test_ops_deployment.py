@@ -36,7 +36,7 @@ def test_the_guide_names_no_figure_that_is_not_there() -> None:
     from specrag.serving.metrics import Metrics
 
     guide = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
-    watched = {"batch_size", "queue_length", "kv_reserved_bytes", "kv_budget_bytes"}
+    watched = {"running_texts", "queue_length", "kv_reserved_bytes", "kv_budget_bytes"}
     known = {f"specrag_{name}" for name in watched}
     for family in Metrics().registry.collect():
         known |= {family.name, f"{family.name}_total"}

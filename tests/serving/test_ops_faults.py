@@ -47,8 +47,9 @@ def kill_at(server: Program, asking: httpx.Client, job: str, stage: str) -> None
     server.end()
 
 
-def test_a_kill_during_uploads_and_indexing_loses_nothing_promised(tmp_path: Path) -> None:
-    """Killed in the middle of one upload, and while passages of another are encoded."""
+@pytest.mark.parametrize("stage", ["reading", "encoding", "indexing"])
+def test_a_kill_during_uploads_and_indexing_loses_nothing_promised(tmp_path: Path, stage: str) -> None:
+    """Killed in the middle of one upload, and while documents of another are read, encoded or indexed."""
     incoming = tmp_path / "kb" / "metals" / "incoming"
     with program(tmp_path, kb_root=str(tmp_path / "kb"), page=False) as server:
         with client(server) as asking:
@@ -66,7 +67,7 @@ def test_a_kill_during_uploads_and_indexing_loses_nothing_promised(tmp_path: Pat
                 files = [(f"{name}.txt", f"{name} is a metal. " * 8) for name in METALS]
                 answer = upload(asking, *[(name, text.encode()) for name, text in files])
                 job = answer.json()["job"]
-                kill_at(server, asking, job, "encoding")
+                kill_at(server, asking, job, stage)
         server.start()
         with client(server) as asking:
             assert not list(incoming.glob("*/half.txt"))

@@ -48,6 +48,9 @@ class Executor:
         clock: seconds, for deadlines.
         max_rows: rows of a packed pass; a single larger segment still runs, alone.
         search_threads: threads for searches.
+
+    Attributes:
+        on_pass: told texts and rows of each packed pass, in the thread that drives.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class Executor:
         max_rows: int = MAX_ROWS,
         search_threads: int = 2,
     ) -> None:
+        self.on_pass: Callable[[int, int], object] | None = None
         self._clock = clock
         self._max_rows = max_rows
         self._threads = ThreadPoolExecutor(
@@ -324,6 +328,8 @@ class Executor:
                 task.failure, task.waiting = error, None
             return
         report_pass(segments, self._clock() - began)
+        if self.on_pass is not None:
+            self.on_pass(len(tasks), sum(map(_rows, tasks)))
         for task, answer in zip(tasks, answers, strict=True):
             task.answer, task.waiting = answer, None
 

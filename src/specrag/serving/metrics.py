@@ -17,6 +17,8 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 150, 600)
 _STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.3, 2.6)
 _MAT = (1, 1.25, 1.5, 1.75, 2, 2.5, 3, 4, 5, 6, 8, 12, 16)
+_BATCH = (1, 2, 4, 8, 16, 32, 64, 128)
+_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _TENTHS = (0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1)
 _KNOWN = frozenset(
     {"plain", "respec", "rapid", "ralmspec", "knn-lm", "standard-rag", "speculative-rag", "prompt-lookup"}
@@ -82,6 +84,12 @@ class Metrics:
         )  # fmt: skip
         self._queued = Histogram(
             "specrag_queue_seconds", "From arrival to the start.", buckets=_SECONDS, registry=registry
+        )
+        self._batch = Histogram(
+            "specrag_batch_size", "Texts of one packed pass.", buckets=_BATCH, registry=registry
+        )
+        self._rows = Histogram(
+            "specrag_pass_rows", "Its tokens, guesses included.", buckets=_ROWS, registry=registry
         )
         self._prompt = Counter("specrag_prompt_tokens", "Tokens of prompts.", registry=registry)
         self._cached = Counter("specrag_cached_prompt_tokens", "Of these, not read anew.", registry=registry)
@@ -156,6 +164,11 @@ class Metrics:
         drafted = sum(done.drafted_by.values())
         if drafted:
             self._acceptance.labels(method).observe(accepted / drafted)
+
+    def packed_pass(self, texts: int, rows: int) -> None:
+        """A model has run over the rows of so many texts at once."""
+        self._batch.observe(texts)
+        self._rows.observe(rows)
 
     def search(self, seconds: float, passages: int = 0) -> None:
         """A knowledge base was searched."""

@@ -98,6 +98,7 @@ def add_operation(app: FastAPI) -> None:
     service.knowledge_bases = operation.bases
     service.observers.append(operation.observe)
     service.searches = operation.metrics.search
+    service.packed_passes = operation.metrics.packed_pass
     operation.readiness.add(
         "model", lambda: None if service.state == "ready" else service.failure or service.state
     )
@@ -114,7 +115,7 @@ def add_operation(app: FastAPI) -> None:
 
 def _watch(operation: Operation, service: Service) -> None:
     watch = operation.metrics.watch
-    watch("batch_size", "Texts that are written together now.", lambda: service.admission.running)
+    watch("running_texts", "Texts that are being written now.", lambda: service.admission.running)
     watch("queue_length", "Requests that wait for a place.", lambda: service.admission.waiting)
     watch("kv_reserved_bytes", "Reserved for keys and values.", lambda: service.admission.reserved)
     watch("kv_budget_bytes", "That may be reserved.", lambda: service.admission.budget or 0)

@@ -72,6 +72,7 @@ class Service:
         self._loading: asyncio.Task[None] | None = None
         self.running: set[RunningTexts] = set()
         self.searches: Callable[[float, int], None] | None = None
+        self.packed_passes: Callable[[int, int], None] | None = None
 
     # -- life -----------------------------------------------------------------------------------------------
 
@@ -131,6 +132,8 @@ class Service:
             free = None if known is None else known // 2
         if free is not None:
             free = max(free - settings.prefix_cache_bytes, 0)
+        if self.packed_passes is not None:
+            llm.executor.on_pass = self.packed_passes
         self._llm = llm
         self.admission.budget = free
         if self.state == "loading":

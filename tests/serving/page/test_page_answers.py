@@ -80,6 +80,24 @@ def test_an_answer_with_its_sources(visit: Callable[..., Visit], server: LiveSer
     assert "done" in page.inner_text("#status")
 
 
+def test_the_timeline_grows_while_the_answer_comes(visit: Callable[..., Visit]) -> None:
+    here = visit()
+    here.page.evaluate("""() => {
+        window.drawn = [];
+        const look = () => {
+            const state = document.querySelector(".run-state")?.dataset.state;
+            const blocks = document.querySelectorAll(".timeline .block.verifying").length;
+            window.drawn.push([state, blocks]);
+        };
+        new MutationObserver(look).observe(document.getElementById("runs"), { childList: true, subtree: true });
+    }""")
+    here.choose("plain", max_tokens="60")
+    here.ask(QUESTION)
+    running = [blocks for state, blocks in here.page.evaluate("window.drawn") if state == "running"]
+    assert running == sorted(running)
+    assert len(set(running)) >= 4
+
+
 def test_two_methods_one_after_the_other(visit: Callable[..., Visit]) -> None:
     here = visit()
     page = here.page
