@@ -51,7 +51,7 @@ def generate(store: Path, *words: str) -> dict[str, object]:
 
 
 def test_speculation_prints_the_same_text_with_neighbours(store: Path) -> None:
-    words = ("--k", "8", "--lambda", "0.9", "--knn-temperature", "10")
+    words = ("--k", "8", "--lambda", "0.9", "--knn-temperature", "10", "--batch-invariant")
     expected = generate(store, *words, "--stride", "sequential")
     assert expected["method"] == "knn-lm"
     assert any(year in str(expected["text"]) for year in ("1902", "1967"))  # only the datastore knows
@@ -93,6 +93,9 @@ def test_options_that_do_not_fit_are_named(store: Path, text: Path, tmp_path: Pa
         ((*knn, *here, "--stride", "0"), "--stride"),
         ((*knn, *here, "--stride", "4", "--uncapped"), "--uncapped"),
         ((*knn, *here, "--stride", "sequential", "--asynchronous"), "--asynchronous"),
+        ((*knn, *here, "--stride", "sequential", "--decoder", "respec"), "--decoder"),
+        ((*knn, *here, "--decoder", "respeck"), "did you mean respec"),
+        (("generate", "hello", "--decoder", "respec"), "--decoder"),
         ((*knn, *here, "--drafter", "lookup"), "--drafter"),
         ((*knn, *here, "--dtype", "fp32"), "dtype: 'fp32' does not fit"),
         (("generate", "hello", *here), "only --method knn-lm"),

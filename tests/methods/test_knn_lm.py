@@ -14,11 +14,10 @@ import pytest
 from specrag.engine.sampling import SamplingParams
 from specrag.engine.stopping import StopConditions
 from specrag.errors import InputError
-from specrag.methods.knn_lm import KnnLM, KnnRecord
+from specrag.methods.knn_lm import KnnLM, KnnRecord, Stride
 from specrag.methods.knn_mixture import Mixture, mix, neighbour_tokens, normaliser
 from specrag.methods.knn_request import SOURCE
 from specrag.methods.plain import Plain
-from specrag.methods.speculative_search import Stride
 from specrag.models.toy import ToyModel
 from specrag.retrieval.knn_cache import FollowerCache
 from specrag.retrieval.knn_datastore import Datastore
@@ -70,7 +69,8 @@ def test_sequential_is_the_oracles_knn_lm(
     assert [len(step.tokens) for step in found.steps] == [1] * 25
 
 
-STRIDES: list[Stride] = [1, 2, 3, 7, 16, "os3"]
+STRIDES: list[Stride] = [1, 2, 3, 7, 16, "os3", "cost-aware"]
+DECODERS = [None, "respec", "prompt-lookup", "token-recycling", "sam-decoding"]
 
 
 @pytest.mark.parametrize(
@@ -93,14 +93,30 @@ def test_speculation_changes_no_token(store: Datastore, model: ToyModel, k: int,
                 max_match=random.choice([None, 0.6]),
                 followers=random.choice([1, 10]),
                 capacity=random.choice([5, 16_384]),
+                decoder=random.choice(DECODERS),
             )
             found = decode(method, model, sampling, max_tokens=30)
-            case = (name, stride, asynchronous)
+            case = (name, stride, asynchronous, method.decoder)
             assert found.tokens == expected.tokens, case
             assert (found.text, found.reason) == (expected.text, expected.reason), case
             assert found.session == expected.session, case
             accepted += sum(step.accepted for step in found.steps)
     assert accepted > 0
+
+
+def test_a_decoder_reads_several_tokens_a_pass(store: Datastore, model: ToyModel) -> None:
+    passes = {}
+    for decoder in (None, "prompt-lookup"):
+        records: list[KnnRecord] = []
+        method = KnnLM(store, MIXTURE, stride=4, decoder=decoder, watch=records.append)
+        found = decode(method, model, max_tokens=80)
+        (record,) = records
+        assert sum(len(step.tokens) for step in found.steps) == 80
+        passes[decoder] = sum(span.activity == "decode" for span in record.timeline)
+        # Tokens that cost no pass are looked up and searched for with the others, whatever the stride is.
+        assert any(round.stride > 4 for round in record.rounds) == (decoder is not None)
+    assert passes[None] >= 80
+    assert passes["prompt-lookup"] < 0.8 * passes[None]
 
 
 @pytest.mark.parametrize("weight", [0.0, 1.0])
@@ -118,7 +134,8 @@ def test_weights_at_the_ends(store: Datastore, model: ToyModel, weight: float) -
 
 def test_guesses_are_the_caches_and_are_counted(store: Datastore, model: ToyModel) -> None:
     records: list[KnnRecord] = []
-    found = decode(KnnLM(store, MIXTURE, stride=4, watch=records.append), model, max_tokens=80)
+    method = KnnLM(store, MIXTURE, stride=4, decoder=None, watch=records.append)
+    found = decode(method, model, max_tokens=80)
     (record,) = records
     assert sum(len(step.tokens) for step in found.steps) == 80
     for step, round in zip(found.steps, record.rounds, strict=True):

@@ -3,32 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from specrag import LanguageModel
 from specrag.errors import DeadlineExceeded
-from specrag.methods.knn_lm import KnnLM
+from specrag.methods.knn_lm import KnnLM, KnnRecord
 from specrag.methods.knn_mixture import Mixture
 from specrag.methods.options import Options
 from specrag.retrieval.knn_build import build_datastore
 from specrag.retrieval.knn_datastore import Datastore, model_record
 from specrag.retrieval.knn_index import GraphSettings
+from tests.sample import VILLAGE
 
-TEXT = (
-    "The library of the village was founded in 1881 by a schoolteacher. The library of the village has four "
-    "thousand books, of which two thousand are novels. The library of the village burned down in 1923, and was "
-    "built again in 1925 with a loan from the bank. The bank of the village was founded in 1899. "
-) * 2
 PROMPTS = ("The library of the village", "The bank was founded", "A schoolteacher")
 MIXTURE = Mixture(k=64, weight=0.6, temperature=5.0)
 
 
 @pytest.fixture(scope="module")
 def store(llm: LanguageModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Datastore]:
-    folder = tmp_path_factory.mktemp("store")
-    tokens = np.array(llm.tokenizer.encode(TEXT, special=True), dtype=np.int32)
+    yield from built(llm, tmp_path_factory.mktemp("store"))
+
+
+@pytest.fixture(scope="module")
+def exact_store(exact_llm: LanguageModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Datastore]:
+    yield from built(exact_llm, tmp_path_factory.mktemp("store"))
+
+
+def built(llm: LanguageModel, folder: Path) -> Iterator[Datastore]:
+    tokens = np.array(llm.tokenizer.encode(VILLAGE, special=True), dtype=np.int32)
     build_datastore([tokens], folder, llm.model, model_record(llm.loaded), indexes=[GraphSettings()])
     with Datastore.open(folder) as store:
         yield store
@@ -45,7 +50,7 @@ def test_tokens_are_those_of_sequential_search(
         sequential: Options = {**options, "method": KnnLM(store, MIXTURE, index=index, stride=None)}
         expected = llm.generate(prompt, **sequential)
         for asynchronous in (False, True):
-            method = KnnLM(store, MIXTURE, index=index, stride=5, asynchronous=asynchronous)
+            method = KnnLM(store, MIXTURE, index=index, stride=5, asynchronous=asynchronous, decoder=None)
             speculative: Options = {**options, "method": method}
             steps = list(llm.stream(prompt, **speculative))
             tokens = [token.token for step in steps for token in step.tokens]
@@ -55,8 +60,35 @@ def test_tokens_are_those_of_sequential_search(
     assert accepted > 20
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_several_tokens_a_pass_are_those_of_one(
+    exact_llm: LanguageModel, exact_store: Datastore, temperature: float
+) -> None:
+    options: Options = {"raw": True, "max_tokens": 16, "temperature": temperature, "seed": 11}
+    passes = 0
+    for number, prompt in enumerate(PROMPTS[:2]):
+        index = ("flat", "hnsw")[number % 2]
+        sequential: Options = {**options, "method": KnnLM(exact_store, MIXTURE, index=index, stride=None)}
+        expected = exact_llm.generate(prompt, **sequential)
+        for decoder, asynchronous in (("respec", False), ("prompt-lookup", True)):
+            records: list[KnnRecord] = []
+            method = KnnLM(
+                exact_store,
+                MIXTURE,
+                index=index,
+                decoder=decoder,
+                asynchronous=asynchronous,
+                watch=records.append,
+            )
+            speculative: Options = {**options, "method": method}
+            found = exact_llm.generate(prompt, **speculative)
+            assert [token.token for token in found.tokens] == [token.token for token in expected.tokens]
+            passes += sum(span.activity == "decode" for span in records[0].timeline)
+    assert passes < 2 * 16 * 2
+
+
 def test_requests_that_are_cut_leave_the_others_alone(llm: LanguageModel, store: Datastore) -> None:
-    method = KnnLM(store, MIXTURE, stride=4, asynchronous=True)
+    method = KnnLM(store, MIXTURE, stride=4, asynchronous=True, decoder=None)
     options: Options = {"raw": True, "method": method, "max_tokens": 12}
     expected = llm.generate(PROMPTS[0], **options)
     for _ in llm.stream(PROMPTS[1], **options):

@@ -84,8 +84,16 @@ Stride = Annotated[
     str | None,
     typer.Option(
         metavar="N|os3|cost-aware|sequential",
-        help="Tokens guessed before one search verifies them; os3 chooses a number, cost-aware (default) also none "
-        "where no number pays; sequential guesses none.",
+        help="Tokens guessed before one search verifies them; os3 and cost-aware (default) choose a number; "
+        "sequential guesses none.",
+        rich_help_panel=_PANEL,
+    ),
+]
+Decoder = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Method whose guesses are read in one pass (default respec); plain reads one token a pass.",
         rich_help_panel=_PANEL,
     ),
 ]
@@ -119,6 +127,7 @@ def method_of(
     temperature: float | None,
     reach: float | None,
     stride: str | None,
+    decoder: str | None,
     prefetch: int | None,
     asynchronous: bool,
     uncapped: bool,
@@ -138,6 +147,7 @@ def method_of(
             "--knn-temperature": temperature,
             "--knn-reach": reach,
             "--stride": stride,
+            "--decoder": decoder,
             "--prefetch": prefetch,
             "--asynchronous": asynchronous or None,
             "--uncapped": uncapped or None,
@@ -146,17 +156,21 @@ def method_of(
             if value is not None:
                 raise InputError(option, str(value), f"only --method {METHOD} searches a datastore; add it")
         return None
+    from specrag.methods.registry import check_method
+
     if folder is None:
         remedy = "make one with `specrag index PATH --knn-lm --kb DIR` and name it"
         raise InputError("--datastore", None, remedy)
     if uncapped and stride != "os3":
         raise InputError("--uncapped", uncapped, "only --stride os3 estimates a match rate; add it")
     chosen = _stride(stride)
-    if chosen is None and (prefetch is not None or asynchronous):
-        option = "--asynchronous" if asynchronous else "--prefetch"
-        raise InputError(
-            option, prefetch or asynchronous, "nothing is guessed with --stride sequential; leave it out"
-        )
+    if chosen is None:
+        guessing = {"--asynchronous": asynchronous or None, "--prefetch": prefetch, "--decoder": decoder}
+        for option, value in guessing.items():
+            if value is not None:
+                raise InputError(option, value, "nothing is guessed with --stride sequential; leave it out")
+    if decoder is not None:
+        check_method(decoder)
     check_mixture(k, weight, temperature, reach)
     from specrag.methods.knn_lm import KnnLM
     from specrag.methods.speculative_search import MAX_MATCH
@@ -168,6 +182,7 @@ def method_of(
         mixture_of(k, weight, temperature, reach, datastore),
         index=index or "flat",
         stride=chosen,
+        decoder=None if decoder == "plain" else decoder or "respec",
         prefetch=prefetch,
         asynchronous=asynchronous,
         max_match=None if uncapped else MAX_MATCH,

@@ -10,7 +10,7 @@ from specrag.engine.outputs import NOTHING, Outputs, Row
 from specrag.engine.passes import Coroutine
 from specrag.engine.session import PREFILL_ROWS, Session
 from specrag.engine.stopping import FinishReason
-from specrag.speculation.decode import Settings, TextSink
+from specrag.speculation.decode import Settings, Speculation, TextSink
 
 if TYPE_CHECKING:
     from specrag.models.loading import LoadedModel
@@ -85,3 +85,10 @@ class DecodingMethod(Protocol):
             clock: seconds.
             prompt_rows: the answers to :attr:`prompt_needs`; fewer, if the prompt is shorter or was cached.
         """
+
+
+class TokenMethod(DecodingMethod, Protocol):
+    """A method that is a drafter, a rule and a schedule, which another may use for guesses of its own."""
+
+    def speculation(self, session: Session, settings: Settings) -> Speculation:
+        """Those of one request; whoever asked closes the drafter."""

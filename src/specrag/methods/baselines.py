@@ -59,16 +59,21 @@ class Drafted:
         prompt_rows: Sequence[Row] = (),
     ) -> Coroutine[FinishReason]:
         """See :class:`~specrag.methods.base.DecodingMethod`."""
+        speculation = self.speculation(session, settings)
+        try:
+            return (yield from decode(session, settings, text, speculation, clock, prompt_rows))
+        finally:
+            speculation.drafter.close()
+
+    def speculation(self, session: Session, settings: Settings) -> Speculation:
+        """See :class:`~specrag.methods.base.TokenMethod`."""
+        del settings
         weighing = CostAware(self._costs) if self._budget is None else None
         schedule: TokenSchedule = weighing or FixedBudget(self._budget or 0)
         drafter: Drafter = self._drafter.make(session.model, weighing)
         if self._copy_first:
             drafter = Switching(SuffixDrafter(), drafter, lambda: schedule.budget(runs_passes=True))
-        try:
-            speculation = Speculation(drafter, Matching(), schedule)
-            return (yield from decode(session, settings, text, speculation, clock, prompt_rows))
-        finally:
-            drafter.close()
+        return Speculation(drafter, Matching(), schedule)
 
 
 #: Transformers' default of ten tokens.

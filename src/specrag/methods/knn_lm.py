@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from specrag.engine.outputs import Row
@@ -11,11 +11,13 @@ from specrag.engine.passes import Coroutine
 from specrag.engine.session import Session
 from specrag.engine.stopping import FinishReason
 from specrag.errors import InputError
-from specrag.methods.base import PromptNeeds
+from specrag.methods.base import PromptNeeds, TokenMethod
 from specrag.methods.knn_mixture import Mixture
+from specrag.methods.knn_reader import Reader
 from specrag.methods.knn_request import KnnRequest
 from specrag.methods.knn_round import Searching
 from specrag.methods.ralm_timeline import IterativeTiming, Span, Timeline
+from specrag.methods.registry import make_method
 from specrag.methods.speculative_search import COST_AWARE, MAX_MATCH, make_schedule
 from specrag.methods.speculative_search import Stride as CountedStride
 from specrag.retrieval.knn_cache import CAPACITY, FOLLOWERS, FollowerCache
@@ -54,17 +56,24 @@ class KnnLM:
     """A :class:`~specrag.methods.base.DecodingMethod` that searches a datastore for every token.
 
     The next token's distribution is ``weight * p_kNN + (1 - weight) * p_LM``; every option of sampling applies to it as
-    it does to the model's own in plain decoding, and log-probabilities are the mixture's. Speculation gives the same
-    tokens as one search after the other, with the same seed and the same index.
+    it does to the model's own in plain decoding, and log-probabilities are the mixture's.
+
+    Two kinds of guesses: searches are spared by guessing tokens from the cache, a stride of them verified in one
+    search (RaLMSpec); passes of the model by reading several tokens at once, where the drafter of another method
+    foresees what the cache gives. Both give the same tokens as one search after the other, with the same seed and the
+    same index; with a ``decoder`` the model must be loaded with ``batch_invariant`` for that, as for every method that
+    reads several guesses in a pass.
 
     Args:
         datastore: open; stays its owner's.
         mixture: how much the neighbours count; by default 1,024 of them, or all if there are fewer.
         index: of the datastore: ``flat``, ``hnsw`` or ``pq``; or another one over the same keys.
         stride: tokens of a round, verified in one search: a number, ``os3``, or a function that makes a schedule for a
-            request; ``cost-aware`` guesses nothing where no stride pays
-            (:class:`~specrag.scheduling.cost_aware_stride.CostAwareStride`); ``None`` searches one token after the
-            other and guesses nothing.
+            request; ``cost-aware`` takes what promises the most tokens a second, and without a decoder guesses nothing
+            where no stride pays (:class:`~specrag.scheduling.cost_aware_stride.CostAwareStride`). Tokens that cost no
+            pass are added to it. ``None`` searches one token after the other and guesses nothing.
+        decoder: a method of the registry, whose drafter guesses what is read in a pass; ``None`` reads one token a
+            pass, as in the paper. Not asked with a stride of ``None``.
         prefetch: neighbours whose followers a search brings into the cache; by default k, but at most 32: those of
             farther ones are not worth the time that keeping them takes.
         asynchronous: read the last guess while the search runs.
@@ -78,7 +87,6 @@ class KnnLM:
     """
 
     name = "knn-lm"
-    prompt_needs = PromptNeeds()
 
     def __init__(
         self,
@@ -87,6 +95,7 @@ class KnnLM:
         *,
         index: str | KeyIndex = "flat",
         stride: Stride | None = COST_AWARE,
+        decoder: str | None = "respec",
         prefetch: int | None = None,
         asynchronous: bool = False,
         max_match: float | None = MAX_MATCH,
@@ -107,12 +116,20 @@ class KnnLM:
         self.followers = followers
         self.capacity = capacity
         self.watch = watch
+        self.decoder: TokenMethod | None = None
+        if stride is not None and decoder is not None:
+            self.decoder = make_method(decoder)
         self._shared = SharedStrides()
         self._worth = SharedWorth()
         self._checked: LoadedModel | None = None
         # What is wrong with the schedule or the cache is said now, not in mid-request.
         self._schedule()
         FollowerCache(datastore, followers, capacity)
+
+    @property
+    def prompt_needs(self) -> PromptNeeds:
+        """The decoder's, where there is one."""
+        return PromptNeeds() if self.decoder is None else self.decoder.prompt_needs
 
     def check(self, loaded: LoadedModel) -> None:
         """Make sure that the datastore was made with this model.
@@ -122,6 +139,8 @@ class KnnLM:
         """
         if loaded is not self._checked:
             self.datastore.check_model(model_record(loaded))
+            if self.decoder is not None:
+                self.decoder.check(loaded)
             self._checked = loaded
 
     def decode(
@@ -133,30 +152,38 @@ class KnnLM:
         prompt_rows: Sequence[Row] = (),
     ) -> Coroutine[FinishReason]:
         """See :class:`~specrag.methods.base.DecodingMethod`."""
-        del prompt_rows
         timeline = Timeline(clock)
-        cache, prefetch = None, 0
+        searching = Searching(self.datastore, self.index, self.mixture)
         if self.stride is not None:
-            cache = FollowerCache(self.datastore, self.followers, self.capacity)
-            prefetch = min(self.mixture.k, PREFETCH) if self.prefetch is None else self.prefetch
-        searching = Searching(
-            self.datastore, self.index, self.mixture, prefetch, cache, self.asynchronous and cache is not None
-        )
-        request = KnnRequest(session, settings, text, searching, self._schedule(), timeline)
-        reason = yield from request.run()
+            searching = self._guessing(searching)
+        speculation = None if self.decoder is None else self.decoder.speculation(session, settings)
+        reader = Reader(session, speculation, clock)
+        try:
+            yield from reader.start(prompt_rows)
+            request = KnnRequest(session, settings, text, searching, self._schedule(), timeline, reader)
+            reason = yield from request.run()
+        finally:
+            reader.close()
         if self.watch is not None:
             total = clock() - timeline.began
-            record = KnnRecord(
-                tuple(request.rounds), IterativeTiming.of(timeline.spans, total), timeline.spans
-            )
-            self.watch(record)
+            timing = IterativeTiming.of(timeline.spans, total)
+            self.watch(KnnRecord(tuple(request.rounds), timing, timeline.spans))
         return reason
+
+    def _guessing(self, searching: Searching) -> Searching:
+        """With a cache for one request."""
+        return replace(
+            searching,
+            prefetch=min(self.mixture.k, PREFETCH) if self.prefetch is None else self.prefetch,
+            cache=FollowerCache(self.datastore, self.followers, self.capacity),
+            asynchronous=self.asynchronous,
+        )
 
     def _schedule(self) -> StrideSchedule:
         if self.stride is None:
             return FixedStride(1)
         if self.stride == COST_AWARE:
-            return CostAwareStride(self.asynchronous, self._worth)
+            return CostAwareStride(self.asynchronous, self._worth, always=self.decoder is not None)
         return make_schedule(
             self.stride, self.asynchronous, self.max_match, self._shared, names=(COST_AWARE, "os3")
         )

@@ -9,16 +9,18 @@ place is the next one. A stride of 0, or no cache, is kNN-LM one search after th
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
-from specrag.engine.outputs import Outputs, Row
+from specrag.engine.outputs import Row
 from specrag.engine.passes import Coroutine, Emit, Search
 from specrag.engine.processors import Logits, State, build_processors
 from specrag.engine.sampling import choose
 from specrag.engine.session import Session
 from specrag.engine.stopping import FinishReason, StopChecker
-from specrag.methods.knn_mixture import mix, neighbour_tokens, normaliser
+from specrag.methods.knn_mixture import normaliser
+from specrag.methods.knn_reader import Reader
 from specrag.methods.knn_round import Drafts, Guess, Head, Searching, Verified
 from specrag.methods.ralm_timeline import Clocked, Timeline
 from specrag.methods.speculative_search import search_beside
@@ -29,12 +31,9 @@ from specrag.retrieval.knn_manifest import HIDDEN
 from specrag.scheduling.stride import StrideRound, StrideSchedule
 from specrag.speculation.decode import TARGET, DecodedToken, Settings, Step, TextSink
 from specrag.speculation.target import Alternative
-from specrag.speculation.tree import EMPTY
 
 #: The source of a token that was guessed from the cache.
 SOURCE = "knn-cache"
-
-_OUTPUTS = Outputs(logits=True, hidden=(HIDDEN,))
 
 
 class KnnRequest:
@@ -47,6 +46,7 @@ class KnnRequest:
         searching: where neighbours come from.
         schedule: chooses strides.
         timeline: is told when what ran, and tells the time.
+        reader: reads the session.
 
     Attributes:
         rounds: of speculation, so far.
@@ -60,6 +60,7 @@ class KnnRequest:
         searching: Searching,
         schedule: StrideSchedule,
         timeline: Timeline,
+        reader: Reader,
     ) -> None:
         self.rounds: list[StrideRound] = []
         self._session = session
@@ -68,6 +69,7 @@ class KnnRequest:
         self._searching = searching
         self._schedule = schedule
         self._timeline = timeline
+        self._reader = reader
         self._clock: Callable[[], float] = timeline.clock
         self._chain = build_processors(settings.sampling, settings.processors)
         self._state = self._chain.start(session.tokens)
@@ -101,12 +103,12 @@ class KnnRequest:
         """
         drafts = Drafts(len(self._session))
         room = self._session.model.context_length - drafts.length
-        stride = min(wanted, self._left, room + 1)
+        most = min(self._left, room + 1)
         state = self._state
         while True:
             head = self._ready
             if head is None:
-                head = yield from self._read(state)
+                head = yield from self._read(state, most - len(drafts.heads) - 1 if wanted else 0)
             self._ready = None
             drafts.heads.append(head)
             cache = self._searching.cache
@@ -115,21 +117,24 @@ class KnnRequest:
             guess = yield from self._guess(cache, head)
             drafts.looking.append(guess.seconds)
             drafts.guesses.append(guess.token)
-            if len(drafts.guesses) >= stride or guess.token in self._settings.stop.stop_tokens:
-                return drafts
-            self._session.commit([], guess.token)
             state = self._chain.advance(state, guess.token)
+            ends = len(drafts.guesses) >= most or guess.token in self._settings.stop.stop_tokens
+            row = None if ends else self._reader.follow(guess.token)
+            if row is not None:  # it was read with the token before, so that it costs no pass
+                self._ready = _head(row, state, head.position + 1, head.span, 0.0)
+                continue
+            self._reader.commit(guess.token)
+            if ends or len(drafts.guesses) >= wanted:
+                return drafts
 
-    def _read(self, state: State) -> Coroutine[Head]:
-        """Feed the newest token: the head behind it."""
+    def _read(self, state: State, most: int) -> Coroutine[Head]:
+        """Feed the newest token and at most so many guesses: the head behind it."""
         position = len(self._session)
         with self._timeline.measure("decode", position) as measured:
-            rows: list[Row] = yield from self._session.score(EMPTY, _OUTPUTS)
-            logits = rows[0].logits
-            assert logits is not None
-            log_sum, query = normaliser(logits), vector(rows[0].hidden[HIDDEN])
+            row = yield from self._reader.read(most)
+            head = _head(row, state, position, -1, 0.0)
         span = measured.number
-        return Head(logits, log_sum, query, state, position, span, self._timeline.seconds([span]))
+        return replace(head, span=span, seconds=self._timeline.seconds([span]))
 
     def _guess(self, cache: FollowerCache, head: Head) -> Coroutine[Guess]:
         """The token that the cache's neighbours give; the model's own where it holds none."""
@@ -149,7 +154,7 @@ class KnnRequest:
         searching = self._search(drafts)
         last = drafts.guesses[-1] if drafts.guesses else None
         room = self._session.model.context_length - len(self._session)
-        may_go_on = len(drafts.heads) < self._left and room > 0
+        may_go_on = len(drafts.heads) < self._left and room >= 0
         ends = last is None or last in self._settings.stop.stop_tokens
         if not self._searching.asynchronous or ends or not may_go_on:
             return (yield from searching)
@@ -166,10 +171,8 @@ class KnnRequest:
         return verified
 
     def _read_ahead(self, drafts: Drafts) -> Coroutine[None]:
-        token = drafts.guesses[-1]
-        state = self._chain.advance(drafts.heads[-1].state, token)
-        self._session.commit([], token)
-        drafts.ahead = yield from self._read(state)
+        state = self._chain.advance(drafts.heads[-1].state, drafts.guesses[-1])
+        drafts.ahead = yield from self._read(state, self._left - len(drafts.heads) - 1)
 
     def _find(self, drafts: Drafts) -> Verified:
         """Search, draw the true tokens, and bring what follows their neighbours into the cache. Runs in a thread."""
@@ -195,11 +198,7 @@ class KnnRequest:
         return Verified(tuple(tokens), matched, tuple(mixed), self._clock() - began, times)
 
     def _mixed(self, head: Head, found: Neighbours) -> Logits:
-        searching = self._searching
-        values = searching.datastore.values(found.ids)
-        neighbours = neighbour_tokens(values, found.distances, searching.mixture.temperature)
-        weights = searching.mixture.weights_at(found.distances[:1])
-        return mix(head.logits, head.log_sum, neighbours, float(weights.sum()))  # none without neighbours
+        return self._searching.mixed(head.logits, head.log_sum, found)
 
     def _draw(self, head: Head, mixed: Logits) -> int:
         processed = self._chain.apply(mixed, head.state) if self._chain.processors else mixed
@@ -207,15 +206,13 @@ class KnnRequest:
 
     def _settle(self, drafts: Drafts, verified: Verified) -> None:
         """Make the session hold the true tokens, the newest of them pending."""
-        session, tokens = self._session, verified.tokens
-        fed = len(session) - drafts.length  # guesses in the session
-        if fed < len(tokens):
-            session.commit([], tokens[-1])
+        tokens = verified.tokens
+        if not drafts.guesses:
+            self._reader.commit(tokens[-1])
         elif verified.matched == len(drafts.guesses):
             self._ready = drafts.ahead
         else:
-            session.truncate(drafts.length + len(tokens))
-            session.tokens[-1] = tokens[-1]  # it is pending: the cache holds what is in front of it only
+            self._reader.take_back(drafts.length + len(tokens), tokens[-1])
         for token in tokens:
             self._state = self._chain.advance(self._state, token)
         self._left -= len(tokens)
@@ -280,6 +277,12 @@ class KnnRequest:
         )
         self._schedule.observe(round)
         self.rounds.append(round)
+
+
+def _head(row: Row, state: State, position: int, span: int, seconds: float) -> Head:
+    logits = row.logits
+    assert logits is not None
+    return Head(logits, normaliser(logits), vector(row.hidden[HIDDEN]), state, position, span, seconds)
 
 
 def _first(found: Neighbours, k: int) -> Neighbours:

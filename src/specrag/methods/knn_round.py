@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from specrag.engine.processors import Logits, State
-from specrag.methods.knn_mixture import Mixture
+from specrag.methods.knn_mixture import Mixture, mix, neighbour_tokens
 from specrag.methods.ralm_timeline import Clocked
 from specrag.retrieval.knn_cache import FollowerCache
 from specrag.retrieval.knn_datastore import Datastore
-from specrag.retrieval.knn_index import KeyIndex
+from specrag.retrieval.knn_index import KeyIndex, Neighbours
 from specrag.retrieval.scoring import Floats
 
 
@@ -29,9 +29,22 @@ class Searching:
     datastore: Datastore
     index: KeyIndex
     mixture: Mixture
-    prefetch: int
-    cache: FollowerCache | None
-    asynchronous: bool
+    prefetch: int = 0
+    cache: FollowerCache | None = None
+    asynchronous: bool = False
+
+    def mixed(self, logits: Logits, log_sum: float, found: Neighbours) -> Logits:
+        """Logits of the mixture, float32 [vocab_size]; the model's own without neighbours.
+
+        Args:
+            logits: the model's.
+            log_sum: their normaliser.
+            found: the neighbours of the hidden state.
+        """
+        values = self.datastore.values(found.ids)
+        neighbours = neighbour_tokens(values, found.distances, self.mixture.temperature)
+        weights = self.mixture.weights_at(found.distances[:1])
+        return mix(logits, log_sum, neighbours, float(weights.sum()))
 
 
 @dataclass(slots=True, eq=False)

@@ -38,5 +38,9 @@ class Plain:
         prompt_rows: Sequence[Row] = (),
     ) -> Coroutine[FinishReason]:
         """See :class:`~specrag.methods.base.DecodingMethod`."""
-        speculation = Speculation(NoDrafter(), Matching(), FixedBudget(0))
-        return decode(session, settings, text, speculation, clock, prompt_rows)
+        return decode(session, settings, text, self.speculation(session, settings), clock, prompt_rows)
+
+    def speculation(self, session: Session, settings: Settings) -> Speculation:
+        """See :class:`~specrag.methods.base.TokenMethod`."""
+        del session, settings
+        return Speculation(NoDrafter(), Matching(), FixedBudget(0))

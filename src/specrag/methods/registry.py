@@ -6,38 +6,38 @@ import difflib
 from collections.abc import Callable, Mapping
 
 from specrag.errors import InputError
-from specrag.methods.base import DecodingMethod
+from specrag.methods.base import TokenMethod
 from specrag.methods.plain import Plain
 
 # The others are imported when they are asked for: they compile their loops, and importing the compiler takes longer
 # than starting the command line.
 
 
-def _respec() -> DecodingMethod:
+def _respec() -> TokenMethod:
     from specrag.methods.respec import ReSpec
 
     return ReSpec()
 
 
-def _prompt_lookup() -> DecodingMethod:
+def _prompt_lookup() -> TokenMethod:
     from specrag.methods import baselines
 
     return baselines.prompt_lookup()
 
 
-def _token_recycling() -> DecodingMethod:
+def _token_recycling() -> TokenMethod:
     from specrag.methods import baselines
 
     return baselines.token_recycling()
 
 
-def _sam_decoding() -> DecodingMethod:
+def _sam_decoding() -> TokenMethod:
     from specrag.methods import baselines
 
     return baselines.sam_decoding()
 
 
-METHODS: Mapping[str, Callable[[], DecodingMethod]] = {
+METHODS: Mapping[str, Callable[[], TokenMethod]] = {
     "plain": Plain,
     "respec": _respec,
     "prompt-lookup": _prompt_lookup,
@@ -59,7 +59,7 @@ def check_method(name: str) -> None:
         raise InputError("method", name, f"take one of {', '.join(METHODS)}{hint}")
 
 
-def make_method(name: str) -> DecodingMethod:
+def make_method(name: str) -> TokenMethod:
     """The method of this name with its default settings.
 
     Raises:

@@ -118,15 +118,19 @@ class ReSpec:
         prompt_rows: Sequence[Row] = (),
     ) -> Coroutine[FinishReason]:
         """See :class:`~specrag.methods.base.DecodingMethod`."""
+        speculation = self.speculation(session, settings)
+        try:
+            return (yield from decode(session, settings, text, speculation, clock, prompt_rows))
+        finally:
+            speculation.drafter.close()
+
+    def speculation(self, session: Session, settings: Settings) -> Speculation:
+        """See :class:`~specrag.methods.base.TokenMethod`."""
         weighing = CostAware(self._costs, self.retrieval.draft_size) if self.cost_aware else None
         schedule: TokenSchedule = weighing or FixedBudget(self.retrieval.draft_size)
         rule: Rule = self._relaxed_rule if self.relaxed and settings.sampling.greedy else Matching()
         drafter = self._drafter(session, settings.references, schedule, weighing)
-        try:
-            speculation = Speculation(drafter, rule, schedule)
-            return (yield from decode(session, settings, text, speculation, clock, prompt_rows))
-        finally:
-            drafter.close()
+        return Speculation(drafter, rule, schedule)
 
     def _drafter(
         self,

@@ -72,10 +72,14 @@ class CostAwareStride:
     Args:
         asynchronous: whether the last step of a round runs during its search.
         shared: what requests learn together; by default a request learns alone.
+        always: guess in every round: where several tokens are read in a pass, what lies between them must be guessed.
     """
 
-    def __init__(self, asynchronous: bool = False, shared: SharedWorth | None = None) -> None:
+    def __init__(
+        self, asynchronous: bool = False, shared: SharedWorth | None = None, *, always: bool = False
+    ) -> None:
         self._asynchronous = asynchronous
+        self._always = always
         self._shared = shared or SharedWorth()
         self._matches = self._shared.strides.matches.diluted(SHARED_WEIGHT)
         self._stale = True
@@ -85,6 +89,9 @@ class CostAwareStride:
 
     def next(self) -> int:
         shared = self._shared
+        if self._always:
+            stride = self._best()[0]
+            return min(stride, _STALE) if self._stale else stride
         if len(shared.alone) < _FIRST:
             return 0
         stride, pays = self._best()
@@ -127,6 +134,8 @@ class CostAwareStride:
             return passages_per_second(match, step + median(shared.look_ups), search, self._asynchronous)
 
         best = int(np.argmax(rates(wilson_lower_bound(seen.matched, seen.looked_up)))) + 1
+        if self._always:
+            return best, True
         hoped = float(rates(seen.matched / seen.looked_up)[self._smallest - 1 :].max(initial=0.0))
         pays = hoped * (step + median(shared.alone)) > 1.0
         return max(best, self._smallest) if pays else best, pays

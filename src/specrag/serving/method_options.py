@@ -55,7 +55,10 @@ class KnnOptions(Body):
     index: Literal["flat", "hnsw", "pq"] = Field("flat", description="One that the datastore has.")
     stride: Annotated[int, Field(ge=1, le=16)] | Literal["cost-aware", "os3", "sequential"] = Field(
         "cost-aware",
-        description="Tokens guessed before a search, os3, cost-aware: none where no number pays, or sequential.",
+        description="Tokens guessed before a search, os3 or cost-aware to choose a number, or sequential.",
+    )
+    decoder: Decoder = Field(
+        "respec", description="Whose guesses are read in one pass; plain: one token a pass."
     )
     asynchronous: bool = Field(False, description="Decode on while guesses are verified.")
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from specrag.bench.measurement import Measurement
 from specrag.bench.plots import Axis, Series, line_plot
-from specrag.bench.suites.knnlm_subjects import ASYNCHRONOUS, FIXED, SCHEDULED, UNCAPPED, WEIGHED
+from specrag.bench.suites.knnlm_subjects import ASYNCHRONOUS, BOTH, FIXED, SCHEDULED, UNCAPPED, WEIGHED
 
 #: Ends the name of a mixture whose weight depends on the distance.
 BY_DISTANCE = "+reach"
 SPEED, SLOWED, PERPLEXITY, EXACT = "speed", "slowed store", "perplexity", "exactness"
 
-_BY_K = (FIXED, "knn-lm+stride=8", SCHEDULED, UNCAPPED, WEIGHED, ASYNCHRONOUS)
+_BY_K = (BOTH, FIXED, "knn-lm+stride=8", SCHEDULED, UNCAPPED, WEIGHED, ASYNCHRONOUS)
 
 
 def draw(measurements: Sequence[Measurement], folder: Path) -> list[Path]:
@@ -67,7 +67,7 @@ def _by_stride(measurements: Sequence[Measurement], folder: Path) -> Iterator[Pa
 
 def _slowed(measurements: Sequence[Measurement], folder: Path) -> Iterator[Path]:
     entries = [entry for entry in _section(measurements, SLOWED) if entry.speedup is not None]
-    series = _lines(entries, (FIXED, UNCAPPED, WEIGHED, ASYNCHRONOUS), _last_number)
+    series = _lines(entries, (BOTH, FIXED, UNCAPPED, WEIGHED, ASYNCHRONOUS), _last_number)
     bound = sorted(
         (_last_number(entry), float(str(entry.extra["bound"])))
         for entry in entries

@@ -27,6 +27,7 @@ SEQUENTIAL, FIXED = "sequential", "knn-lm"
 SCHEDULED, UNCAPPED = "knn-lm+S", "knn-lm+S+uncapped"
 WEIGHED = "knn-lm+cost-aware"
 ASYNCHRONOUS = "knn-lm+SA+uncapped"
+BOTH = "knn-lm+cost-aware+respec"
 
 #: What P switches on: neighbours whose followers are cached where k is smaller.
 PREFETCH = 64
@@ -34,12 +35,13 @@ PREFETCH = 64
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """How it speculates; ``stride=None`` is one search after the other."""
+    """How it speculates; ``stride=None`` is one search after the other; the paper reads one token a pass."""
 
     stride: Stride | None = 3
     prefetch: int | None = None
     asynchronous: bool = False
     max_match: float | None = MAX_MATCH
+    decoder: str | None = None
 
 
 VARIANTS: Mapping[str, Variant] = {
@@ -49,6 +51,7 @@ VARIANTS: Mapping[str, Variant] = {
     SCHEDULED: Variant("os3"),
     UNCAPPED: Variant("os3", max_match=None),
     WEIGHED: Variant(COST_AWARE),
+    BOTH: Variant(COST_AWARE, decoder="respec"),
     "knn-lm+A": Variant(3, asynchronous=True),
     "knn-lm+SA": Variant("os3", asynchronous=True),
     ASYNCHRONOUS: Variant("os3", asynchronous=True, max_match=None),
@@ -115,6 +118,7 @@ class Subjects:
                 prefetch=variant.prefetch,
                 asynchronous=variant.asynchronous,
                 max_match=variant.max_match,
+                decoder=variant.decoder,
                 watch=self._seen.append,
             )
         return self._made[label]
@@ -129,6 +133,7 @@ def _figures(record: KnnRecord, tokens: int) -> dict[str, float]:
         "overlapped_ms": 1e3 * timing.overlapped,
         "step_ms": 1e3 * timing.decode / max(sum(span.activity == "decode" for span in record.timeline), 1),
         "chunks": float(tokens),
+        "tokens_per_pass": tokens / sum(span.activity == "decode" for span in record.timeline),
     }
     searches: dict[int, list[float]] = defaultdict(list)
     if record.rounds:
