@@ -135,3 +135,27 @@ def test_a_new_request_begins_with_what_earlier_ones_saw() -> None:
     assert schedule.next() == 3  # its own cache is empty
     schedule.observe(StrideRound(3, 3, STEP, 0.1))
     assert schedule.next() > 3
+
+
+@pytest.mark.parametrize(("found", "pays"), [(1.0, False), (0.7, True)])
+def test_passes_of_several_tokens_are_weighed_by_what_their_rounds_gave(found: float, pays: bool) -> None:
+    """A search that costs nothing: all that is won are passes, in the few rounds whose guesses were read already."""
+    shared = SharedWorth()
+    draws = random.Random(0)
+    strides = []
+    for _ in range(10):
+        schedule = CostAwareStride(shared=shared, joined=True)
+        for _ in range(60):
+            stride = schedule.next()
+            strides.append(stride)
+            if stride == 0:
+                schedule.observe(StrideRound(0, 0, STEP, 0.0005))
+                continue
+            # Most rounds read one token and guess it wrongly, at the price of looking it up and of some rows more.
+            read = 8 if draws.random() > found else stride
+            seconds = (1.4 * STEP + read * LOOK_UP) / read
+            matched = read if read == 8 else 0
+            schedule.observe(StrideRound(read, matched, seconds, 0.0005 * read, look_up_seconds=LOOK_UP))
+    assert (np.mean(np.array(strides[-200:]) == 0) < 0.1) == pays
+    if not pays:
+        assert np.mean(np.array(strides[-200:]) == 0) > 0.8

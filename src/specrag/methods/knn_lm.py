@@ -69,9 +69,9 @@ class KnnLM:
         mixture: how much the neighbours count; by default 1,024 of them, or all if there are fewer.
         index: of the datastore: ``flat``, ``hnsw`` or ``pq``; or another one over the same keys.
         stride: tokens of a round, verified in one search: a number, ``os3``, or a function that makes a schedule for a
-            request; ``cost-aware`` takes what promises the most tokens a second, and without a decoder guesses nothing
-            where no stride pays (:class:`~specrag.scheduling.cost_aware_stride.CostAwareStride`). Tokens that cost no
-            pass are added to it. ``None`` searches one token after the other and guesses nothing.
+            request; ``cost-aware`` guesses nothing where no stride pays
+            (:class:`~specrag.scheduling.cost_aware_stride.CostAwareStride`). Tokens that cost no pass are added to
+            it. ``None`` searches one token after the other and guesses nothing.
         decoder: a method of the registry, whose drafter guesses what is read in a pass; ``None`` reads one token a
             pass, as in the paper. Not asked with a stride of ``None``.
         prefetch: neighbours whose followers a search brings into the cache; by default k, but at most 32: those of
@@ -183,7 +183,7 @@ class KnnLM:
         if self.stride is None:
             return FixedStride(1)
         if self.stride == COST_AWARE:
-            return CostAwareStride(self.asynchronous, self._worth, always=self.decoder is not None)
+            return CostAwareStride(self.asynchronous, self._worth, joined=self.decoder is not None)
         return make_schedule(
             self.stride, self.asynchronous, self.max_match, self._shared, names=(COST_AWARE, "os3")
         )

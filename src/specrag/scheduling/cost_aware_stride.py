@@ -28,6 +28,9 @@ _ENOUGH = 8.0
 #: So often guessing is declined before it is tried again, twice as often each time that it did not pay either; in so
 #: many rounds.
 _PATIENCE, _MOST_PATIENCE, _PROBE = 8, 64, 4
+#: Rounds that read several tokens a pass may be this much slower than none before they are given up: most gain little,
+#: few very much.
+_BEARABLE = 0.95
 #: The largest stride right behind a pause.
 _STALE = 3
 
@@ -42,8 +45,9 @@ class SharedWorth:
 
     Attributes:
         strides: costs of searches in rounds with guesses, and how many guesses were right.
-        steps, look_ups: seconds of decoding a token, with or without guesses, and of a look-up.
-        alone: seconds of the search of a round without guesses.
+        steps, look_ups: seconds of decoding a token in rounds with guesses, and of a look-up.
+        alone: seconds of a round without guesses.
+        rounds: tokens and seconds of each round with guesses.
         declined: rounds without guesses since some were made.
         patience: rounds without guesses before they are tried again.
     """
@@ -52,6 +56,7 @@ class SharedWorth:
     steps: deque[float] = field(default_factory=_recent)
     look_ups: deque[float] = field(default_factory=_recent)
     alone: deque[float] = field(default_factory=_recent)
+    rounds: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_RECENT))
     declined: int = 0
     patience: int = _PATIENCE
 
@@ -72,26 +77,25 @@ class CostAwareStride:
     Args:
         asynchronous: whether the last step of a round runs during its search.
         shared: what requests learn together; by default a request learns alone.
-        always: guess in every round: where several tokens are read in a pass, what lies between them must be guessed.
+        joined: whether a pass may read several tokens, so that a stride of 1 may become a longer one. Rounds then
+            differ too much to reckon with a step: guessing is given up where the last rounds took longer than none
+            would have.
     """
 
     def __init__(
-        self, asynchronous: bool = False, shared: SharedWorth | None = None, *, always: bool = False
+        self, asynchronous: bool = False, shared: SharedWorth | None = None, *, joined: bool = False
     ) -> None:
         self._asynchronous = asynchronous
-        self._always = always
+        self._joined = joined
         self._shared = shared or SharedWorth()
         self._matches = self._shared.strides.matches.diluted(SHARED_WEIGHT)
         self._stale = True
         self._probing = 0
         # A guess alone is verified as late as it would have been found without, unless it is read meanwhile.
-        self._smallest = 1 if asynchronous else 2
+        self._smallest = 1 if asynchronous or joined else 2
 
     def next(self) -> int:
         shared = self._shared
-        if self._always:
-            stride = self._best()[0]
-            return min(stride, _STALE) if self._stale else stride
         if len(shared.alone) < _FIRST:
             return 0
         stride, pays = self._best()
@@ -107,11 +111,11 @@ class CostAwareStride:
 
     def observe(self, round: StrideRound) -> None:
         shared = self._shared
-        shared.steps.append(round.speculation_seconds - round.look_up_seconds)
         if round.stride == 0:
-            shared.alone.append(round.verification_seconds)
+            shared.alone.append(round.speculation_seconds + round.verification_seconds)
             self._stale = True
             return
+        shared.steps.append(round.speculation_seconds - round.look_up_seconds)
         shared.look_ups.append(round.look_up_seconds)
         shared.declined = 0
         self._probing = max(self._probing - 1, 0)
@@ -120,6 +124,9 @@ class CostAwareStride:
             shared.strides.costs.observe(round.stride, round.speculation_seconds, round.verification_seconds)
         else:
             shared.strides.observe(round)
+            verified = min(round.matched + 1, round.stride)
+            seconds = round.stride * round.speculation_seconds + round.verification_seconds
+            shared.rounds.append((verified, seconds))
             self._matches.add(looked_up_in(round), round.matched)
 
     def _best(self) -> tuple[int, bool]:
@@ -134,8 +141,13 @@ class CostAwareStride:
             return passages_per_second(match, step + median(shared.look_ups), search, self._asynchronous)
 
         best = int(np.argmax(rates(wilson_lower_bound(seen.matched, seen.looked_up)))) + 1
-        if self._always:
-            return best, True
+        if self._joined:
+            return best, len(shared.rounds) < _RECENT or self._rate() * median(shared.alone) > _BEARABLE
         hoped = float(rates(seen.matched / seen.looked_up)[self._smallest - 1 :].max(initial=0.0))
-        pays = hoped * (step + median(shared.alone)) > 1.0
+        pays = hoped * median(shared.alone) > 1.0
         return max(best, self._smallest) if pays else best, pays
+
+    def _rate(self) -> float:
+        """Tokens a second of the last rounds with guesses."""
+        tokens, seconds = zip(*self._shared.rounds, strict=True)
+        return float(sum(tokens) / sum(seconds))
