@@ -137,9 +137,13 @@ def test_a_new_request_begins_with_what_earlier_ones_saw() -> None:
     assert schedule.next() > 3
 
 
-@pytest.mark.parametrize(("found", "pays"), [(1.0, False), (0.7, True)])
-def test_passes_of_several_tokens_are_weighed_by_what_their_rounds_gave(found: float, pays: bool) -> None:
-    """A search that costs nothing: all that is won are passes, in the few rounds whose guesses were read already."""
+@pytest.mark.parametrize(
+    ("search", "matched", "pays"), [(STEP, 0.3, True), (STEP, 0.0, False), (0.0001, 0.3, False)]
+)
+def test_passes_of_several_tokens_are_weighed_by_what_their_rounds_gave(
+    search: float, matched: float, pays: bool
+) -> None:
+    """Most rounds read a token and guess it wrongly; some find eight in what was read, whether they guess or not."""
     shared = SharedWorth()
     draws = random.Random(0)
     strides = []
@@ -148,14 +152,15 @@ def test_passes_of_several_tokens_are_weighed_by_what_their_rounds_gave(found: f
         for _ in range(60):
             stride = schedule.next()
             strides.append(stride)
+            read = 8 if draws.random() < matched else max(stride, 1)
+            step = 1.4 * STEP / read
             if stride == 0:
-                schedule.observe(StrideRound(0, 0, STEP, 0.0005))
+                schedule.observe(StrideRound(0, 0, step, read * search, alone=read))
                 continue
-            # Most rounds read one token and guess it wrongly, at the price of looking it up and of some rows more.
-            read = 8 if draws.random() > found else stride
-            seconds = (1.4 * STEP + read * LOOK_UP) / read
-            matched = read if read == 8 else 0
-            schedule.observe(StrideRound(read, matched, seconds, 0.0005 * read, look_up_seconds=LOOK_UP))
-    assert (np.mean(np.array(strides[-200:]) == 0) < 0.1) == pays
-    if not pays:
-        assert np.mean(np.array(strides[-200:]) == 0) > 0.8
+            right = read if read == 8 else 0
+            seconds = search * (1 + 0.1 * read)
+            schedule.observe(StrideRound(read, right, step + LOOK_UP, seconds, look_up_seconds=LOOK_UP))
+    declined = np.mean(np.array(strides[-200:]) == 0)
+    assert (declined < 0.1) if pays else (declined > 0.8)
+    if search < 0.1 * STEP:
+        assert not any(strides), "guesses spare searches, and searches cost nothing"

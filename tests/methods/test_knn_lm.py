@@ -200,8 +200,9 @@ def test_context_ends_as_without_speculation(store: Datastore, model: ToyModel) 
     assert expected.reason == "length"
     assert decode(Plain(), short).reason == "length"
     assert len(decode(Plain(), short).tokens) == 16
-    for asynchronous in (False, True):
-        found = decode(KnnLM(store, MIXTURE, stride=6, asynchronous=asynchronous), short)
+    for asynchronous, decoder, stride in itertools.product((False, True), DECODERS, (1, 6)):
+        method = KnnLM(store, MIXTURE, stride=stride, asynchronous=asynchronous, decoder=decoder)
+        found = decode(method, short)
         assert (found.tokens, found.reason) == (expected.tokens, "length")
 
 

@@ -231,7 +231,7 @@ def status(result: Generation) -> str:
     """How the guessing went, for the line behind a text."""
     usage = result.usage
     return (
-        f"{usage.mean_accepted_tokens:.2f} tokens a search, {usage.accepted} of {usage.drafted} guesses right"
+        f"{usage.mean_accepted_tokens:.2f} tokens a round, {usage.accepted} of {usage.drafted} guesses right"
     )
 
 

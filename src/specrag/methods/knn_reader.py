@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from specrag.engine.outputs import Outputs, Row
 from specrag.engine.passes import Coroutine
@@ -13,6 +14,19 @@ from specrag.speculation.schedule import Timed
 from specrag.speculation.tree import EMPTY, ROOT, DraftTree, Round, Verdict
 
 _OUTPUTS = Outputs(logits=True, hidden=(HIDDEN,))
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What a pass has read beside the newest token.
+
+    Attributes:
+        proposed: who guessed each token.
+        followed: who guessed each of those that came.
+    """
+
+    proposed: tuple[str, ...] = ()
+    followed: tuple[str, ...] = ()
 
 
 class Reader:
@@ -69,8 +83,9 @@ class Reader:
         self._path.append(node)
         return self._rows[node + 1]
 
-    def commit(self, token: int) -> None:
+    def commit(self, token: int) -> Beside:
         """Add what was followed, and a token behind it that is still to be read."""
+        beside = Beside(self._tree.sources, tuple(self._tree.sources[node] for node in self._path))
         self._session.commit(self._path, token)
         if self._speculation is not None:
             assert self._timed is not None
@@ -80,6 +95,7 @@ class Reader:
             self._speculation.drafter.observe(round)
             self._speculation.schedule.observe(round, self._timed)
         self._tree, self._rows, self._path = EMPTY, (), []
+        return beside
 
     def take_back(self, length: int, token: int) -> None:
         """Keep ``length`` tokens, the last of which becomes ``token`` and is still to be read."""

@@ -3,11 +3,15 @@
 The protocol is RaLMSpec's (section 5.3). A round of stride s reads s hidden states: that behind the newest token, and
 those behind s - 1 tokens that were guessed; one search for all s then gives the true distributions, and each true token
 is drawn by the same keyed draw as its guess. Up to the first difference the tokens stand, and the true token in its
-place is the next one. A stride of 0, or no cache, is kNN-LM one search after the other: nothing is looked up or kept.
+place is the next one. A stride of 0, or no cache, is one search after the other: nothing is looked up or kept.
+
+Where a pass reads more than the newest token (:class:`~specrag.methods.knn_reader.Reader`), a round goes on, whatever
+its stride, as long as the next token was read already.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -87,7 +91,8 @@ class KnnRequest:
             verified = yield from self._verify(drafts)
             searched = self._clock()
             self._settle(drafts, verified)
-            step = self._step(drafts, verified, drafted - began, searched - drafted)
+            alone = 0.0 if drafts.found is None else drafts.found.seconds
+            step = self._step(drafts, verified, drafted - began - alone, searched - drafted + alone)
             self._observe(drafts, verified)
             yield Emit(step)
             if step.finish_reason is not None:
@@ -99,7 +104,7 @@ class KnnRequest:
         """Read hidden states behind the newest token and behind guesses; ends sooner where the text may.
 
         Args:
-            wanted: the schedule's stride; 0 reads one and guesses nothing.
+            wanted: the schedule's stride; with 0 every token is searched for at once instead of guessed.
         """
         drafts = Drafts(len(self._session))
         room = self._session.model.context_length - drafts.length
@@ -108,23 +113,22 @@ class KnnRequest:
         while True:
             head = self._ready
             if head is None:
-                head = yield from self._read(state, most - len(drafts.heads) - 1 if wanted else 0)
+                head = yield from self._read(state, most - len(drafts.heads) - 1)
             self._ready = None
             drafts.heads.append(head)
             cache = self._searching.cache
             if cache is None or wanted == 0:
-                return drafts
-            guess = yield from self._guess(cache, head)
-            drafts.looking.append(guess.seconds)
-            drafts.guesses.append(guess.token)
-            state = self._chain.advance(state, guess.token)
-            ends = len(drafts.guesses) >= most or guess.token in self._settings.stop.stop_tokens
-            row = None if ends else self._reader.follow(guess.token)
+                token = yield from self._search_alone(drafts)
+            else:
+                token = yield from self._guess(cache, drafts)
+            state = self._chain.advance(state, token)
+            ends = len(drafts.heads) >= most or token in self._settings.stop.stop_tokens
+            row = None if ends else self._reader.follow(token)
             if row is not None:  # it was read with the token before, so that it costs no pass
                 self._ready = _head(row, state, head.position + 1, head.span, 0.0)
                 continue
-            self._reader.commit(guess.token)
-            if ends or len(drafts.guesses) >= wanted:
+            drafts.read_by = self._reader.commit(token)
+            if ends or len(drafts.heads) >= wanted:
                 return drafts
 
     def _read(self, state: State, most: int) -> Coroutine[Head]:
@@ -136,8 +140,9 @@ class KnnRequest:
         span = measured.number
         return replace(head, span=span, seconds=self._timeline.seconds([span]))
 
-    def _guess(self, cache: FollowerCache, head: Head) -> Coroutine[Guess]:
+    def _guess(self, cache: FollowerCache, drafts: Drafts) -> Coroutine[int]:
         """The token that the cache's neighbours give; the model's own where it holds none."""
+        head = drafts.heads[-1]
 
         def look_up() -> Guess:
             began = self._clock()
@@ -147,10 +152,20 @@ class KnnRequest:
 
         guess: Guess = yield Search(look_up)
         self._timeline.add([Clocked("look-up", guess.start, guess.end)], head.position)
-        return guess
+        drafts.looking.append(guess.seconds)
+        drafts.guesses.append(guess.token)
+        return guess.token
+
+    def _search_alone(self, drafts: Drafts) -> Coroutine[int]:
+        """The true token behind the newest head."""
+        found = yield from self._search(Drafts(drafts.heads[-1].position, [drafts.heads[-1]]))
+        drafts.found = found if drafts.found is None else drafts.found.then(found)
+        return found.tokens[-1]
 
     def _verify(self, drafts: Drafts) -> Coroutine[Verified]:
         """One search for all queries of the round; the last guess is read meanwhile, if that was asked for."""
+        if drafts.found is not None:
+            return drafts.found
         searching = self._search(drafts)
         last = drafts.guesses[-1] if drafts.guesses else None
         room = self._session.model.context_length - len(self._session)
@@ -172,7 +187,8 @@ class KnnRequest:
 
     def _read_ahead(self, drafts: Drafts) -> Coroutine[None]:
         state = self._chain.advance(drafts.heads[-1].state, drafts.guesses[-1])
-        drafts.ahead = yield from self._read(state, self._left - len(drafts.heads) - 1)
+        room = self._session.model.context_length - len(self._session)
+        drafts.ahead = yield from self._read(state, min(self._left - len(drafts.heads) - 1, room))
 
     def _find(self, drafts: Drafts) -> Verified:
         """Search, draw the true tokens, and bring what follows their neighbours into the cache. Runs in a thread."""
@@ -207,9 +223,7 @@ class KnnRequest:
     def _settle(self, drafts: Drafts, verified: Verified) -> None:
         """Make the session hold the true tokens, the newest of them pending."""
         tokens = verified.tokens
-        if not drafts.guesses:
-            self._reader.commit(tokens[-1])
-        elif verified.matched == len(drafts.guesses):
+        if verified.matched == len(drafts.guesses):
             self._ready = drafts.ahead
         else:
             self._reader.take_back(drafts.length + len(tokens), tokens[-1])
@@ -220,7 +234,10 @@ class KnnRequest:
     def _step(self, drafts: Drafts, verified: Verified, drafting: float, verifying: float) -> Step:
         """The verified tokens as the caller sees them, cut where the text ends."""
         fed = len(drafts.heads) - 1 + (drafts.ahead is not None)
+        drafted = {SOURCE: fed} if fed else {}
         accepted = min(verified.matched, fed)
+        if drafts.found is not None:  # what was guessed is what was read in vain or not
+            drafted, accepted = dict(Counter(drafts.read_by.proposed)), len(drafts.read_by.followed)
         shown, reason, count = "", None, 0
         for count, token in enumerate(verified.tokens, start=1):
             is_stop = token in self._settings.stop.stop_tokens
@@ -244,7 +261,7 @@ class KnnRequest:
         return Step(
             tuple(self._told(drafts, verified, place, place < kept) for place in range(count)),
             shown,
-            {SOURCE: fed} if fed else {},
+            drafted,
             kept,
             seconds,
             drafting,
@@ -254,7 +271,9 @@ class KnnRequest:
 
     def _told(self, drafts: Drafts, verified: Verified, place: int, guessed: bool) -> DecodedToken:
         """A token with what the caller asked to know of it: log-probabilities are the mixture's."""
-        token, source = verified.tokens[place], SOURCE if guessed else TARGET
+        token, source = verified.tokens[place], TARGET
+        if guessed:
+            source = SOURCE if drafts.found is None else drafts.read_by.followed[place]
         asked = self._settings.log_probs
         if asked is None:
             return DecodedToken(token, source)
@@ -274,6 +293,7 @@ class KnnRequest:
             drafts.step_seconds,
             verified.seconds,
             look_up_seconds=drafts.look_up_seconds,
+            alone=len(verified.tokens) if drafts.found is not None else 1,
         )
         self._schedule.observe(round)
         self.rounds.append(round)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from specrag.engine.processors import Logits, State
 from specrag.methods.knn_mixture import Mixture, mix, neighbour_tokens
+from specrag.methods.knn_reader import Beside
 from specrag.methods.ralm_timeline import Clocked
 from specrag.retrieval.knn_cache import FollowerCache
 from specrag.retrieval.knn_datastore import Datastore
@@ -80,6 +81,8 @@ class Drafts:
         guesses: one a query; none without a cache.
         looking: seconds of each look-up.
         ahead: the head behind the last guess, if it was fed during the search.
+        found: what was searched for one after the other, in a round without guesses.
+        read_by: what the last pass read beside its newest token.
     """
 
     length: int
@@ -87,6 +90,8 @@ class Drafts:
     guesses: list[int] = field(default_factory=list)
     looking: list[float] = field(default_factory=list)
     ahead: Head | None = None
+    found: Verified | None = None
+    read_by: Beside = field(default_factory=Beside)
 
     @property
     def step_seconds(self) -> float:
@@ -101,7 +106,7 @@ class Drafts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Verified:
-    """What the search has decided.
+    """What one search has decided, or several.
 
     Attributes:
         tokens: the true ones, up to the first that differs from its guess.
@@ -116,6 +121,16 @@ class Verified:
     mixed: tuple[Logits, ...]
     seconds: float
     times: tuple[Clocked, ...]
+
+    def then(self, later: Verified) -> Verified:
+        """Both, one behind the other."""
+        return Verified(
+            self.tokens + later.tokens,
+            self.matched + later.matched,
+            self.mixed + later.mixed,
+            self.seconds + later.seconds,
+            self.times + later.times,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -28,11 +29,22 @@ _ENOUGH = 8.0
 #: So often guessing is declined before it is tried again, twice as often each time that it did not pay either; in so
 #: many rounds.
 _PATIENCE, _MOST_PATIENCE, _PROBE = 8, 64, 4
-#: Rounds that read several tokens a pass may be this much slower than none before they are given up: most gain little,
-#: few very much.
-_BEARABLE = 0.95
+#: Guesses spare nothing but searches, and cost a look-up each: below this share of the time nothing is tried.
+_WORTHWHILE = 0.1
+#: Rounds whose gain is looked at together, and from which on it is believed: where passes give several tokens, few
+#: rounds give most of them.
+_MANY, _FEW = 60, 10
 #: The largest stride right behind a pause.
 _STALE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Gain:
+    """What a round gave and took: tokens, seconds, and seconds of them in which something was searched for."""
+
+    tokens: int
+    seconds: float
+    searching: float
 
 
 def _recent() -> deque[float]:
@@ -46,8 +58,8 @@ class SharedWorth:
     Attributes:
         strides: costs of searches in rounds with guesses, and how many guesses were right.
         steps, look_ups: seconds of decoding a token in rounds with guesses, and of a look-up.
-        alone: seconds of a round without guesses.
-        rounds: tokens and seconds of each round with guesses.
+        alone: each round without guesses.
+        rounds: each round with guesses.
         declined: rounds without guesses since some were made.
         patience: rounds without guesses before they are tried again.
     """
@@ -55,8 +67,8 @@ class SharedWorth:
     strides: SharedStrides = field(default_factory=SharedStrides)
     steps: deque[float] = field(default_factory=_recent)
     look_ups: deque[float] = field(default_factory=_recent)
-    alone: deque[float] = field(default_factory=_recent)
-    rounds: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    alone: deque[_Gain] = field(default_factory=lambda: deque(maxlen=_MANY))
+    rounds: deque[_Gain] = field(default_factory=lambda: deque(maxlen=_MANY))
     declined: int = 0
     patience: int = _PATIENCE
 
@@ -78,8 +90,8 @@ class CostAwareStride:
         asynchronous: whether the last step of a round runs during its search.
         shared: what requests learn together; by default a request learns alone.
         joined: whether a pass may read several tokens, so that a stride of 1 may become a longer one. Rounds then
-            differ too much to reckon with a step: guessing is given up where the last rounds took longer than none
-            would have.
+            differ too much to reckon with a step: whether to guess is asked of what the last rounds gave, with guesses
+            and without.
     """
 
     def __init__(
@@ -98,6 +110,9 @@ class CostAwareStride:
         shared = self._shared
         if len(shared.alone) < _FIRST:
             return 0
+        alone = _sums(shared.alone)
+        if alone.searching < _WORTHWHILE * alone.seconds:
+            return 0
         stride, pays = self._best()
         if pays:
             shared.patience = _PATIENCE
@@ -112,7 +127,8 @@ class CostAwareStride:
     def observe(self, round: StrideRound) -> None:
         shared = self._shared
         if round.stride == 0:
-            shared.alone.append(round.speculation_seconds + round.verification_seconds)
+            seconds = round.alone * round.speculation_seconds + round.verification_seconds
+            shared.alone.append(_Gain(round.alone, seconds, round.verification_seconds))
             self._stale = True
             return
         shared.steps.append(round.speculation_seconds - round.look_up_seconds)
@@ -126,7 +142,7 @@ class CostAwareStride:
             shared.strides.observe(round)
             verified = min(round.matched + 1, round.stride)
             seconds = round.stride * round.speculation_seconds + round.verification_seconds
-            shared.rounds.append((verified, seconds))
+            shared.rounds.append(_Gain(verified, seconds, round.verification_seconds))
             self._matches.add(looked_up_in(round), round.matched)
 
     def _best(self) -> tuple[int, bool]:
@@ -141,13 +157,22 @@ class CostAwareStride:
             return passages_per_second(match, step + median(shared.look_ups), search, self._asynchronous)
 
         best = int(np.argmax(rates(wilson_lower_bound(seen.matched, seen.looked_up)))) + 1
+        alone = _sums(shared.alone)
         if self._joined:
-            return best, len(shared.rounds) < _RECENT or self._rate() * median(shared.alone) > _BEARABLE
+            lately = _sums(shared.rounds)
+            return best, len(
+                shared.rounds
+            ) < _FEW or lately.tokens * alone.seconds > alone.tokens * lately.seconds
         hoped = float(rates(seen.matched / seen.looked_up)[self._smallest - 1 :].max(initial=0.0))
-        pays = hoped * median(shared.alone) > 1.0
+        pays = hoped * median(round.seconds / round.tokens for round in list(shared.alone)[-_RECENT:]) > 1.0
         return max(best, self._smallest) if pays else best, pays
 
-    def _rate(self) -> float:
-        """Tokens a second of the last rounds with guesses."""
-        tokens, seconds = zip(*self._shared.rounds, strict=True)
-        return float(sum(tokens) / sum(seconds))
+
+def _sums(rounds: Iterable[_Gain]) -> _Gain:
+    """What rounds gave and took together."""
+    found = list(rounds)
+    return _Gain(
+        sum(round.tokens for round in found),
+        sum(round.seconds for round in found),
+        sum(round.searching for round in found),
+    )

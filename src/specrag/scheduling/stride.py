@@ -47,6 +47,7 @@ class StrideRound:
         fresh: for each guess, whether its passage's prompt had not been read yet; empty where guesses have none.
         chunks: those of the round that nothing ran beside.
         beside_seconds: from the search's start to the end of the decoding beside it, if there was any.
+        alone: tokens that were searched for one after the other, in a round without guesses.
         look_up_seconds: the part of ``speculation_seconds`` that the look-up took, where it is told apart.
 
     Raises:
@@ -61,6 +62,7 @@ class StrideRound:
     chunks: tuple[ChunkTime, ...] = ()
     beside_seconds: float | None = None
     look_up_seconds: float = 0.0
+    alone: int = 1
 
     def __post_init__(self) -> None:
         _check_whole("stride", self.stride, least=0)
