@@ -164,3 +164,47 @@ def test_passes_of_several_tokens_are_weighed_by_what_their_rounds_gave(
     assert (declined < 0.1) if pays else (declined > 0.8)
     if search < 0.1 * STEP:
         assert not any(strides), "guesses spare searches, and searches cost nothing"
+
+
+def test_a_stall_does_not_end_guessing_and_a_cold_start_does_not_keep_it_up() -> None:
+    def declined(
+        match: float, fixed: float, slope: float, stall: int | None = None, *, cold: float = 0.0
+    ) -> float:
+        draws, shared, strides = random.Random(0), SharedWorth(), []
+        schedule = CostAwareStride(shared=shared, joined=True)
+        for number in range(600):
+            if number % 60 == 0:
+                schedule = CostAwareStride(shared=shared, joined=True)
+            stride = schedule.next()
+            strides.append(stride)
+            late = 5.0 if number == stall else cold if number == 0 else 0.0
+            if stride == 0:
+                schedule.observe(StrideRound(0, 0, 0.03, fixed + slope + late))
+                continue
+            right = 0
+            while right < stride and draws.random() < match:
+                right += 1
+            seconds = fixed + slope * stride + late
+            schedule.observe(StrideRound(stride, right, 0.036, seconds, look_up_seconds=0.006))
+        return float(np.mean(np.array(strides[300:]) == 0))
+
+    assert declined(0.8, 0.06, 0.002) < 0.1
+    assert declined(0.8, 0.06, 0.002, stall=40) < 0.1
+    assert declined(0.3, 0.0, 0.03) > 0.8
+    assert declined(0.3, 0.0, 0.03, cold=2.0) > 0.8
+
+
+def test_what_is_read_during_a_search_is_not_counted_twice() -> None:
+    shared, draws, strides = SharedWorth(), random.Random(0), []
+    schedule = CostAwareStride(True, shared, joined=True)
+    for _ in range(400):
+        stride = schedule.next()
+        strides.append(stride)
+        if stride == 0:
+            schedule.observe(StrideRound(0, 0, 0.05, 0.05))
+            continue
+        right = 0
+        while right < stride and draws.random() < 0.95:
+            right += 1
+        schedule.observe(StrideRound(stride, right, 0.051, 0.05 * stride, look_up_seconds=0.001))
+    assert np.mean(np.array(strides[200:]) == 0) < 0.1

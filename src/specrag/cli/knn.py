@@ -170,7 +170,7 @@ def method_of(
             if value is not None:
                 raise InputError(option, value, "nothing is guessed with --stride sequential; leave it out")
     if decoder is not None:
-        check_method(decoder)
+        check_method(decoder, "--decoder")
     check_mixture(k, weight, temperature, reach)
     from specrag.methods.knn_lm import KnnLM
     from specrag.methods.speculative_search import MAX_MATCH
@@ -182,7 +182,7 @@ def method_of(
         mixture_of(k, weight, temperature, reach, datastore),
         index=index or "flat",
         stride=chosen,
-        decoder=None if decoder == "plain" else decoder or "respec",
+        decoder=decoder or "respec",
         prefetch=prefetch,
         asynchronous=asynchronous,
         max_match=None if uncapped else MAX_MATCH,

@@ -72,8 +72,8 @@ class KnnLM:
             request; ``cost-aware`` guesses nothing where no stride pays
             (:class:`~specrag.scheduling.cost_aware_stride.CostAwareStride`). Tokens that cost no pass are added to
             it. ``None`` searches one token after the other and guesses nothing.
-        decoder: a method of the registry, whose drafter guesses what is read in a pass; ``None`` reads one token a
-            pass, as in the paper. Not asked with a stride of ``None``.
+        decoder: a method of the registry, whose drafter guesses what is read in a pass; ``plain`` or ``None`` reads
+            one token a pass, as in the paper. Not asked with a stride of ``None``.
         prefetch: neighbours whose followers a search brings into the cache; by default k, but at most 32: those of
             farther ones are not worth the time that keeping them takes.
         asynchronous: read the last guess while the search runs.
@@ -117,8 +117,8 @@ class KnnLM:
         self.capacity = capacity
         self.watch = watch
         self.decoder: TokenMethod | None = None
-        if stride is not None and decoder is not None:
-            self.decoder = make_method(decoder)
+        if stride is not None and decoder not in (None, "plain"):
+            self.decoder = make_method(decoder, "decoder")
         self._shared = SharedStrides()
         self._worth = SharedWorth()
         self._checked: LoadedModel | None = None

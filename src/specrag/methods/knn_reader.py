@@ -38,9 +38,13 @@ class Reader:
         session: holds the prompt.
         speculation: whose drafter and schedule guess; ``None`` feeds one token a pass.
         clock: seconds.
+
+    Attributes:
+        reading: seconds in which the drafter read the prompt.
     """
 
     def __init__(self, session: Session, speculation: Speculation | None, clock: Callable[[], float]) -> None:
+        self.reading = 0.0
         self._session = session
         self._speculation = speculation
         self._clock = clock
@@ -54,7 +58,9 @@ class Reader:
     def start(self, prompt_rows: Sequence[Row]) -> Coroutine[None]:
         """Let the drafter read the prompt; ``prompt_rows`` are the answers to its method's needs."""
         if self._speculation is not None:
+            began = self._clock()
             yield from self._speculation.drafter.start(self._session, prompt_rows)
+            self.reading = self._clock() - began
 
     def read(self, most: int) -> Coroutine[Row]:
         """The row behind the newest token.

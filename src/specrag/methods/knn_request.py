@@ -81,6 +81,7 @@ class KnnRequest:
         self._left = settings.stop.max_tokens
         self._ready: Head | None = None  # behind the newest token, if it was read during a search
         self._last = timeline.began
+        self._told_reading = False
 
     def run(self) -> Coroutine[FinishReason]:
         """Decode until a stop condition holds; emits a :class:`~specrag.speculation.decode.Step` a round."""
@@ -257,6 +258,8 @@ class KnnRequest:
             self._session.truncate(drafts.length + count)
         now = self._clock()
         seconds, self._last = now - self._last, now
+        reading = 0.0 if self._told_reading else self._reader.reading
+        self._told_reading = True
         kept = min(accepted, count)
         return Step(
             tuple(self._told(drafts, verified, place, place < kept) for place in range(count)),
@@ -267,6 +270,7 @@ class KnnRequest:
             drafting,
             verifying,
             reason,
+            reading,
         )
 
     def _told(self, drafts: Drafts, verified: Verified, place: int, guessed: bool) -> DecodedToken:

@@ -78,7 +78,7 @@ class Drafts:
     Attributes:
         length: tokens of the session before it.
         heads: one a query.
-        guesses: one a query; none without a cache.
+        guesses: one a query; none in a round in which each token is searched for in turn.
         looking: seconds of each look-up.
         ahead: the head behind the last guess, if it was fed during the search.
         found: what was searched for one after the other, in a round without guesses.
@@ -95,7 +95,7 @@ class Drafts:
 
     @property
     def step_seconds(self) -> float:
-        """Of one speculation step: the means of a pass and of a look-up."""
+        """Of one speculation step: what passes and look-ups took, by token."""
         return sum(head.seconds for head in self.heads) / len(self.heads) + self.look_up_seconds
 
     @property

@@ -47,8 +47,11 @@ METHODS: Mapping[str, Callable[[], TokenMethod]] = {
 """With their default settings; ``draft-model`` needs a model's name (``baselines.draft_model``)."""
 
 
-def check_method(name: str) -> None:
+def check_method(name: str, field: str = "method") -> None:
     """Check that there is a method of this name.
+
+    Args:
+        field: what an error names.
 
     Raises:
         InputError: there is none.
@@ -56,14 +59,17 @@ def check_method(name: str) -> None:
     if name not in METHODS:
         near = difflib.get_close_matches(name, METHODS, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise InputError("method", name, f"take one of {', '.join(METHODS)}{hint}")
+        raise InputError(field, name, f"take one of {', '.join(METHODS)}{hint}")
 
 
-def make_method(name: str) -> TokenMethod:
+def make_method(name: str, field: str = "method") -> TokenMethod:
     """The method of this name with its default settings.
+
+    Args:
+        field: what an error names.
 
     Raises:
         InputError: there is none.
     """
-    check_method(name)
+    check_method(name, field)
     return METHODS[name]()

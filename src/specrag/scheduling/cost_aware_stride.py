@@ -34,6 +34,10 @@ _WORTHWHILE = 0.1
 #: Rounds whose gain is looked at together, and from which on it is believed: where passes give several tokens, few
 #: rounds give most of them.
 _MANY, _FEW = 60, 10
+#: After so many rounds with guesses there is one without, so that its price does not grow old.
+_RENEWED = 64
+#: A round that took so many times the median was held up by something else.
+_HELD_UP = 8.0
 #: The largest stride right behind a pause.
 _STALE = 3
 
@@ -61,6 +65,7 @@ class SharedWorth:
         alone: each round without guesses.
         rounds: each round with guesses.
         declined: rounds without guesses since some were made.
+        guessing: rounds with guesses since there was one without.
         patience: rounds without guesses before they are tried again.
     """
 
@@ -70,6 +75,7 @@ class SharedWorth:
     alone: deque[_Gain] = field(default_factory=lambda: deque(maxlen=_MANY))
     rounds: deque[_Gain] = field(default_factory=lambda: deque(maxlen=_MANY))
     declined: int = 0
+    guessing: int = 0
     patience: int = _PATIENCE
 
 
@@ -79,12 +85,12 @@ class CostAwareStride:
     Looking up and keeping the cache are work that sequential retrieval does not have. Where a search is cheap, or costs
     as much in a batch as alone, nothing pays for it; OS3's smallest stride of 1 still does both.
 
-    A price is the median of recent rounds. The match rate is that of all that the request has seen, the older the less;
-    a new request begins with what earlier ones saw. The stride is chosen by the lower end of Wilson's interval, as that
-    of OS3 without a cap, since guesses behind a wrong one are in vain. Whether to guess at all is asked of the rate
-    itself: by its lower end a few unlucky guesses would end it for a whole text. While nothing is guessed, a few rounds
-    are tried from time to time. Guesses right behind a pause count for nothing: the cache knew nothing of the text's
-    last tokens.
+    A price is the median of recent rounds, but where a pass may read several tokens (``joined``). The match rate is
+    that of all that the request has seen, the older the less; a new request begins with what earlier ones saw. The
+    stride is chosen by the lower end of Wilson's interval, as that of OS3 without a cap, since guesses behind a wrong
+    one are in vain. Whether to guess at all is asked of the rate itself: by its lower end a few unlucky guesses would
+    end it for a whole text. While nothing is guessed, a few rounds are tried from time to time. Guesses right behind a
+    pause count for nothing: the cache knew nothing of the text's last tokens.
 
     Args:
         asynchronous: whether the last step of a round runs during its search.
@@ -108,9 +114,9 @@ class CostAwareStride:
 
     def next(self) -> int:
         shared = self._shared
-        if len(shared.alone) < _FIRST:
+        if len(shared.alone) < _FIRST or (self._joined and shared.guessing >= _RENEWED):
             return 0
-        alone = _sums(shared.alone)
+        alone = self._alone()
         if alone.searching < _WORTHWHILE * alone.seconds:
             return 0
         stride, pays = self._best()
@@ -129,11 +135,13 @@ class CostAwareStride:
         if round.stride == 0:
             seconds = round.alone * round.speculation_seconds + round.verification_seconds
             shared.alone.append(_Gain(round.alone, seconds, round.verification_seconds))
+            shared.guessing = 0
             self._stale = True
             return
         shared.steps.append(round.speculation_seconds - round.look_up_seconds)
         shared.look_ups.append(round.look_up_seconds)
         shared.declined = 0
+        shared.guessing += 1
         self._probing = max(self._probing - 1, 0)
         if self._stale:
             self._stale = False
@@ -142,6 +150,8 @@ class CostAwareStride:
             shared.strides.observe(round)
             verified = min(round.matched + 1, round.stride)
             seconds = round.stride * round.speculation_seconds + round.verification_seconds
+            if self._asynchronous and verified == round.matched:  # the last guess was read meanwhile
+                seconds -= min(round.speculation_seconds, round.verification_seconds)
             shared.rounds.append(_Gain(verified, seconds, round.verification_seconds))
             self._matches.add(looked_up_in(round), round.matched)
 
@@ -157,22 +167,27 @@ class CostAwareStride:
             return passages_per_second(match, step + median(shared.look_ups), search, self._asynchronous)
 
         best = int(np.argmax(rates(wilson_lower_bound(seen.matched, seen.looked_up)))) + 1
-        alone = _sums(shared.alone)
         if self._joined:
-            lately = _sums(shared.rounds)
-            return best, len(
-                shared.rounds
-            ) < _FEW or lately.tokens * alone.seconds > alone.tokens * lately.seconds
+            alone, lately = self._alone(), _sums(shared.rounds)
+            faster = lately.tokens * alone.seconds > alone.tokens * lately.seconds
+            return best, faster or len(shared.rounds) < _FEW
         hoped = float(rates(seen.matched / seen.looked_up)[self._smallest - 1 :].max(initial=0.0))
-        pays = hoped * median(round.seconds / round.tokens for round in list(shared.alone)[-_RECENT:]) > 1.0
+        pays = hoped * (step + median(round.searching for round in list(shared.alone)[-_RECENT:])) > 1.0
         return max(best, self._smallest) if pays else best, pays
+
+    def _alone(self) -> _Gain:
+        """Rounds without guesses, but for the slowest: the first one of a process may find nothing in memory."""
+        by_token = sorted(self._shared.alone, key=lambda round: round.seconds / round.tokens)
+        return _sums(by_token[:-1])
 
 
 def _sums(rounds: Iterable[_Gain]) -> _Gain:
-    """What rounds gave and took together."""
+    """What rounds gave and took together; one that was held up counts as long as it might have taken."""
     found = list(rounds)
+    most = _HELD_UP * median(round.seconds for round in found) if found else 0.0
+    shares = [min(1.0, most / round.seconds) if round.seconds else 1.0 for round in found]
     return _Gain(
         sum(round.tokens for round in found),
-        sum(round.seconds for round in found),
-        sum(round.searching for round in found),
+        sum(share * round.seconds for share, round in zip(shares, found, strict=True)),
+        sum(share * round.searching for share, round in zip(shares, found, strict=True)),
     )

@@ -38,12 +38,12 @@ class StrideRound:
     """What a round of s queries gave and took.
 
     Attributes:
-        stride: s, the queries verified in one search; 0 for one query for which nothing was guessed.
+        stride: s, the queries verified in one search; 0 where nothing was guessed.
         matched: guesses that were right before the first wrong one, 0 to s; the s-th look-up counts, although
             nothing is decoded behind it without asynchronous verification.
         speculation_seconds: of one speculation step (look-up and decoding), mean of the round; without steps that
             were cut short.
-        verification_seconds: of the search for the s queries.
+        verification_seconds: of the search for the s queries; without guesses of all searches, one a token.
         fresh: for each guess, whether its passage's prompt had not been read yet; empty where guesses have none.
         chunks: those of the round that nothing ran beside.
         beside_seconds: from the search's start to the end of the decoding beside it, if there was any.

@@ -48,6 +48,6 @@ def _method(datastore: Datastore, options: str) -> KnnLM:
         Mixture(k, chosen.weight, chosen.knn_temperature, chosen.knn_reach),
         index=chosen.index,
         stride=None if chosen.stride == "sequential" else chosen.stride,
-        decoder=None if chosen.decoder == "plain" else chosen.decoder,
+        decoder=chosen.decoder,
         asynchronous=chosen.asynchronous and chosen.stride != "sequential",
     )

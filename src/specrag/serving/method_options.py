@@ -58,7 +58,8 @@ class KnnOptions(Body):
         description="Tokens guessed before a search, os3 or cost-aware to choose a number, or sequential.",
     )
     decoder: Decoder = Field(
-        "respec", description="Whose guesses are read in one pass; plain: one token a pass."
+        "respec",
+        description="Whose guesses are read in one pass; plain, and any with sequential: one token a pass.",
     )
     asynchronous: bool = Field(False, description="Decode on while guesses are verified.")
 

@@ -14,6 +14,7 @@ from specrag.bench.interleave import Trial
 from specrag.bench.records import Outcome
 from specrag.bench.suites.passages_subjects import search_figure
 from specrag.methods.speculative_search import COST_AWARE, MAX_MATCH
+from specrag.scheduling.stride import MAX_STRIDE
 
 if TYPE_CHECKING:
     from specrag.language_model import LanguageModel
@@ -143,7 +144,8 @@ def _figures(record: KnnRecord, tokens: int) -> dict[str, float]:
         figures["looked_up"] = figures["matched"] + wrong
         figures["stride"] = fmean(round.stride for round in record.rounds)
         for round in record.rounds:
-            if round.stride == 0:  # without the cache's update, and so not what a search of one guess takes
+            # One without guesses does not update the cache, and so is not what a search of one guess takes.
+            if not 0 < round.stride <= MAX_STRIDE:
                 continue
             searches[round.stride].append(round.verification_seconds)
     else:
