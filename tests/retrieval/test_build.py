@@ -462,16 +462,26 @@ def test_readers_open_while_a_writer_publishes(library: Path, kb: Path) -> None:
             failures.append(error)
 
     readers = [threading.Thread(target=read) for _ in range(2)]
+
+    def wait_for(text: str) -> None:
+        ends = time.monotonic() + 30
+        while text not in seen and not failures:
+            assert time.monotonic() < ends
+            time.sleep(0.005)
+
     for reader in readers:
         reader.start()
-    for number in range(1, 8):
-        note.write_text(f"Version {number} of the note.", encoding="utf-8")
-        index(library, kb=kb)
-    stop.set()
-    for reader in readers:
-        reader.join()
+    try:
+        wait_for("Version 0 of the note.")
+        for number in range(1, 8):
+            note.write_text(f"Version {number} of the note.", encoding="utf-8")
+            index(library, kb=kb)
+        wait_for("Version 7 of the note.")
+    finally:
+        stop.set()
+        for reader in readers:
+            reader.join()
     assert failures == []
-    assert len(seen) > 1
 
 
 def test_finished_build_leaves_nothing_behind(library: Path, kb: Path) -> None:
