@@ -177,7 +177,7 @@ def test_a_stall_does_not_end_guessing_and_a_cold_start_does_not_keep_it_up() ->
                 schedule = CostAwareStride(shared=shared, joined=True)
             stride = schedule.next()
             strides.append(stride)
-            late = 5.0 if number == stall else cold if number == 0 else 0.0
+            late = 60.0 if number == stall else cold if number == 0 else 0.0
             if stride == 0:
                 schedule.observe(StrideRound(0, 0, 0.03, fixed + slope + late))
                 continue
@@ -189,7 +189,7 @@ def test_a_stall_does_not_end_guessing_and_a_cold_start_does_not_keep_it_up() ->
         return float(np.mean(np.array(strides[300:]) == 0))
 
     assert declined(0.8, 0.06, 0.002) < 0.1
-    assert declined(0.8, 0.06, 0.002, stall=40) < 0.1
+    assert declined(0.8, 0.06, 0.002, stall=200) < 0.1
     assert declined(0.3, 0.0, 0.03) > 0.8
     assert declined(0.3, 0.0, 0.03, cold=2.0) > 0.8
 
