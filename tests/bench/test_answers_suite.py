@@ -31,6 +31,7 @@ from specrag.bench.suites.answers_figures import (
     grouped,
     separated,
     summarise,
+    tuning,
 )
 from specrag.bench.suites.answers_sample import SAMPLE
 from specrag.cli.main import app
@@ -184,7 +185,8 @@ def test_the_real_rows_can_be_read(measuring_data: Path) -> None:
 
 def test_the_plan_is_sound() -> None:
     assert list(ROUNDS) == sorted(ROUNDS)
-    assert ROUNDS[-1] == ROWS
+    assert ROUNDS[-1][0] == ROWS
+    assert all(0 < ablated <= rows for rows, ablated in ROUNDS)
     for ablation in ABLATIONS:
         assert set(ablation.sets) <= SIZES.keys()
         for name in ablation.settings:
@@ -340,3 +342,19 @@ def test_a_method_is_compared_on_the_questions_that_both_have(tmp_path: Path) ->
     found += [case("popqa", row, "d + v", SPECULATIVE, 0.0, 1.0) for row in range(2, 6)]
     ours = next(e for e in summarise(context_for(tmp_path), found, "v") if e.method == SPECULATIVE)
     assert (ours.n, ours.extra["paired"], ours.extra["difference_points"]) == (4, 2, -100.0)
+
+
+def test_a_tuned_drafter_is_compared_with_the_untuned_one(tmp_path: Path) -> None:
+    found = []
+    for row in range(8):
+        found += [
+            case("popqa", row, "v", STANDARD, 1.0, 9.0),
+            case("popqa", row, "d + v", SPECULATIVE, float(row % 2), 4.0),
+            case("popqa", row, "d (t 1) + v", SPECULATIVE, 1.0, 2.0),
+            case("drafts/popqa", row, "d (t 1) + v", SPECULATIVE, 0.0, 2.0),
+        ]
+    (measured,) = tuning(context_for(tmp_path), found, "d + v", ["d (t 1) + v"])
+    assert (measured.task, measured.model, measured.n) == ("tuning/popqa", "d (t 1) + v", 8)
+    assert measured.extra["difference_points"] == 50.0
+    assert measured.speedup == pytest.approx(2.0)
+    assert not tuning(context_for(tmp_path), found, "other", ["d (t 1) + v"])

@@ -190,3 +190,15 @@ def test_the_version_changes_when_the_package_does_and_only_then(tmp_path: Path)
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "-m", "second")
     assert code_version(package) not in (clean, dirty)
+
+
+def test_drafters_to_compare_are_checked_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="small does not"):
+        run("small", "--adapter", str(tmp_path))
+    for name in ("a", "b"):
+        (tmp_path / name / "drafter").mkdir(parents=True)
+    same = [str(tmp_path / name / "drafter") for name in ("a", "b")]
+    with pytest.raises(InputError, match="rename the folder"):
+        run("answers", "--adapter", same[0], "--adapter", same[1], suites=built_in_suites())
+    with pytest.raises(InputError, match="no such folder"):
+        run("answers", "--adapter", str(tmp_path / "nowhere"), suites=built_in_suites())

@@ -37,6 +37,7 @@ class BenchOptions:
         rows: most rows of each task; None for all.
         fresh: start without the old records, which are kept as ``NAME.old``.
         retry_failed: run failures again when resuming.
+        adapters: RAG drafters to compare, for the suite that does.
         draw: draw pictures.
     """
 
@@ -50,6 +51,7 @@ class BenchOptions:
     rows: int | None = None
     fresh: bool = False
     retry_failed: bool = False
+    adapters: tuple[Path, ...] = ()
     draw: bool = True
 
     def __post_init__(self) -> None:
@@ -111,6 +113,7 @@ def run_suite(
             device=options.device,
             repeats=options.repeats,
             rows=options.rows,
+            adapters=options.adapters,
             command=options.command,
             version=version,
             date=now().date().isoformat(),

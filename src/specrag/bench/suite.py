@@ -29,6 +29,7 @@ class BenchContext:
         device: torch's name of the device.
         repeats: timed runs of each method on a row as the user wishes, or None for the suite's own choice.
         rows: most rows of each task as the user wishes, or None for all.
+        adapters: folders of RAG drafters to compare, as the user wishes.
         command, version, date: what goes into every measurement.
         machine: the machine, described.
         records: the open store.
@@ -43,6 +44,7 @@ class BenchContext:
     device: str
     repeats: int | None
     rows: int | None = None
+    adapters: tuple[Path, ...] = ()
     command: str
     version: str
     date: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -65,6 +65,14 @@ def bench_command(registry: SuiteRegistry) -> Callable[..., None]:
         threads: Annotated[
             int | None, typer.Option(metavar="N", help="Threads of torch (default: its own choice).")
         ] = None,
+        adapter: Annotated[
+            list[str] | None,
+            typer.Option(
+                metavar="DIR",
+                help="answers: compare this RAG drafter, a LoRA adapter of --model, with the untuned model and with "
+                "what else is given so. Repeatable.",
+            ),
+        ] = None,
         plots: Annotated[bool, typer.Option(help="Draw pictures.")] = True,
     ) -> None:
         """Measure a suite and write SUITE.jsonl, SUITE.md and its plots. A stopped run goes on where it was.
@@ -79,17 +87,21 @@ def bench_command(registry: SuiteRegistry) -> Callable[..., None]:
         from specrag.bench.runner import BenchOptions, run_suite
 
         folder = data_folder(data)
+        adapters = _find_adapters(suite, adapter or [])
         options = BenchOptions(
             out=out or (_QUICK_OUT if quick else _FULL_OUT),
             model=model,
             device=_check_device(device),
-            command=_command(suite, quick, model, device, repeats, rows, threads, folder is not None),
+            command=_command(
+                suite, quick, model, device, repeats, rows, threads, adapters, folder is not None
+            ),
             quick=quick,
             data=folder,
             repeats=repeats,
             rows=rows,
             fresh=not resume,
             retry_failed=retry_failed,
+            adapters=adapters,
             draw=plots,
         )
         _set_threads(threads)
@@ -122,6 +134,7 @@ def _command(
     repeats: int | None,
     rows: int | None,
     threads: int | None,
+    adapters: Sequence[Path],
     data: bool,
 ) -> str:
     """The command that repeats the measurement, without the paths of this machine."""
@@ -132,7 +145,26 @@ def _command(
     words += ["--repeats", str(repeats)] if repeats is not None else []
     words += ["--rows", str(rows)] if rows is not None else []
     words += ["--threads", str(threads)] if threads is not None else []
+    words += [word for folder in adapters for word in ("--adapter", folder.name)]
     return shlex.join(words) + (' --data "$SPECRAG_DATA"' if data else "")
+
+
+def _find_adapters(suite: str, given: Sequence[str]) -> tuple[Path, ...]:
+    """The folders, each of which has another name: tables tell drafters apart by it.
+
+    Raises:
+        InputError: the suite compares no drafters, a folder is not there, or two have one name.
+    """
+    from specrag.models.adapters import find_adapter
+
+    if given and suite != "answers":
+        raise InputError("--adapter", given[0], f"the suite answers compares drafters, {suite} does not")
+    found = tuple(find_adapter(name).resolve() for name in given)
+    names = [folder.name for folder in found]
+    for folder in found:
+        if names.count(folder.name) > 1:
+            raise InputError("--adapter", str(folder), "another one has the same name: rename the folder")
+    return found
 
 
 def _check_device(device: str) -> str:

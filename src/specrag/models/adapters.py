@@ -60,7 +60,7 @@ def find_adapter(name: str | Path) -> Path:
     path = Path(name).expanduser()
     if path.is_dir():
         return path
-    shipped = sorted(each.name for each in SHIPPED.glob("*") if (each / ADAPTER_CONFIG).is_file())
+    shipped = [folder.name for folder in shipped_adapters()]
     if str(name) in shipped:
         return SHIPPED / str(name)
     known = (
@@ -68,6 +68,12 @@ def find_adapter(name: str | Path) -> Path:
     )
     remedy = f"there is no such folder; give one written by peft, with an {ADAPTER_CONFIG}{known}"
     raise InputError("adapter", str(name), remedy)
+
+
+def shipped_adapters(base: str | None = None) -> list[Path]:
+    """The folders of the adapters that come with specrag, those of one model only if it is named."""
+    folders = sorted(path.parent for path in SHIPPED.glob(f"*/{ADAPTER_CONFIG}"))
+    return [each for each in folders if base in (None, _read_config(each).get("base_model_name_or_path"))]
 
 
 def merge_adapter(

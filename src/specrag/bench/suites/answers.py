@@ -8,7 +8,7 @@ minutes, ten questions a set about 3.5 hours, and everything about a day.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from specrag.bench.suites.answers_figures import (
     grouped,
     separated,
     summarise,
+    tuning,
 )
 from specrag.bench.suites.answers_models import Models
 from specrag.bench.suites.answers_trials import (
@@ -38,6 +39,7 @@ from specrag.bench.suites.answers_trials import (
     standard,
 )
 from specrag.methods.draft_scores import STATEMENTS, Scoring
+from specrag.models.adapters import shipped_adapters
 
 #: The verifier of the full run, and the second configuration's drafter as well.
 VERIFIER = "qwen2.5-coder-1.5b"
@@ -45,10 +47,10 @@ VERIFIER = "qwen2.5-coder-1.5b"
 CORRECTIVE, REFLECTIVE = f"{STANDARD}+corrective", f"{STANDARD}+reflective"
 ONE = f"{SPECULATIVE}+one-draft"
 
-#: Rows of each set that are done when a round ends. Every table has its first figures after the first round;
-#: ``--repeats N`` ends after N rounds, and a later run goes on from there.
-ROUNDS = (2, 5, 10, 20, 35, 50, 75, ROWS)
-_ABLATION_ROWS = 50
+#: Rows of each set that are done when a round ends, and how many of them with the ablations, which take longest. Every
+#: table has its first figures after the first round; ``--repeats N`` ends after N rounds, and a later run goes on from
+#: there.
+ROUNDS = ((2, 2), (5, 2), (10, 2), (20, 5), (35, 10), (50, 20), (75, 35), (ROWS, 50))
 _QUICK_SETS = ("popqa", "arc-challenge", "healthver")
 
 Make = Callable[[Question, Models], Trial]
@@ -119,9 +121,11 @@ class AnswersSuite:
         "the speed-up and `latency change percent` are against the same. Tokens read are means a question. `scores` "
         "judges the same drafts by other scorings; `mean` is the mean log-probability a token, `product` the paper's "
         "product. `drafts`, `passages`, `sampling`, `evidence`, `statement` and `drafting` change one setting of the "
-        "first configuration; `separate machines` models what a machine for each draft would save. "
-        "HealthVer's claims are those whose evidence leans to one side; Climate-FEVER's without "
-        "the disputed ones; ARC's evidence is cut into passages of two sentences."
+        "first configuration, with the tuned drafter where one comes with specrag; `separate machines` models what a "
+        "machine for each draft would save. A drafter with an adapter bears its name and the beginning of its weights' "
+        "SHA-256; `tuning` compares it, by each method, with the model as it comes. HealthVer's claims are those whose "
+        "evidence leans to one side; Climate-FEVER's without the disputed ones; ARC's evidence is cut into passages of "
+        "two sentences."
     )
 
     def run(self, context: BenchContext) -> Iterator[Measurement]:
@@ -139,6 +143,8 @@ class AnswersSuite:
         found = cases(records)
         groups = {f"{q.set} {q.identifier}": q.group for questions in sets.values() for q in questions}
         yield from summarise(context, [*found, *grouped(found, groups), *separated(found)], verifier)
+        tuned = [pair.label for pair in pairs if pair.adapter is not None]
+        yield from tuning(context, found, pairs[0].label, tuned)
 
     def pictures(self, measurements: Sequence[Measurement], folder: Path) -> Sequence[Path]:
         """Accuracy over m and k, and rationales beside passages."""
@@ -156,48 +162,69 @@ def _sets(context: BenchContext) -> dict[str, list[Question]]:
 
 
 def _pairs(context: BenchContext) -> tuple[Pair, ...]:
-    """``--model`` is the first configuration's drafter."""
-    if context.quick:
-        return (Pair(drafter=context.model, verifier=context.model),)
-    first = Pair(drafter=context.model, verifier=VERIFIER)
-    second = Pair(drafter=VERIFIER, verifier=VERIFIER)
-    return (first,) if first == second else (first, second)
+    """``--model`` is the first configuration's drafter: as it comes, and with the adapters that were made of it."""
+    verifier = context.model if context.quick else VERIFIER
+    untuned = Pair(drafter=context.model, verifier=verifier)
+    if context.adapters or context.quick:
+        return (untuned, *_tuned(untuned, context.adapters))
+    tuned = _tuned(untuned, shipped_adapters(context.model))
+    return tuple(dict.fromkeys((untuned, *tuned, Pair(drafter=VERIFIER, verifier=VERIFIER))))
+
+
+def _tuned(pair: Pair, adapters: Iterable[Path]) -> list[Pair]:
+    return [replace(pair, adapter=folder) for folder in adapters]
 
 
 def _rows(
     context: BenchContext, sets: Mapping[str, Sequence[Question]], pairs: Sequence[Pair], models: Models
 ) -> Iterator[Row]:
-    """Round by round, set by set, question by question: everything about a question beside each other."""
-    done = 0
-    for end in ROUNDS[: context.repeats]:
+    """Round by round, set by set, question by question: everything about a question beside each other.
+
+    If drafters are compared (``--adapter``) it is they alone, beside what they are measured against.
+    """
+    ablated = next((pair for pair in pairs if pair.adapter is not None), pairs[0])
+    done, done_ablated = 0, 0
+    for end, end_ablated in ROUNDS[: context.repeats]:
         for questions in sets.values():
-            for number, question in enumerate(questions[done:end], done):
-                yield from _readers(question, pairs, models)
-                for pair in pairs:
-                    yield _compared(question, pair, models, first=pair == pairs[0])
-                if number < _ABLATION_ROWS and not context.quick:
-                    yield from _ablated(question, pairs[0], models)
-        done = end
+            for question in questions[done:end]:
+                if context.adapters:
+                    yield _standard(question, pairs[0].verifier, models)
+                    yield from (
+                        _row(question, pair.label, question.set, _drafted(pair), models) for pair in pairs
+                    )
+                else:
+                    yield from _everything(question, pairs, models)
+            if not (context.quick or context.adapters):
+                for question in questions[done_ablated:end_ablated]:
+                    yield from _ablated(question, ablated, models)
+        done, done_ablated = end, end_ablated
 
 
-def _readers(question: Question, pairs: Sequence[Pair], models: Models) -> Iterator[Row]:
+def _everything(question: Question, pairs: Sequence[Pair], models: Models) -> Iterator[Row]:
     for name in dict.fromkeys(model for pair in pairs for model in (pair.drafter, pair.verifier)):
-        makes: dict[str, Make] = {
-            STANDARD: lambda q, m, name=name: standard(q, name, m, "instruction"),  # type: ignore[misc]
-            PLAIN: lambda q, m, name=name: standard(q, name, m, "plain"),  # type: ignore[misc]
-        }
-        yield _row(question, name, question.set, makes, models)
+        yield _standard(question, name, models)
+    for pair in pairs:
+        makes = _drafted(pair)
+        if pair.adapter is None:  # what is trained to draft does nothing else
+            makes[CORRECTIVE] = lambda q, m, pair=pair: corrective(q, pair, m)  # type: ignore[misc]
+        if pair == pairs[0]:  # reads with the verifier's model alone, which all configurations share
+            makes[REFLECTIVE] = lambda q, m, pair=pair: reflective(q, pair.verifier, m)  # type: ignore[misc]
+        yield _row(question, pair.label, question.set, makes, models)
 
 
-def _compared(question: Question, pair: Pair, models: Models, *, first: bool) -> Row:
+def _standard(question: Question, name: str, models: Models) -> Row:
     makes: dict[str, Make] = {
+        STANDARD: lambda q, m: standard(q, name, m, "instruction"),
+        PLAIN: lambda q, m: standard(q, name, m, "plain"),
+    }
+    return _row(question, name, question.set, makes, models)
+
+
+def _drafted(pair: Pair) -> dict[str, Make]:
+    return {
         SPECULATIVE: lambda q, m: speculative(q, pair, m),
         ONE: lambda q, m: speculative(q, pair, m, ONE_DRAFT),
-        CORRECTIVE: lambda q, m: corrective(q, pair, m),
     }
-    if first:  # reads with the verifier's model alone, which both configurations share
-        makes[REFLECTIVE] = lambda q, m: reflective(q, pair.verifier, m)
-    return _row(question, pair.label, question.set, makes, models)
 
 
 def _ablated(question: Question, pair: Pair, models: Models) -> Iterator[Row]:

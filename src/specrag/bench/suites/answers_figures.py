@@ -152,6 +152,24 @@ def summarise(context: BenchContext, found: Sequence[Case], verifier: str) -> li
     return measured
 
 
+def tuning(
+    context: BenchContext, found: Sequence[Case], untuned: str, tuned: Sequence[str]
+) -> list[Measurement]:
+    """What training changed: each tuned drafter beside the untuned one, by the same method on the same questions.
+
+    Args:
+        untuned, tuned: labels of configurations.
+    """
+    measured = []
+    for task, of_task in _by_task([case for case in found if "/" not in case.task]).items():
+        by_method = _by_method(of_task)
+        for (model, method), own in by_method.items():
+            before = by_method.get((untuned, method))
+            if model in tuned and before:
+                measured.append(_measurement(context, f"tuning/{task}", model, method, own, before))
+    return measured
+
+
 def _by_task(found: Sequence[Case]) -> dict[str, list[Case]]:
     """By task, the summary over all sets first."""
     tasks: dict[str, list[Case]] = defaultdict(list)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specrag.methods.local_generator import LocalGenerator
@@ -21,7 +22,7 @@ class Models:
 
     def __init__(self, device: str) -> None:
         self._device = device
-        self._loaded: dict[str, LanguageModel] = {}
+        self._loaded: dict[tuple[str, Path | None], LanguageModel] = {}
         self._vectors: QuestionVectors | None = None
 
     @property
@@ -36,18 +37,19 @@ class Models:
             cluster(self._vectors.embed("?", [Passage(0, "", "", "", "?", {})]), 1, 0)
         return self._vectors
 
-    def get(self, name: str) -> LanguageModel:
+    def get(self, name: str, adapter: Path | None = None) -> LanguageModel:
         """The model, loaded and warm."""
-        if name not in self._loaded:
+        if (name, adapter) not in self._loaded:
             from specrag.language_model import load
 
-            self._loaded[name] = load(name, device=self._device)
-            self._loaded[name].generate("Hello", max_tokens=2)
-        return self._loaded[name]
+            llm = load(name, device=self._device, adapter=adapter)
+            llm.generate("Hello", max_tokens=2)
+            self._loaded[name, adapter] = llm
+        return self._loaded[name, adapter]
 
-    def generator(self, name: str, method: str = "plain") -> LocalGenerator:
+    def generator(self, name: str, method: str = "plain", *, adapter: Path | None = None) -> LocalGenerator:
         """The model as a writer."""
-        return LocalGenerator(self.get(name), method=method)
+        return LocalGenerator(self.get(name, adapter), method=method)
 
     def scorer(self, name: str) -> LocalScorer:
         """The model as a scorer."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
 from statistics import fmean
 
 from specrag.bench.interleave import Trial
@@ -24,6 +26,8 @@ from specrag.methods.reflective_reading import ReflectiveReading
 from specrag.methods.retriever import GivenPassages
 from specrag.methods.speculative_rag import SpeculativeRAG
 from specrag.methods.standard_rag import StandardRAG
+from specrag.models.adapters import ADAPTER_WEIGHTS
+from specrag.models.store import sha256_of
 
 #: Of a standard answer. A letter or a label needs fewer; behind a plain prompt a model goes on until it is stopped.
 _MAX_TOKENS, _MAX_PLAIN_TOKENS, _MAX_CHOICE_TOKENS = 100, 48, 24
@@ -31,15 +35,23 @@ _MAX_TOKENS, _MAX_PLAIN_TOKENS, _MAX_CHOICE_TOKENS = 100, 48, 24
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """A configuration."""
+    """A configuration.
+
+    Args:
+        adapter: folder of the drafter's LoRA adapter; ``None`` for the model as it comes.
+    """
 
     drafter: str
     verifier: str
+    adapter: Path | None = None
 
-    @property
+    @cached_property
     def label(self) -> str:
-        """For tables and records."""
-        return f"{self.drafter} + {self.verifier}"
+        """For tables and records; an adapter that is trained anew has another one."""
+        if self.adapter is None:
+            return f"{self.drafter} + {self.verifier}"
+        weights = sha256_of(self.adapter / ADAPTER_WEIGHTS)[:6]
+        return f"{self.drafter} ({self.adapter.name} {weights}) + {self.verifier}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +102,7 @@ def speculative(question: Question, pair: Pair, models: Models, setting: Setting
     chosen = setting or Setting()
     size = SIZES[question.set]
     method = SpeculativeRAG(
-        models.generator(pair.drafter, chosen.decoding),
+        models.generator(pair.drafter, chosen.decoding, adapter=pair.adapter),
         models.scorer(pair.verifier) if chosen.scoring.verifies else None,
         m=chosen.m or size.m,
         k=min(chosen.k or size.k, len(question.passages)),
