@@ -198,7 +198,14 @@ def test_the_plan_is_sound() -> None:
 def draft(right: bool, *totals: float, words: int = 10, count: int = 4) -> dict[str, Any]:
     names = ("rationale", "answer", "self_contain", "self_reflect")
     measured = dict(zip(names, ([total, count] for total in totals), strict=True)) if totals else None
-    return {"answer": "x", "right": right, "measured": measured, "words": words, "passage_words": 90}
+    return {
+        "answer": "x",
+        "right": right,
+        "measured": measured,
+        "sources": [1, 3],
+        "words": words,
+        "passage_words": 90,
+    }
 
 
 LINE = json.dumps(
@@ -220,6 +227,20 @@ def test_other_verdicts_are_read_from_the_drafts() -> None:
     assert found["product-self-contain-alone"] == found["mean-self-reflect-alone"] == 1.0
     assert found["oracle"] == 1.0
     assert {verdicts(read_drafts(LINE), seed=seed)["random-draft"] for seed in range(20)} == {0.0, 1.0}
+
+
+def test_votes_and_ranks_overrule_a_score() -> None:
+    alone = draft(False, -1.0, -1.0, -8.0, -1.0) | {"answer": "Poet", "sources": [4, 5]}
+    agreed = [
+        draft(True, -1.0, -1.0, -8.4, -1.0) | {"answer": answer, "sources": sources}
+        for answer, sources in (("the painter.", [2, 6]), ("Painter", [7, 3]))
+    ]
+    found = verdicts(read_drafts(json.dumps({"drafts": [alone, *agreed]})), seed=0)
+    assert found["product-all"] == found["mean-all"] == 0.0
+    assert found["product-voted"] == found["mean-voted"] == 1.0
+    assert found["mean-ranked"] == 1.0  # 1/2 + 1/6 against 1/4 + 1/5
+    far = [alone | {"sources": [1, 2]}, *agreed]
+    assert verdicts(read_drafts(json.dumps({"drafts": far})), seed=0)["mean-ranked"] == 0.0
 
 
 def test_a_factor_that_was_not_measured_gives_no_verdict() -> None:
@@ -262,7 +283,9 @@ def test_records_become_cases() -> None:
     assert by_method["popqa", SPECULATIVE].row == "popqa 1"
     assert by_method["popqa", f"{SPECULATIVE}+drafter-alone"].seconds == 3.0
     assert by_method["popqa", f"{SPECULATIVE}+oracle"].seconds is None
-    assert len([case for case in found if case.task == "scores/popqa"]) == len(SCORINGS)
+    ours = {f"{size}-{name}" for size in ("mean", "product") for name in ("ranked", "voted", "voted-ranked")}
+    scored = {case.method.removeprefix(f"{SPECULATIVE}+") for case in found if case.task == "scores/popqa"}
+    assert scored == SCORINGS.keys() | ours
     assert len(cases([speculative("drafts/popqa", "1", 1.0, f"{SPECULATIVE}+m=1")])) == 1
 
 

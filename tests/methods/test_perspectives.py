@@ -12,7 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specrag.errors import InputError
-from specrag.methods.perspectives import STRATEGIES, Strategy, cluster, needs_clusters, sample_subsets
+from specrag.methods.perspectives import (
+    STRATEGIES,
+    Strategy,
+    cluster,
+    cluster_for,
+    needs_clusters,
+    sample_subsets,
+)
 
 
 @given(
@@ -24,6 +31,8 @@ from specrag.methods.perspectives import STRATEGIES, Strategy, cluster, needs_cl
 def test_subsets_are_distinct_and_of_their_kind(
     labels: list[int], m: int, strategy: Strategy, seed: int
 ) -> None:
+    if strategy == "anchored":  # the best passage is a cluster of its own
+        labels = [5, *labels[1:]]
     count, k = len(labels), len(set(labels))
     sampled = sample_subsets(count, m, k, strategy, labels, seed)
     sets = [frozenset(subset) for subset in sampled.subsets]
@@ -31,7 +40,9 @@ def test_subsets_are_distinct_and_of_their_kind(
     groups = [{i for i in range(count) if labels[i] == label} for label in dict.fromkeys(labels)]
     if strategy == "same-cluster":
         allowed = [frozenset(group) for group in groups]
-    elif strategy == "multi-perspective" and needs_clusters(strategy, count, k):
+    elif strategy == "anchored" and k == 2 < count:
+        allowed = [frozenset({0, other}) for other in range(1, count)]
+    elif strategy != "random" and needs_clusters(strategy, count, k):
         allowed = [frozenset(chosen) for chosen in product(*groups)]
     else:
         allowed = [frozenset(chosen) for chosen in combinations(range(count), k)]
@@ -81,6 +92,19 @@ def test_all_passages_are_one_subset() -> None:
     for strategy in ("multi-perspective", "random"):
         assert sample_subsets(4, 5, 4, strategy, None, 0).subsets == ((0, 1, 2, 3),)
     assert sample_subsets(4, 5, 1, "same-cluster", None, 0).subsets == ((0, 1, 2, 3),)
+
+
+def test_every_anchored_draft_begins_with_the_best_passage() -> None:
+    vectors = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+    clusters = cluster_for("anchored", vectors, 3, seed=0)
+    assert clusters.count(0) == 1
+    assert sorted(set(clusters)) == [0, 1, 2]
+    assert cluster_for("multi-perspective", vectors, 3, seed=0) == cluster(vectors, 3, seed=0)
+    for k, given_clusters in ((3, clusters), (2, None)):
+        sampled = sample_subsets(8, 5, k, "anchored", given_clusters, 0)
+        assert len(sampled.subsets) == 5
+        assert {subset[0] for subset in sampled.subsets} == {0}
+        assert all(len(set(subset)) == k for subset in sampled.subsets)
 
 
 def test_clusters_are_those_of_the_vectors() -> None:

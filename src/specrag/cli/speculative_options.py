@@ -49,7 +49,7 @@ Strategy = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="How they are dealt out: multi-perspective (default), random or same-cluster.",
+        help="How they are dealt out: multi-perspective (default), random, same-cluster or anchored.",
         rich_help_panel=_PANEL,
         show_default=False,
     ),

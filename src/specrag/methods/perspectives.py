@@ -19,8 +19,9 @@ import numpy as np
 from specrag.errors import InputError
 
 #: ``multi-perspective``: one passage of each cluster. ``random``: any k passages. ``same-cluster``: all passages of one
-#: cluster (Table 3's ablation).
-Strategy: TypeAlias = Literal["multi-perspective", "random", "same-cluster"]
+#: cluster (Table 3's ablation). ``anchored``, our own: the best passage and one of each cluster of the others, since a
+#: draft from the others alone may be about somebody of the same name.
+Strategy: TypeAlias = Literal["multi-perspective", "random", "same-cluster", "anchored"]
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 
 #: Restarts of K-means, as scikit-learn has had it; a few passages cost about a millisecond each.
@@ -48,8 +49,19 @@ class Sampled:
 
 
 def needs_clusters(strategy: Strategy, passages: int, k: int) -> bool:
-    """Whether a strategy must look at the passages: not if a subset holds one passage, or all."""
-    return strategy != "random" and 1 < k < passages
+    """Whether a strategy must look at the passages: not if a subset holds one passage (beside the best one), or all."""
+    return strategy != "random" and (2 if strategy == "anchored" else 1) < k < passages
+
+
+def cluster_for(strategy: Strategy, vectors: np.ndarray, k: int, seed: int) -> tuple[int, ...]:
+    """The cluster of each passage as a strategy wants it: with ``anchored`` the best one is a cluster of its own.
+
+    Args:
+        vectors, k, seed: as :func:`cluster` takes them.
+    """
+    if strategy != "anchored":
+        return cluster(vectors, k, seed)
+    return (0, *(1 + label for label in cluster(vectors[1:], k - 1, seed)))
 
 
 def cluster(vectors: np.ndarray, k: int, seed: int) -> tuple[int, ...]:
@@ -98,7 +110,10 @@ def sample_subsets(
         k = passages
     generator = random.Random(seed)
     drawn: _Drawn
-    if not needs_clusters(strategy, passages, k):
+    if strategy == "anchored" and k == 2 < passages:
+        clusters = None
+        drawn = _draw_across([[0], range(1, passages)], m, generator)
+    elif not needs_clusters(strategy, passages, k):
         clusters = None
         # One cluster holds all passages; as many clusters as passages hold one each.
         size = k if strategy != "same-cluster" else passages if k == 1 else 1

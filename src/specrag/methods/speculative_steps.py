@@ -11,7 +11,7 @@ from specrag.errors import InputError
 from specrag.methods.draft_scores import Scoring, score
 from specrag.methods.draft_task import Task
 from specrag.methods.drafting import Written
-from specrag.methods.perspectives import Sampled, Strategy, cluster, needs_clusters, sample_subsets
+from specrag.methods.perspectives import Sampled, Strategy, cluster_for, needs_clusters, sample_subsets
 from specrag.methods.retriever import Retriever, VectorRetriever, similarities
 from specrag.methods.speculative_result import NO_DRAFT, Draft, Sampling
 from specrag.methods.verification import Claim, verifying
@@ -111,7 +111,7 @@ def deal(
         encoder = dealing.vectors.name
     embedded = clock()
     if vectors is not None:
-        clusters = cluster(vectors, dealing.k, dealing.seed)
+        clusters = cluster_for(dealing.strategy, vectors, dealing.k, dealing.seed)
     sampled: Sampled = sample_subsets(
         len(passages), dealing.m, dealing.k, dealing.strategy, clusters, dealing.seed
     )

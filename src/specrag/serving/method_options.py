@@ -106,7 +106,7 @@ class SpeculativeRAGOptions(Body):
     passages_per_draft: Annotated[int, Field(ge=1, le=8)] = Field(
         2, description="Passages that each is written from (the paper's k)."
     )
-    strategy: Literal["multi-perspective", "random", "same-cluster"] = Field(
+    strategy: Literal["multi-perspective", "random", "same-cluster", "anchored"] = Field(
         "multi-perspective", description="How passages are dealt out to drafts."
     )
     draft_tokens: Annotated[int, Field(ge=16, le=512)] = Field(

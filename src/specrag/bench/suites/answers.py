@@ -78,8 +78,10 @@ ABLATIONS = (
         settings={
             "random": Setting(strategy="random"),
             "same-cluster": Setting(strategy="same-cluster"),
+            "anchored": Setting(strategy="anchored"),
         },
     ),
+    Ablation(section="sampling", sets=("popqa",), settings={"anchored": Setting(strategy="anchored")}),
     Ablation(
         section="evidence",
         sets=_SINGLE,
@@ -120,7 +122,8 @@ class AnswersSuite:
         "standard prompts on the same questions, in percentage points with the 95 % interval of a paired bootstrap; "
         "the speed-up and `latency change percent` are against the same. Tokens read are means a question. `scores` "
         "judges the same drafts by other scorings; `mean` is the mean log-probability a token, `product` the paper's "
-        "product. `drafts`, `passages`, `sampling`, `evidence`, `statement` and `drafting` change one setting of the "
+        "product; `ranked` counts the reciprocal ranks of a draft's passages as well, `voted` adds up the drafts of an "
+        "answer. `drafts`, `passages`, `sampling`, `evidence`, `statement` and `drafting` change one setting of the "
         "first configuration, with the tuned drafter where one comes with specrag; `separate machines` models what a "
         "machine for each draft would save. A drafter with an adapter bears its name and the beginning of its weights' "
         "SHA-256; `tuning` compares it, by each method, with the model as it comes. HealthVer's claims are those whose "

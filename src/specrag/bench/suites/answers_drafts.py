@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from specrag.bench.suites.answers_data import Question
+from specrag.evaluation.metrics import normalize_answer
 from specrag.methods.draft_baselines import DRAFTER_ALONE, best_by, random_draft
-from specrag.methods.draft_scores import Measured, Scoring
+from specrag.methods.draft_scores import Measured, Scoring, score
 from specrag.methods.speculative_result import SpeculativeAnswer
 from specrag.models.roles import PartScore
 
@@ -23,11 +26,13 @@ _FACTORS: Mapping[str, tuple[bool, bool, bool]] = {
     "self-reflect-alone": (False, False, True),
 }
 
+_SIZES = ("mean", "product")
+
 #: Scorings that one run answers for: each factor left out (Table 3), each alone; with the mean log-probability a token
 #: or with the paper's product.
 SCORINGS: Mapping[str, Scoring] = {
     f"{size}-{name}": Scoring(draft=a, self_contain=b, self_reflect=c, length_normalized=size == "mean")
-    for size in ("mean", "product")
+    for size in _SIZES
     for name, (a, b, c) in _FACTORS.items()
 }
 ALONE, RANDOM, ORACLE = "drafter-alone", "random-draft", "oracle"
@@ -39,14 +44,21 @@ class KeptDraft:
 
     Attributes:
         measured: ``None`` where malformed.
+        sources: numbers of its passages, 1 being the best.
         words, passage_words: of the rationale, and of the passages that it was written from.
     """
 
     answer: str
     right: bool
     measured: Measured | None
+    sources: tuple[int, ...]
     words: int
     passage_words: int
+
+    @property
+    def ranked(self) -> float:
+        """How well its passages were found: the log of the sum of their reciprocal ranks."""
+        return math.log(sum(1 / number for number in self.sources))
 
 
 def write_drafts(question: Question, answer: SpeculativeAnswer) -> str:
@@ -59,6 +71,7 @@ def write_drafts(question: Question, answer: SpeculativeAnswer) -> str:
             {
                 "answer": draft.answer,
                 "right": bool(draft.answer) and question.is_right(draft.answer),
+                "sources": list(draft.sources),
                 "words": len(draft.rationale.split()),
                 "passage_words": sum(len(texts[number].split()) for number in draft.sources),
                 "measured": None
@@ -82,6 +95,7 @@ def read_drafts(line: str) -> list[KeptDraft]:
             None
             if entry["measured"] is None
             else Measured(**{name: _read(value) for name, value in entry["measured"].items()}),
+            tuple(entry["sources"]),
             entry["words"],
             entry["passage_words"],
         )
@@ -103,12 +117,45 @@ def verdicts(drafts: Sequence[KeptDraft], seed: int) -> dict[str, float]:
         if _is_measured(measured, scoring):
             best = best_by(measured, scoring)
             found[name] = float(best is not None and drafts[best].right)
+    for size in _SIZES:
+        if _is_measured(measured, SCORINGS[f"{size}-all"]):
+            found |= _ours(drafts, size)
     best = best_by(measured, DRAFTER_ALONE)
     found[ALONE] = float(best is not None and drafts[best].right)
     chosen = random_draft(measured, seed)
     found[RANDOM] = float(chosen is not None and drafts[chosen].right)
     found[ORACLE] = float(any(draft.right for draft in drafts))
     return found
+
+
+def _ours(drafts: Sequence[KeptDraft], size: str) -> dict[str, float]:
+    """Verdicts that the paper does not have, on its score of all factors.
+
+    ``ranked`` adds how well a draft's passages were found, which dealing them out forgets. ``voted`` takes the answer
+    whose drafts have the largest sum of probabilities, as self-consistency does (Wang et al. 2023, section 2).
+    """
+    scoring = SCORINGS[f"{size}-all"]
+    plain = [-math.inf if one.measured is None else score(one.measured, scoring).total for one in drafts]
+    ranked = [total + draft.ranked for total, draft in zip(plain, drafts, strict=True)]
+    chosen = {
+        f"{size}-ranked": ranked.index(max(ranked)),
+        f"{size}-voted": _voted(drafts, plain),
+        f"{size}-voted-ranked": _voted(drafts, ranked),
+    }
+    return {name: float(plain[index] > -math.inf and drafts[index].right) for name, index in chosen.items()}
+
+
+def _voted(drafts: Sequence[KeptDraft], totals: Sequence[float]) -> int:
+    """The best draft of the answer that most of the probability is for."""
+    most = max(totals)
+    votes: dict[str, float] = defaultdict(float)
+    for draft, total in zip(drafts, totals, strict=True):
+        votes[normalize_answer(draft.answer)] += math.exp(total - most) if total > -math.inf else 0.0
+    answer = max(votes, key=votes.__getitem__)
+    return max(
+        (index for index, draft in enumerate(drafts) if normalize_answer(draft.answer) == answer),
+        key=totals.__getitem__,
+    )
 
 
 def _is_measured(measured: Sequence[Measured | None], scoring: Scoring) -> bool:
