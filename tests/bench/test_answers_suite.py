@@ -177,6 +177,8 @@ def test_the_real_rows_can_be_read(measuring_data: Path) -> None:
             elif row.task.kind == "claim-checking":
                 assert gold in row.task.labels
             assert row.is_right(gold)
+    fewer = load_sets(measuring_data, names, 5)
+    assert all(fewer[name] == rows[:5] for name, rows in sets.items())
     assert {row.group for row in sets["hotpotqa"]} == {"bridge", "comparison"}
     assert all(row.group == "" for row in sets["musique"])
     read = [" ".join(passage.text for passage in row.passages) for row in sets["popqa"]]
