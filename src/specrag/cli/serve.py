@@ -116,7 +116,7 @@ def serve(
         _print_settings(as_json)
         return
     settings = load_settings(config, {**flags, **_other_flags(context.args, flags)})
-    _check(settings)
+    check_settings(settings)
     from specrag.serving.launch import serve as run
 
     url = f"http://{settings.host}:{settings.port}"
@@ -155,15 +155,16 @@ def _other_flags(words: Sequence[str], named: dict[str, Any]) -> dict[str, str]:
     return found
 
 
-def _check(settings: Settings) -> None:
+def check_settings(settings: Settings) -> None:
     """What would only fail once the server runs.
 
     Raises:
-        InputError: there is no such method or drafter, or a knowledge base or corpus is missing.
+        InputError: there is no such method, drafter or adapter, or a knowledge base or corpus is missing.
         KnowledgeBaseError: one is damaged.
         DatastoreError: a datastore is missing or damaged.
     """
     from specrag.methods.fallbacks import NamedDrafter
+    from specrag.models.adapters import find_adapter
     from specrag.retrieval.knn_manifest import DatastoreManifest
     from specrag.retrieval.manifest import Manifest
     from specrag.serving.methods import served_method
@@ -178,6 +179,9 @@ def _check(settings: Settings) -> None:
         SuffixCorpus.open(folder).close()
     for drafter in settings.drafters:
         NamedDrafter(drafter)
+    _, plus, adapter = (settings.rag_drafter or "").partition("+")
+    if plus:
+        find_adapter(adapter)
 
 
 def _print_settings(as_json: bool) -> None:

@@ -85,6 +85,7 @@ class Asker:
             datastores=datastores,
             corpora=corpora,
             drafters=self.service.settings.drafters,
+            rag_drafter=self.service.rag_drafter or llm,
             formed=formed,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -130,7 +131,8 @@ def _learned(ask: Ask) -> SharedGuesses:
 
 
 def plan_speculative_rag(ask: Ask, options: SpeculativeRAGOptions) -> Plan:
-    """Drafts from subsets, the best one chosen; the server's model drafts and verifies."""
+    """Drafts from subsets, the best one chosen; the server's model verifies them, and drafts if no other one does."""
+    from specrag.engine.memory import keys_values_bytes
     from specrag.methods.drafting import Drafting
     from specrag.methods.local_generator import LocalGenerator
     from specrag.methods.speculative_rag import SpeculativeRAG
@@ -158,9 +160,11 @@ def plan_speculative_rag(ask: Ask, options: SpeculativeRAGOptions) -> Plan:
     )
     method.answering(ask.question).close()
     prompt = (options.passages_per_draft + 1) * PASSAGE_TOKENS + ask.said_tokens
-    # Each draft has a session of the drafter and rows of the verifier's pass.
-    each = min(prompt, ask.llm.context_length) + 2 * options.draft_tokens
-    return Plan(lambda: method.answering(ask.question), 2 * options.drafts * each)
+    # Each draft has a session of the drafter and rows of the verifier's pass; memory is counted in the model's tokens.
+    each = min(prompt, ask.rag_drafter.context_length) + 2 * options.draft_tokens
+    share = keys_values_bytes(ask.rag_drafter.model, each) / keys_values_bytes(ask.llm.model, each)
+    tokens = math.ceil((1 + share) * options.drafts * each)
+    return Plan(lambda: method.answering(ask.question), tokens)
 
 
 def plan_rapid(ask: Ask, options: RapidOptions) -> Plan:
@@ -195,17 +199,19 @@ def plan_rapid(ask: Ask, options: RapidOptions) -> Plan:
 
 
 class _Tenant:
-    """The model, whose prefix cache keeps what is read for one key apart from the others'.
+    """The drafter, whose prefix cache keeps what is read for one key apart from the others'.
+
+    Its passes run beside the model's, which is another one or the same.
 
     Args:
         ask: whose.
     """
 
     def __init__(self, ask: Ask) -> None:
-        self._llm = ask.llm
+        self._llm = ask.rag_drafter
         self._tenant = ask.options.get("tenant", "")
         self.executor = ask.llm.executor
-        self.loaded = ask.llm.loaded
+        self.loaded = ask.rag_drafter.loaded
 
     def generating(
         self, prompt: Prompt, options: Options, begun: Session | None = None

@@ -52,6 +52,7 @@ class Ask:
         datastores: those that the asker may search, by name.
         corpora: those that guesses may be copied from, by name.
         drafters: what ReSpec may ask besides what it has itself.
+        rag_drafter: writes the drafts of Speculative RAG.
         formed: the text must keep to a form, so that nothing may be put in front of it.
     """
 
@@ -66,6 +67,7 @@ class Ask:
     datastores: Mapping[str, Datastore]
     corpora: Mapping[str, SuffixCorpus]
     drafters: Sequence[str]
+    rag_drafter: LanguageModel
     formed: bool
 
     def with_seed(self, seed: int) -> Ask:

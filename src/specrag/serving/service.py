@@ -52,6 +52,7 @@ class Service:
         searches: called with the seconds and the passages of every search.
         knowledge_bases: by name; closed by whoever has put them there.
         created: when it was started, in seconds since 1970.
+        rag_drafter: writes the drafts of Speculative RAG; ``None`` where the model itself does.
         running: what is to be ended when the server stops.
     """
 
@@ -67,6 +68,7 @@ class Service:
         self._corpora: dict[str, SuffixCorpus] = {}
         self.created = int(time.time())
         self._llm: LanguageModel | None = None
+        self.rag_drafter: LanguageModel | None = None
         self._encoder: Encoder | None = None
         self._encoder_lock = threading.Lock()
         self._loading: asyncio.Task[None] | None = None
@@ -126,6 +128,7 @@ class Service:
             self._corpora[name] = _open_corpus(folder, loaded)
         for drafter in settings.drafters:  # loaded by the first request else
             respec(ReSpecOptions.model_validate({"drafter": drafter}), None).check(loaded)
+        self.rag_drafter = _load_drafter(settings)
         free = settings.kv_memory_bytes
         if free is None:
             known = free_bytes(loaded.device)
@@ -189,8 +192,9 @@ class Service:
         if self._loading is not None:
             with suppress(asyncio.CancelledError):
                 await self._loading  # a thread cannot be cancelled
-        if self._llm is not None:
-            await asyncio.to_thread(self._llm.close)
+        for llm in (self._llm, self.rag_drafter):
+            if llm is not None:
+                await asyncio.to_thread(llm.close)
         for datastore in self._datastores.values():
             datastore.close()
         for corpus in self._corpora.values():
@@ -232,6 +236,27 @@ class Service:
             with suppress(KeyError):
                 return self.knowledge_bases.get(name)
         raise InputError("specrag.kb", name, "there is no knowledge base of this name; GET /v1/kb lists them")
+
+
+def _load_drafter(settings: Settings) -> LanguageModel | None:
+    """The model that writes drafts; its passes are those of the served model's executor."""
+    from specrag.language_model import LanguageModel
+    from specrag.models.loading import load_model
+
+    if settings.rag_drafter is None:
+        return None
+    name, _, adapter = settings.rag_drafter.partition("+")
+    loaded = load_model(
+        name,
+        dtype=settings.dtype,
+        device=settings.device,
+        adapter=adapter or None,
+        batch_invariant=settings.batch_invariant,
+        kv_dtype=settings.kv_dtype,
+    )
+    llm = LanguageModel(loaded, prefill_rows=PREFILL_ROWS)
+    llm.generate("Hello", max_tokens=2)
+    return llm
 
 
 def _open_datastore(folder: Path, loaded: LoadedModel) -> Datastore:

@@ -75,14 +75,13 @@ class Settings(BaseSettings):
 
     # -- the model ------------------------------------------------------------------------------------------
     model: str = Field("smollm2-135m", description="A catalog name, a folder, a .gguf file or a hub id.")
-    served_name: str | None = Field(
-        None, description="What /v1/models calls it; by default the model's name."
-    )
+    served_name: str | None = Field(None, description="What /v1/models calls it; else the model's name.")
     dtype: Literal["fp32", "bf16", "fp16", "int8"] = Field("bf16", description="fp32, bf16, fp16 or int8.")
     device: str | None = Field(
         None, description="Such as cpu or cuda:0; by default the first GPU, else the CPU."
     )
     adapter: Path | None = Field(None, description="A folder with a LoRA adapter, merged into the weights.")
+    rag_drafter: str | None = Field(None, description="Drafts for speculative-rag: MODEL or MODEL+ADAPTER.")
     batch_invariant: bool = Field(False, description="Equal bits whatever else is in a pass.")
     kv_dtype: Literal["auto", "int8"] = Field(
         "auto", description="Keys and values: as computed, or in 8 bits."
