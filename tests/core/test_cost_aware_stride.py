@@ -168,16 +168,16 @@ def test_passes_of_several_tokens_are_weighed_by_what_their_rounds_gave(
 
 def test_a_stall_does_not_end_guessing_and_a_cold_start_does_not_keep_it_up() -> None:
     def declined(
-        match: float, fixed: float, slope: float, stall: int | None = None, *, cold: float = 0.0
+        match: float, fixed: float, slope: float, *stalls: int, cold: float = 0.0, seed: int = 0
     ) -> float:
-        draws, shared, strides = random.Random(0), SharedWorth(), []
+        draws, shared, strides = random.Random(seed), SharedWorth(), []
         schedule = CostAwareStride(shared=shared, joined=True)
         for number in range(600):
             if number % 60 == 0:
                 schedule = CostAwareStride(shared=shared, joined=True)
             stride = schedule.next()
             strides.append(stride)
-            late = 60.0 if number == stall else cold if number == 0 else 0.0
+            late = 60.0 if number in stalls else cold if number == 0 else 0.0
             if stride == 0:
                 schedule.observe(StrideRound(0, 0, 0.03, fixed + slope + late))
                 continue
@@ -189,7 +189,11 @@ def test_a_stall_does_not_end_guessing_and_a_cold_start_does_not_keep_it_up() ->
         return float(np.mean(np.array(strides[300:]) == 0))
 
     assert declined(0.8, 0.06, 0.002) < 0.1
-    assert declined(0.8, 0.06, 0.002, stall=200) < 0.1
+    found = [declined(0.8, 0.06, 0.002, stall, seed=seed) for seed in range(3) for stall in range(0, 300, 20)]
+    assert max(found) < 0.1
+    assert max(declined(0.8, 0.06, 0.002, stall, stall + 9) for stall in range(100, 300, 20)) < 0.1
+    # Among the very first rounds it costs a fifth of the rounds for a while, and no more.
+    assert max(declined(0.8, 0.06, 0.002, stall) for stall in range(4, 20, 3)) < 0.3
     assert declined(0.3, 0.0, 0.03) > 0.8
     assert declined(0.3, 0.0, 0.03, cold=2.0) > 0.8
 

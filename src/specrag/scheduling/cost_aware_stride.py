@@ -168,7 +168,7 @@ class CostAwareStride:
 
         best = int(np.argmax(rates(wilson_lower_bound(seen.matched, seen.looked_up)))) + 1
         if self._joined:
-            alone, lately = self._alone(), _sums(shared.rounds)
+            alone, lately = self._alone(), _without_slowest(shared.rounds)
             faster = lately.tokens * alone.seconds > alone.tokens * lately.seconds
             return best, faster or len(shared.rounds) < _FEW
         hoped = float(rates(seen.matched / seen.looked_up)[self._smallest - 1 :].max(initial=0.0))
@@ -176,9 +176,14 @@ class CostAwareStride:
         return max(best, self._smallest) if pays else best, pays
 
     def _alone(self) -> _Gain:
-        """Rounds without guesses, but for the slowest: the first one of a process may find nothing in memory."""
-        by_token = sorted(self._shared.alone, key=lambda round: round.seconds / round.tokens)
-        return _sums(by_token[:-1])
+        """Rounds without guesses."""
+        return _without_slowest(self._shared.alone)
+
+
+def _without_slowest(rounds: Iterable[_Gain]) -> _Gain:
+    """All but one: the first round of a process may find nothing in memory, another waits for somebody else."""
+    by_token = sorted(rounds, key=lambda round: round.seconds / round.tokens)
+    return _sums(by_token[:-1])
 
 
 def _sums(rounds: Iterable[_Gain]) -> _Gain:
