@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,10 @@ from specrag.bench.suites.answers_figures import (
     separated,
     summarise,
     tuning,
+    unchanged,
 )
 from specrag.bench.suites.answers_sample import SAMPLE
+from specrag.bench.suites.answers_trials import Pair
 from specrag.cli.main import app
 from specrag.errors import InputError
 from specrag.evaluation.metrics import contains_answer
@@ -186,7 +189,7 @@ def test_the_real_rows_can_be_read(measuring_data: Path) -> None:
 
 
 def test_the_plan_is_sound() -> None:
-    assert list(ROUNDS) == sorted(ROUNDS)
+    assert all(list(steps) == sorted(steps) for steps in zip(*ROUNDS, strict=True))
     assert ROUNDS[-1][0] == ROWS
     assert all(0 < ablated <= rows for rows, ablated in ROUNDS)
     for ablation in ABLATIONS:
@@ -237,12 +240,19 @@ def test_votes_and_ranks_overrule_a_score() -> None:
         draft(True, -1.0, -1.0, -8.4, -1.0) | {"answer": answer, "sources": sources}
         for answer, sources in (("the painter.", [2, 6]), ("Painter", [7, 3]))
     ]
-    found = verdicts(read_drafts(json.dumps({"drafts": [alone, *agreed]})), seed=0)
+    found = verdicts(read_drafts(json.dumps({"drafts": [alone, *agreed]})), seed=0, ranked=True)
     assert found["product-all"] == found["mean-all"] == 0.0
     assert found["product-voted"] == found["mean-voted"] == 1.0
     assert found["mean-ranked"] == 1.0  # 1/2 + 1/6 against 1/4 + 1/5
     far = [alone | {"sources": [1, 2]}, *agreed]
-    assert verdicts(read_drafts(json.dumps({"drafts": far})), seed=0)["mean-ranked"] == 0.0
+    assert verdicts(read_drafts(json.dumps({"drafts": far})), seed=0, ranked=True)["mean-ranked"] == 0.0
+
+
+def test_ranks_count_where_there_are_some_and_no_draft_is_no_verdict() -> None:
+    assert set(verdicts([], seed=0).values()) == {0.0}
+    names = verdicts(read_drafts(LINE), seed=0).keys()
+    assert "mean-voted" in names
+    assert not any("ranked" in name for name in names)
 
 
 def test_a_factor_that_was_not_measured_gives_no_verdict() -> None:
@@ -383,3 +393,28 @@ def test_a_tuned_drafter_is_compared_with_the_untuned_one(tmp_path: Path) -> Non
     assert measured.extra["difference_points"] == 50.0
     assert measured.speedup == pytest.approx(2.0)
     assert not tuning(context_for(tmp_path), found, "other", ["d (t 1) + v"])
+
+
+def test_what_is_not_changed_stands_beside_what_is_on_the_same_questions() -> None:
+    found = [case("triviaqa", row, "d + v", SPECULATIVE, float(row % 2), 4.0) for row in range(6)]
+    found += [
+        replace(found[row], task="drafts/triviaqa", method=f"{SPECULATIVE}+m={m}")
+        for row in range(2)
+        for m in (1, 10)
+    ]
+    found.append(replace(found[5], task="scores/triviaqa", method=f"{SPECULATIVE}+mean-all"))
+    beside = unchanged(found, ["drafts"])
+    assert [(each.task, each.row, each.method) for each in beside] == [
+        ("drafts/triviaqa", f"triviaqa {row}", SPECULATIVE) for row in range(2)
+    ]
+
+
+def test_an_adapter_that_changes_is_another_drafter(tmp_path: Path) -> None:
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"weights")
+    pair = Pair(drafter="d", verifier="v", adapter=tmp_path)
+    labels = {pair.label}
+    for name in ("adapter_config.json", "drafter.json"):
+        (tmp_path / name).write_text("{}")
+        labels.add(replace(pair).label)
+    assert len(labels) == 3
+    assert all(label.startswith(f"d ({tmp_path.name} ") for label in labels)

@@ -18,7 +18,7 @@ from specrag.bench.measurement import from_json_lines
 from specrag.bench.registry import NAMES, SuiteRegistry, built_in_suites
 from specrag.bench.version import code_version
 from specrag.cli.bench import bench_command
-from specrag.errors import InputError, SpecragError
+from specrag.errors import InputError, ModelFilesError, SpecragError
 from tests.bench.small_suite import METHODS, PHRASES, REPEATS, registry
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -202,3 +202,9 @@ def test_drafters_to_compare_are_checked_before_anything_runs(tmp_path: Path) ->
         run("answers", "--adapter", same[0], "--adapter", same[1], suites=built_in_suites())
     with pytest.raises(InputError, match="no such folder"):
         run("answers", "--adapter", str(tmp_path / "nowhere"), suites=built_in_suites())
+    config = {"peft_type": "LORA", "base_model_name_or_path": "smollm2-135m"}
+    (Path(same[0]) / "adapter_config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelFilesError, match="no weights"):
+        run("answers", "--adapter", same[0], suites=built_in_suites())
+    with pytest.raises(ModelFilesError, match="was trained for 'smollm2-135m'"):
+        run("answers", "--adapter", same[0], "--model", "gemma-3-270m", suites=built_in_suites())

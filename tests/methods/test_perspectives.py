@@ -107,6 +107,12 @@ def test_every_anchored_draft_begins_with_the_best_passage() -> None:
         assert all(len(set(subset)) == k for subset in sampled.subsets)
 
 
+def test_an_anchor_alone_would_make_one_draft() -> None:
+    sampled = sample_subsets(5, 3, 1, "anchored", None, 0)
+    assert len(set(sampled.subsets)) == 3
+    assert "no other beside the best" in sampled.notes[0]
+
+
 def test_clusters_are_those_of_the_vectors() -> None:
     generator = np.random.default_rng(0)
     centres = np.eye(3, 8) * 5

@@ -87,7 +87,7 @@ def bench_command(registry: SuiteRegistry) -> Callable[..., None]:
         from specrag.bench.runner import BenchOptions, run_suite
 
         folder = data_folder(data)
-        adapters = _find_adapters(suite, adapter or [])
+        adapters = _find_adapters(suite, model, adapter or [])
         options = BenchOptions(
             out=out or (_QUICK_OUT if quick else _FULL_OUT),
             model=model,
@@ -149,13 +149,14 @@ def _command(
     return shlex.join(words) + (' --data "$SPECRAG_DATA"' if data else "")
 
 
-def _find_adapters(suite: str, given: Sequence[str]) -> tuple[Path, ...]:
+def _find_adapters(suite: str, model: str, given: Sequence[str]) -> tuple[Path, ...]:
     """The folders, each of which has another name: tables tell drafters apart by it.
 
     Raises:
         InputError: the suite compares no drafters, a folder is not there, or two have one name.
+        ModelFilesError: one is damaged or was made of another model.
     """
-    from specrag.models.adapters import find_adapter
+    from specrag.models.adapters import check_adapter, find_adapter
 
     if given and suite != "answers":
         raise InputError("--adapter", given[0], f"the suite answers compares drafters, {suite} does not")
@@ -164,6 +165,7 @@ def _find_adapters(suite: str, given: Sequence[str]) -> tuple[Path, ...]:
     for folder in found:
         if names.count(folder.name) > 1:
             raise InputError("--adapter", str(folder), "another one has the same name: rename the folder")
+        check_adapter(folder, model)
     return found
 
 

@@ -164,10 +164,11 @@ def check_settings(settings: Settings) -> None:
         DatastoreError: a datastore is missing or damaged.
     """
     from specrag.methods.fallbacks import NamedDrafter
-    from specrag.models.adapters import find_adapter
+    from specrag.models.adapters import check_adapter, find_adapter
     from specrag.retrieval.knn_manifest import DatastoreManifest
     from specrag.retrieval.manifest import Manifest
     from specrag.serving.methods import served_method
+    from specrag.serving.service import split_drafter
     from specrag.speculation.suffix.corpus import SuffixCorpus
 
     served_method(settings.method)
@@ -179,9 +180,10 @@ def check_settings(settings: Settings) -> None:
         SuffixCorpus.open(folder).close()
     for drafter in settings.drafters:
         NamedDrafter(drafter)
-    _, plus, adapter = (settings.rag_drafter or "").partition("+")
-    if plus:
-        find_adapter(adapter)
+    if settings.rag_drafter is not None:
+        name, adapter = split_drafter(settings.rag_drafter)
+        if adapter is not None:
+            check_adapter(find_adapter(adapter), name)
 
 
 def _print_settings(as_json: bool) -> None:

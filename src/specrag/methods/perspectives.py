@@ -108,6 +108,10 @@ def sample_subsets(
     if k > passages:
         notes.append(f"k is {passages} in place of {k}: there are no more passages")
         k = passages
+    if strategy == "anchored" and k == 1 < passages:
+        notes.append(
+            "drafts of one passage have room for no other beside the best: they are drawn as at random"
+        )
     generator = random.Random(seed)
     drawn: _Drawn
     if strategy == "anchored" and k == 2 < passages:

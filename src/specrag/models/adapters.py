@@ -6,6 +6,7 @@ Reference: Hu et al. 2021, "LoRA", section 4.1: W' = W + s B A with s = alpha / 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from specrag.errors import InputError, ModelFilesError
 from specrag.models.sources import SOURCES
+from specrag.models.store import sha256_of
 
 if TYPE_CHECKING:
     import torch
@@ -74,6 +76,27 @@ def shipped_adapters(base: str | None = None) -> list[Path]:
     """The folders of the adapters that come with specrag, those of one model only if it is named."""
     folders = sorted(path.parent for path in SHIPPED.glob(f"*/{ADAPTER_CONFIG}"))
     return [each for each in folders if base in (None, _read_config(each).get("base_model_name_or_path"))]
+
+
+def check_adapter(folder: Path, base: str) -> None:
+    """Make sure that an adapter is there and was made of a model, without reading its weights.
+
+    Raises:
+        ModelFilesError: files are missing or damaged, it is no plain LoRA, or it bears another model's name.
+    """
+    _check_base(_read_config(folder), folder, base)
+    _weights_of(folder)
+
+
+def adapter_digest(folder: Path) -> str:
+    """SHA-256 of all that decides what a drafter with this adapter writes: weights, scale, and whether it was tuned.
+
+    Raises:
+        ModelFilesError: files are missing.
+    """
+    names = (ADAPTER_CONFIG, _weights_of(folder).name, DRAFTER_RECORD)
+    digests = [sha256_of(folder / name) if (folder / name).is_file() else "" for name in names]
+    return hashlib.sha256(" ".join(digests).encode()).hexdigest()
 
 
 def merge_adapter(
@@ -168,11 +191,7 @@ def _read_pairs(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    path = folder / ADAPTER_WEIGHTS
-    if not path.is_file():
-        pickled = (folder / "adapter_model.bin").is_file()
-        what = "only adapter_model.bin, a pickle, which is never loaded" if pickled else "no weights"
-        raise ModelFilesError(f"adapter {str(folder)!r} has {what}: save it with peft's `save_pretrained`")
+    path = _weights_of(folder)
     try:
         tensors = load_file(path)
     except (SafetensorError, OSError) as error:
@@ -197,6 +216,15 @@ def _read_pairs(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
                 f"adapter file {str(path)!r} has one of the two matrices of {module!r} only"
             )
     return pairs
+
+
+def _weights_of(folder: Path) -> Path:
+    path = folder / ADAPTER_WEIGHTS
+    if not path.is_file():
+        pickled = (folder / "adapter_model.bin").is_file()
+        what = "only adapter_model.bin, a pickle, which is never loaded" if pickled else "no weights"
+        raise ModelFilesError(f"adapter {str(folder)!r} has {what}: save it with peft's `save_pretrained`")
+    return path
 
 
 def _delta(pair: Mapping[str, torch.Tensor], scale: float) -> torch.Tensor:

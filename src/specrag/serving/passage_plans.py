@@ -141,7 +141,8 @@ def plan_speculative_rag(ask: Ask, options: SpeculativeRAGOptions) -> Plan:
     refuse_form(ask, "drafts have a form of their own")
     found = retrieval(ask, 2 * DEFAULT_K)
     method = SpeculativeRAG(
-        LocalGenerator(_Tenant(ask), method=decoder(options.decoder)),
+        # By its name: what the model's passes cost says nothing of a drafter's.
+        LocalGenerator(_Tenant(ask), method=options.decoder),
         LocalScorer(ask.llm.loaded),
         found.retriever,
         m=options.drafts,
@@ -199,9 +200,9 @@ def plan_rapid(ask: Ask, options: RapidOptions) -> Plan:
 
 
 class _Tenant:
-    """The drafter, whose prefix cache keeps what is read for one key apart from the others'.
+    """Who writes the drafts: the model, or another one whose passes run beside the model's.
 
-    Its passes run beside the model's, which is another one or the same.
+    The model's prefix cache keeps what is read for one key apart from the others'; another drafter has none.
 
     Args:
         ask: whose.

@@ -238,6 +238,19 @@ class Service:
         raise InputError("specrag.kb", name, "there is no knowledge base of this name; GET /v1/kb lists them")
 
 
+def split_drafter(given: str) -> tuple[str, str | None]:
+    """Model and adapter of the setting ``rag_drafter``.
+
+    Raises:
+        InputError: one of them is empty.
+    """
+    # A folder may have any name.
+    name, plus, adapter = (given, "", "") if Path(given).expanduser().is_dir() else given.partition("+")
+    if not name or (plus and not adapter):
+        raise InputError("rag_drafter", given, "give MODEL or MODEL+ADAPTER")
+    return name, adapter or None
+
+
 def _load_drafter(settings: Settings) -> LanguageModel | None:
     """The model that writes drafts; its passes are those of the served model's executor."""
     from specrag.language_model import LanguageModel
@@ -245,12 +258,12 @@ def _load_drafter(settings: Settings) -> LanguageModel | None:
 
     if settings.rag_drafter is None:
         return None
-    name, _, adapter = settings.rag_drafter.partition("+")
+    name, adapter = split_drafter(settings.rag_drafter)
     loaded = load_model(
         name,
         dtype=settings.dtype,
         device=settings.device,
-        adapter=adapter or None,
+        adapter=adapter,
         batch_invariant=settings.batch_invariant,
         kv_dtype=settings.kv_dtype,
     )

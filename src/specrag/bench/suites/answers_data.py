@@ -62,19 +62,21 @@ class SetSize:
     Args:
         passages: n; fewer where the data has fewer.
         m, k: drafts, and passages a draft.
+        ranked: whether passages come in a retriever's order; else in no order, or in that of a text.
     """
 
     passages: int = 10
     m: int = 5
     k: int = 2
+    ranked: bool = False
 
 
-_SINGLE_HOP = SetSize()
+_SINGLE_HOP, _RETRIEVED = SetSize(), SetSize(ranked=True)
 _MULTI_HOP = SetSize(passages=15, m=10, k=6)
 SIZES: Mapping[str, SetSize] = {
-    "popqa": _SINGLE_HOP,
-    "popqa-25": _SINGLE_HOP,
-    "triviaqa": _SINGLE_HOP,
+    "popqa": _RETRIEVED,
+    "popqa-25": _RETRIEVED,
+    "triviaqa": _RETRIEVED,
     "musique": _MULTI_HOP,
     "hotpotqa": _MULTI_HOP,
     "arc-challenge": _SINGLE_HOP,

@@ -44,7 +44,7 @@ class KeptDraft:
 
     Attributes:
         measured: ``None`` where malformed.
-        sources: numbers of its passages, 1 being the best.
+        sources: numbers of its passages; where a retriever has ranked them 1 is the best.
         words, passage_words: of the rationale, and of the passages that it was written from.
     """
 
@@ -103,13 +103,14 @@ def read_drafts(line: str) -> list[KeptDraft]:
     ]
 
 
-def verdicts(drafts: Sequence[KeptDraft], seed: int) -> dict[str, float]:
+def verdicts(drafts: Sequence[KeptDraft], seed: int, *, ranked: bool = False) -> dict[str, float]:
     """Whether the draft is right that each other verdict takes, by the verdict's name.
 
     A verdict for which a factor was not measured is left out. Where no draft can be scored every verdict is wrong.
 
     Args:
         seed: of the random draft.
+        ranked: whether the passages' numbers are ranks.
     """
     measured = [draft.measured for draft in drafts]
     found: dict[str, float] = {}
@@ -118,8 +119,8 @@ def verdicts(drafts: Sequence[KeptDraft], seed: int) -> dict[str, float]:
             best = best_by(measured, scoring)
             found[name] = float(best is not None and drafts[best].right)
     for size in _SIZES:
-        if _is_measured(measured, SCORINGS[f"{size}-all"]):
-            found |= _ours(drafts, size)
+        if drafts and _is_measured(measured, SCORINGS[f"{size}-all"]):
+            found |= _ours(drafts, size, ranked)
     best = best_by(measured, DRAFTER_ALONE)
     found[ALONE] = float(best is not None and drafts[best].right)
     chosen = random_draft(measured, seed)
@@ -128,7 +129,7 @@ def verdicts(drafts: Sequence[KeptDraft], seed: int) -> dict[str, float]:
     return found
 
 
-def _ours(drafts: Sequence[KeptDraft], size: str) -> dict[str, float]:
+def _ours(drafts: Sequence[KeptDraft], size: str, ranked: bool) -> dict[str, float]:
     """Verdicts that the paper does not have, on its score of all factors.
 
     ``ranked`` adds how well a draft's passages were found, which dealing them out forgets. ``voted`` takes the answer
@@ -136,12 +137,11 @@ def _ours(drafts: Sequence[KeptDraft], size: str) -> dict[str, float]:
     """
     scoring = SCORINGS[f"{size}-all"]
     plain = [-math.inf if one.measured is None else score(one.measured, scoring).total for one in drafts]
-    ranked = [total + draft.ranked for total, draft in zip(plain, drafts, strict=True)]
-    chosen = {
-        f"{size}-ranked": ranked.index(max(ranked)),
-        f"{size}-voted": _voted(drafts, plain),
-        f"{size}-voted-ranked": _voted(drafts, ranked),
-    }
+    chosen = {f"{size}-voted": _voted(drafts, plain)}
+    if ranked:
+        by_rank = [total + draft.ranked for total, draft in zip(plain, drafts, strict=True)]
+        chosen[f"{size}-ranked"] = by_rank.index(max(by_rank))
+        chosen[f"{size}-voted-ranked"] = _voted(drafts, by_rank)
     return {name: float(plain[index] > -math.inf and drafts[index].right) for name, index in chosen.items()}
 
 

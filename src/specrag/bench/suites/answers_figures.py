@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -13,6 +13,7 @@ from specrag.bench.measurement import OVERALL, Extra, Measurement
 from specrag.bench.records import Record
 from specrag.bench.statistics import PairedTimes, overall_speedup
 from specrag.bench.suite import BenchContext
+from specrag.bench.suites.answers_data import SIZES
 from specrag.bench.suites.answers_drafts import ALONE, ORACLE, RANDOM, read_drafts, verdicts
 from specrag.evaluation.significance import paired_bootstrap
 
@@ -95,9 +96,25 @@ def _with_other_verdicts(case: Case, line: str) -> list[Case]:
             correct=correct,
             seconds=alone if name in (ALONE, RANDOM) else None,
         )
-        for name, correct in verdicts(drafts, seed=len(case.row)).items()
+        for name, correct in verdicts(
+            drafts, seed=len(case.row), ranked=case.task in SIZES and SIZES[case.task].ranked
+        ).items()
     ]
     return [case, *derived]
+
+
+def unchanged(found: Sequence[Case], sections: Iterable[str]) -> list[Case]:
+    """Speculative RAG as it is, in the sections that change one setting of it, on the questions that these have."""
+    sections = set(sections)
+    whole = {
+        (case.row, case.model): case
+        for case in found
+        if (case.method, "/" in case.task) == (SPECULATIVE, False)
+    }
+    asked = {
+        (case.task, case.row, case.model): None for case in found if case.task.partition("/")[0] in sections
+    }
+    return [replace(whole[row, model], task=task) for task, row, model in asked if (row, model) in whole]
 
 
 def separated(found: Sequence[Case]) -> list[Case]:

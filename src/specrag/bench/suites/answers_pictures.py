@@ -25,7 +25,7 @@ def draw(measurements: Sequence[Measurement], folder: Path) -> list[Path]:
 def _over(
     measurements: Sequence[Measurement], path: Path, section: str, letter: str, label: str
 ) -> Path | None:
-    """Accuracy over one setting, a line a set; the set's own value comes from the main table."""
+    """Accuracy over one setting, a line a set, on the same questions."""
     lines = []
     for name, size in SIZES.items():
         points: dict[int, Measurement] = {}
@@ -37,7 +37,7 @@ def _over(
             continue
         model = next(iter(points.values())).model
         for entry in measurements:
-            if (entry.task, entry.method, entry.model) == (name, SPECULATIVE, model):
+            if (entry.task, entry.method, entry.model) == (f"{section}/{name}", SPECULATIVE, model):
                 points[size.m if letter == "m" else size.k] = entry
         ordered = sorted(points)
         lines.append(

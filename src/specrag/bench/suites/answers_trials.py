@@ -26,8 +26,7 @@ from specrag.methods.reflective_reading import ReflectiveReading
 from specrag.methods.retriever import GivenPassages
 from specrag.methods.speculative_rag import SpeculativeRAG
 from specrag.methods.standard_rag import StandardRAG
-from specrag.models.adapters import ADAPTER_WEIGHTS
-from specrag.models.store import sha256_of
+from specrag.models.adapters import adapter_digest
 
 #: Of a standard answer. A letter or a label needs fewer; behind a plain prompt a model goes on until it is stopped.
 _MAX_TOKENS, _MAX_PLAIN_TOKENS, _MAX_CHOICE_TOKENS = 100, 48, 24
@@ -50,8 +49,7 @@ class Pair:
         """For tables and records; an adapter that is trained anew has another one."""
         if self.adapter is None:
             return f"{self.drafter} + {self.verifier}"
-        weights = sha256_of(self.adapter / ADAPTER_WEIGHTS)[:6]
-        return f"{self.drafter} ({self.adapter.name} {weights}) + {self.verifier}"
+        return f"{self.drafter} ({self.adapter.name} {adapter_digest(self.adapter)[:6]}) + {self.verifier}"
 
 
 @dataclass(frozen=True, kw_only=True)
