@@ -99,19 +99,11 @@ class Service:
         """
         from specrag.engine.memory import free_bytes
         from specrag.language_model import LanguageModel
-        from specrag.models.loading import load_model
         from specrag.serving.methods import served_method
 
         settings = self.settings
         served_method(settings.method)
-        loaded = load_model(
-            settings.model,
-            dtype=settings.dtype,
-            device=settings.device,
-            adapter=settings.adapter,
-            batch_invariant=settings.batch_invariant,
-            kv_dtype=settings.kv_dtype,
-        )
+        loaded = _load(settings, settings.model, settings.adapter)
         llm = LanguageModel(
             loaded,
             prefix_cache_bytes=settings.prefix_cache_bytes,
@@ -251,15 +243,10 @@ def split_drafter(given: str) -> tuple[str, str | None]:
     return name, adapter or None
 
 
-def _load_drafter(settings: Settings) -> LanguageModel | None:
-    """The model that writes drafts; its passes are those of the served model's executor."""
-    from specrag.language_model import LanguageModel
+def _load(settings: Settings, name: str, adapter: str | Path | None) -> LoadedModel:
     from specrag.models.loading import load_model
 
-    if settings.rag_drafter is None:
-        return None
-    name, adapter = split_drafter(settings.rag_drafter)
-    loaded = load_model(
+    return load_model(
         name,
         dtype=settings.dtype,
         device=settings.device,
@@ -267,6 +254,16 @@ def _load_drafter(settings: Settings) -> LanguageModel | None:
         batch_invariant=settings.batch_invariant,
         kv_dtype=settings.kv_dtype,
     )
+
+
+def _load_drafter(settings: Settings) -> LanguageModel | None:
+    """The model that writes drafts; its passes are those of the served model's executor."""
+    from specrag.language_model import LanguageModel
+
+    if settings.rag_drafter is None:
+        return None
+    name, adapter = split_drafter(settings.rag_drafter)
+    loaded = _load(settings, name, adapter)
     llm = LanguageModel(loaded, prefill_rows=PREFILL_ROWS)
     llm.generate("Hello", max_tokens=2)
     return llm
