@@ -6,6 +6,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
+from specrag.methods.perspectives import Strategy
 from specrag.serving.schemas import Body
 
 #: Methods that decode tokens, for those that leave it to another.
@@ -106,9 +107,7 @@ class SpeculativeRAGOptions(Body):
     passages_per_draft: Annotated[int, Field(ge=1, le=8)] = Field(
         2, description="Passages that each is written from (the paper's k)."
     )
-    strategy: Literal["multi-perspective", "random", "same-cluster", "anchored"] = Field(
-        "multi-perspective", description="How passages are dealt out to drafts."
-    )
+    strategy: Strategy = Field("multi-perspective", description="How passages are dealt out to drafts.")
     draft_tokens: Annotated[int, Field(ge=16, le=512)] = Field(
         128, description="Most tokens of a draft, its rationale included."
     )
