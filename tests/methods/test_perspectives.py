@@ -31,7 +31,8 @@ from specrag.methods.perspectives import (
 def test_subsets_are_distinct_and_of_their_kind(
     labels: list[int], m: int, strategy: Strategy, seed: int
 ) -> None:
-    if strategy == "anchored":  # the best passage is a cluster of its own
+    anchored = strategy in ("anchored", "anchored-whole")
+    if anchored:  # the best passage is a cluster of its own
         labels = [5, *labels[1:]]
     count, k = len(labels), len(set(labels))
     sampled = sample_subsets(count, m, k, strategy, labels, seed)
@@ -40,7 +41,7 @@ def test_subsets_are_distinct_and_of_their_kind(
     groups = [{i for i in range(count) if labels[i] == label} for label in dict.fromkeys(labels)]
     if strategy == "same-cluster":
         allowed = [frozenset(group) for group in groups]
-    elif strategy == "anchored" and k == 2 < count:
+    elif anchored and k == 2 < count:
         allowed = [frozenset({0, other}) for other in range(1, count)]
     elif strategy != "random" and needs_clusters(strategy, count, k):
         allowed = [frozenset(chosen) for chosen in product(*groups)]
@@ -48,6 +49,9 @@ def test_subsets_are_distinct_and_of_their_kind(
         allowed = [frozenset(chosen) for chosen in combinations(range(count), k)]
     if not needs_clusters(strategy, count, k) and strategy == "same-cluster":
         allowed = [frozenset({i}) for i in range(count)] if k == count > 1 else [frozenset(range(count))]
+    if strategy == "anchored-whole":
+        assert sets[0] == frozenset(range(count))
+        allowed = list({frozenset(range(count)), *allowed})
     assert set(sets) <= set(allowed)
     assert sampled.possible == len(allowed)
     assert sampled == sample_subsets(count, m, k, strategy, labels, seed)

@@ -311,6 +311,22 @@ def test_the_verifier_can_read_the_passages(exact_llm: LanguageModel, evidence: 
     assert len({draft.scores.total for draft in found.drafts if draft.scores}) == 2
 
 
+def test_the_verifier_can_read_all_passages_once_for_all_drafts(exact_llm: LanguageModel) -> None:
+    drafter = ScriptedDrafter([" No idea.\nAnswer: Marie Curie", " None.\nAnswer: the Danube"])
+    rag = make(exact_llm, drafter=drafter, m=2, k=1, scoring=Scoring(evidence="all-passages"))
+    found = rag.answer(QUESTION, passages=PASSAGES)
+    encode = exact_llm.tokenizer.encode
+    texts = "\n".join(f"{passage.title}\n{passage.text}" for passage in PASSAGES)
+    for draft in found.drafts:
+        assert draft.measured is not None
+        assert draft.measured.self_contain is not None
+        assert draft.measured.self_contain.count == len(encode(f" {draft.answer}", special=False))
+    assert found.best == 1  # what the passages say, whichever of them a draft has seen
+    together = len(encode(texts, special=False))
+    assert found.usage.verifier_tokens > 2 * together
+    assert together < found.usage.verifier_read_tokens < 1.6 * together
+
+
 def test_permuted_drafts_get_the_same_scores(exact_llm: LanguageModel) -> None:
     texts = [
         " Marie Curie found it in 1898.\nAnswer: Marie Curie",
@@ -503,7 +519,7 @@ def test_bad_values(exact_llm: LanguageModel) -> None:
         make(exact_llm, passages=0)
     with pytest.raises(InputError, match="leave draft, self_contain or self_reflect switched on"):
         Scoring(draft=False, self_contain=False, self_reflect=False)
-    with pytest.raises(InputError, match="take one of rationale, passages, both"):
+    with pytest.raises(InputError, match="take one of rationale, passages, both, all-passages"):
         Scoring(evidence="all")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="give fewer than max_tokens, 40, or no answer would fit"):
         Drafting(max_tokens=40, rationale_tokens=40)

@@ -30,7 +30,7 @@ class BenchOptions:
     Args:
         out: folder for ``SUITE.jsonl``, ``SUITE.md``, the pictures, and the records in ``.records``.
         model, device: the target model's name, and torch's name of the device.
-        command: the command that repeats the run.
+        command: the command that repeats the run, for the page.
         quick: the short run.
         data: folder of the user's data.
         repeats: timed runs of each method on a row; None for the suite's choice.
@@ -44,7 +44,7 @@ class BenchOptions:
     out: Path
     model: str
     device: str
-    command: str
+    command: str = ""
     quick: bool = False
     data: Path | None = None
     repeats: int | None = None

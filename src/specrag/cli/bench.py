@@ -6,6 +6,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +16,7 @@ from specrag.bench.registry import SuiteRegistry, built_in_suites
 from specrag.errors import InputError
 
 if TYPE_CHECKING:
-    from specrag.bench.runner import SuiteResult
+    from specrag.bench.runner import BenchOptions, SuiteResult
 
 _FULL_OUT = Path("docs/results")
 _QUICK_OUT = Path("build/bench-quick")
@@ -92,9 +93,6 @@ def bench_command(registry: SuiteRegistry) -> Callable[..., None]:
             out=out or (_QUICK_OUT if quick else _FULL_OUT),
             model=model,
             device=_check_device(device),
-            command=_command(
-                suite, quick, model, device, repeats, rows, threads, adapters, folder is not None
-            ),
             quick=quick,
             data=folder,
             repeats=repeats,
@@ -104,6 +102,7 @@ def bench_command(registry: SuiteRegistry) -> Callable[..., None]:
             adapters=adapters,
             draw=plots,
         )
+        options = replace(options, command=_command(suite, options, threads))
         _set_threads(threads)
         load = ProcessorLoad()
         before = load.before()
@@ -126,27 +125,17 @@ def bench_command(registry: SuiteRegistry) -> Callable[..., None]:
     return bench
 
 
-def _command(
-    suite: str,
-    quick: bool,
-    model: str,
-    device: str,
-    repeats: int | None,
-    rows: int | None,
-    threads: int | None,
-    adapters: Sequence[Path],
-    data: bool,
-) -> str:
+def _command(suite: str, options: BenchOptions, threads: int | None) -> str:
     """The command that repeats the measurement, without the paths of this machine."""
     words = ["specrag", "bench", suite]
-    words += ["--quick"] if quick else []
-    words += ["--model", model] if model != _DEFAULT_MODEL else []
-    words += ["--device", device] if device != "cpu" else []
-    words += ["--repeats", str(repeats)] if repeats is not None else []
-    words += ["--rows", str(rows)] if rows is not None else []
+    words += ["--quick"] if options.quick else []
+    words += ["--model", options.model] if options.model != _DEFAULT_MODEL else []
+    words += ["--device", options.device] if options.device != "cpu" else []
+    words += ["--repeats", str(options.repeats)] if options.repeats is not None else []
+    words += ["--rows", str(options.rows)] if options.rows is not None else []
     words += ["--threads", str(threads)] if threads is not None else []
-    words += [word for folder in adapters for word in ("--adapter", folder.name)]
-    return shlex.join(words) + (' --data "$SPECRAG_DATA"' if data else "")
+    words += [word for folder in options.adapters for word in ("--adapter", folder.name)]
+    return shlex.join(words) + (' --data "$SPECRAG_DATA"' if options.data is not None else "")
 
 
 def _find_adapters(suite: str, model: str, given: Sequence[str]) -> tuple[Path, ...]:

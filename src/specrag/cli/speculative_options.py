@@ -49,7 +49,7 @@ Strategy = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="How they are dealt out: multi-perspective (default), random, same-cluster or anchored.",
+        help="How they are dealt out: multi-perspective (default), random, same-cluster, anchored or anchored-whole.",
         rich_help_panel=_PANEL,
         show_default=False,
     ),
@@ -58,7 +58,7 @@ Evidence = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="What the verifier reads with an answer: rationale (default), passages or both.",
+        help="What the verifier reads with an answer: rationale (default), passages, both or all-passages.",
         rich_help_panel=_PANEL,
         show_default=False,
     ),

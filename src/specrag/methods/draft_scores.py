@@ -10,8 +10,9 @@ from typing import Literal, TypeAlias, get_args
 from specrag.errors import InputError
 from specrag.models.roles import PartScore
 
-#: What the verifier reads beside the answer (Table 2).
-Evidence: TypeAlias = Literal["rationale", "passages", "both"]
+#: What the verifier reads beside the answer (Table 2): the draft's rationale, the draft's passages, or both. Our own is
+#: ``all-passages``: those of all drafts, read once in front of the question.
+Evidence: TypeAlias = Literal["rationale", "passages", "both", "all-passages"]
 EVIDENCE: tuple[Evidence, ...] = get_args(Evidence)
 
 #: Self-reflection statements R; the first is the paper's, the others are ours in the place of Table 7's, which are not

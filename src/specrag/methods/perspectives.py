@@ -20,9 +20,11 @@ from specrag.errors import InputError
 
 #: ``multi-perspective``: one passage of each cluster. ``random``: any k passages. ``same-cluster``: all passages of one
 #: cluster (Table 3's ablation). ``anchored``, our own: the best passage and one of each cluster of the others, since a
-#: draft from the others alone may be about somebody of the same name.
-Strategy: TypeAlias = Literal["multi-perspective", "random", "same-cluster", "anchored"]
+#: draft from the others alone may be about somebody of the same name. ``anchored-whole``: the same, but for the first
+#: draft, which reads all passages.
+Strategy: TypeAlias = Literal["multi-perspective", "random", "same-cluster", "anchored", "anchored-whole"]
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
+_ANCHORED = ("anchored", "anchored-whole")
 
 #: Restarts of K-means, as scikit-learn has had it; a few passages cost about a millisecond each.
 _RESTARTS = 4
@@ -50,16 +52,16 @@ class Sampled:
 
 def needs_clusters(strategy: Strategy, passages: int, k: int) -> bool:
     """Whether a strategy must look at the passages: not if a subset holds one passage (beside the best one), or all."""
-    return strategy != "random" and (2 if strategy == "anchored" else 1) < k < passages
+    return strategy != "random" and (2 if strategy in _ANCHORED else 1) < k < passages
 
 
 def cluster_for(strategy: Strategy, vectors: np.ndarray, k: int, seed: int) -> tuple[int, ...]:
-    """The cluster of each passage as a strategy wants it: with ``anchored`` the best one is a cluster of its own.
+    """The cluster of each passage as a strategy wants it: of anchored drafts the best one is a cluster of its own.
 
     Args:
         vectors, k, seed: as :func:`cluster` takes them.
     """
-    if strategy != "anchored":
+    if strategy not in _ANCHORED:
         return cluster(vectors, k, seed)
     return (0, *(1 + label for label in cluster(vectors[1:], k - 1, seed)))
 
@@ -108,32 +110,35 @@ def sample_subsets(
     if k > passages:
         notes.append(f"k is {passages} in place of {k}: there are no more passages")
         k = passages
-    if strategy == "anchored" and k == 1 < passages:
+    if strategy in _ANCHORED and k == 1 < passages:
         notes.append(
             "drafts of one passage have room for no other beside the best: they are drawn as at random"
         )
     generator = random.Random(seed)
+    whole = [tuple(range(passages))] if strategy == "anchored-whole" else []
+    dealt = m - len(whole)
     drawn: _Drawn
-    if strategy == "anchored" and k == 2 < passages:
+    if strategy in _ANCHORED and k == 2 < passages:
         clusters = None
-        drawn = _draw_across([[0], range(1, passages)], m, generator)
+        drawn = _draw_across([[0], range(1, passages)], dealt, generator)
     elif not needs_clusters(strategy, passages, k):
         clusters = None
         # One cluster holds all passages; as many clusters as passages hold one each.
         size = k if strategy != "same-cluster" else passages if k == 1 else 1
-        drawn = _draw_any(passages, size, m, generator)
+        drawn = _draw_any(passages, size, dealt, generator)
     else:
         assert clusters is not None
         groups = _groups(clusters)
         if len(groups) < k:
             notes.append(f"{len(groups)} clusters in place of {k}: passages say the same")
         draw = _draw_clusters if strategy == "same-cluster" else _draw_across
-        drawn = draw(groups, m, generator)
-    if len(drawn.subsets) < m:
-        notes.append(f"m is {len(drawn.subsets)} in place of {m}: there are no more distinct subsets")
-    return Sampled(
-        tuple(drawn.subsets), None if clusters is None else tuple(clusters), drawn.possible, tuple(notes)
-    )
+        drawn = draw(groups, dealt, generator)
+    # A draft of all passages is no other one where k is as many.
+    subsets = tuple(dict.fromkeys([*whole, *drawn.subsets]))
+    possible = drawn.possible + len(whole) * (k < passages)
+    if len(subsets) < m:
+        notes.append(f"m is {len(subsets)} in place of {m}: there are no more distinct subsets")
+    return Sampled(subsets, None if clusters is None else tuple(clusters), possible, tuple(notes))
 
 
 def check_count(name: str, value: int) -> None:

@@ -157,7 +157,7 @@ def scoring_drafts(
             raise InputError("drafter", f"draft {place + 1}", remedy)
     tokens = read = 0
     if verifier is not None and claims:
-        verified = yield from verifying(verifier, task, list(claims.values()), scoring)
+        verified = yield from verifying(verifier, task, list(claims.values()), scoring, passages)
         for place, one in zip(claims, verified, strict=True):
             measured = drafts[place].measured
             assert measured is not None

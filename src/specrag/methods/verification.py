@@ -41,34 +41,42 @@ class Verified:
 
 
 def verifying(
-    verifier: TextScorer, task: Task, claims: Sequence[Claim], scoring: Scoring
+    verifier: TextScorer,
+    task: Task,
+    claims: Sequence[Claim],
+    scoring: Scoring,
+    passages: Sequence[Passage] = (),
 ) -> Coroutine[list[Verified]]:
     """Score every draft, all in one packed pass.
+
+    Args:
+        passages: all that the drafts were written from, for a verifier that reads them all.
 
     Raises:
         ContextLengthError: the verifier cannot read a draft with its evidence.
     """
-    requests = [scoring_request(task, claim, scoring) for claim in claims]
+    requests = [scoring_request(task, claim, scoring, passages) for claim in claims]
     scored = yield from verifier.scoring(requests)
     return [_verified(text) for text in scored]
 
 
-def scoring_request(task: Task, claim: Claim, scoring: Scoring) -> ScoringRequest:
-    """The text of a draft as the verifier reads it. The question stands first, for all drafts the same; the words
-    between the parts are read, not scored.
+def scoring_request(
+    task: Task, claim: Claim, scoring: Scoring, passages: Sequence[Passage] = ()
+) -> ScoringRequest:
+    """The text of a draft as the verifier reads it. The question stands first, for all drafts the same, behind all
+    passages where they are the evidence; the words between the parts are read, not scored.
     """
     wanted = scoring.self_contain
     parts = [
         TextPart("before answer", "Answer:" if scoring.chat else "\nAnswer:", scored=False),
         TextPart(_ANSWER, f" {task.written(claim.draft.answer)}", scored=wanted),
     ]
-    if scoring.evidence != "rationale":
-        texts = "\n".join(passage_text(passage.title, passage.text.strip()) for passage in claim.passages)
+    if scoring.evidence in ("passages", "both"):
         parts += [
             TextPart("before passages", "\nPassages:", scored=False),
-            TextPart(_PASSAGES, f" {texts}", scored=wanted),
+            TextPart(_PASSAGES, f" {_texts(claim.passages)}", scored=wanted),
         ]
-    if scoring.evidence != "passages":
+    if scoring.evidence in ("rationale", "both"):
         parts += [
             TextPart("before rationale", "\nRationale:", scored=False),
             TextPart(_RATIONALE, f" {claim.draft.rationale}", scored=wanted),
@@ -77,8 +85,13 @@ def scoring_request(task: Task, claim: Claim, scoring: Scoring) -> ScoringReques
         TextPart("statement", f"\n{scoring.sentence}", scored=False),
         TextPart(_YES, " Yes", scored=scoring.self_reflect),
     ]
-    prompt = [{"role": "user", "content": task.asked}] if scoring.chat else task.asked
+    asked = f"{_texts(passages)}\n\n{task.asked}" if scoring.evidence == "all-passages" else task.asked
+    prompt = [{"role": "user", "content": asked}] if scoring.chat else asked
     return ScoringRequest(prompt, tuple(parts))
+
+
+def _texts(passages: Sequence[Passage]) -> str:
+    return "\n".join(passage_text(passage.title, passage.text.strip()) for passage in passages)
 
 
 def _verified(text: ScoredText) -> Verified:

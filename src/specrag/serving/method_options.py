@@ -6,6 +6,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
+from specrag.methods.draft_scores import Evidence
 from specrag.methods.perspectives import Strategy
 from specrag.serving.schemas import Body
 
@@ -108,6 +109,7 @@ class SpeculativeRAGOptions(Body):
         2, description="Passages that each is written from (the paper's k)."
     )
     strategy: Strategy = Field("multi-perspective", description="How passages are dealt out to drafts.")
+    evidence: Evidence = Field("rationale", description="What the verifier reads beside a draft's answer.")
     draft_tokens: Annotated[int, Field(ge=16, le=512)] = Field(
         128, description="Most tokens of a draft, its rationale included."
     )

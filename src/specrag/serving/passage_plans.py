@@ -133,6 +133,7 @@ def _learned(ask: Ask) -> SharedGuesses:
 def plan_speculative_rag(ask: Ask, options: SpeculativeRAGOptions) -> Plan:
     """Drafts from subsets, the best one chosen; the server's model verifies them, and drafts if no other one does."""
     from specrag.engine.memory import keys_values_bytes
+    from specrag.methods.draft_scores import Scoring
     from specrag.methods.drafting import Drafting
     from specrag.methods.local_generator import LocalGenerator
     from specrag.methods.speculative_rag import SpeculativeRAG
@@ -149,6 +150,7 @@ def plan_speculative_rag(ask: Ask, options: SpeculativeRAGOptions) -> Plan:
         k=min(options.passages_per_draft, found.k),
         passages=found.k,
         strategy=options.strategy,
+        scoring=Scoring(evidence=options.evidence),
         drafting=Drafting(
             max_tokens=options.draft_tokens,
             rationale_tokens=max(options.draft_tokens * 5 // 8, 1),
@@ -164,7 +166,9 @@ def plan_speculative_rag(ask: Ask, options: SpeculativeRAGOptions) -> Plan:
     # Each draft has a session of the drafter and rows of the verifier's pass; memory is counted in the model's tokens.
     each = min(prompt, ask.rag_drafter.context_length) + 2 * options.draft_tokens
     share = keys_values_bytes(ask.rag_drafter.model, each) / keys_values_bytes(ask.llm.model, each)
-    tokens = math.ceil((1 + share) * options.drafts * each)
+    # What one text more reads: the draft of all passages, the verifier that has them all in front.
+    more = (share if options.strategy == "anchored-whole" else 0) + (options.evidence == "all-passages")
+    tokens = math.ceil((1 + share) * options.drafts * each + more * found.k * PASSAGE_TOKENS)
     return Plan(lambda: method.answering(ask.question), tokens)
 
 
