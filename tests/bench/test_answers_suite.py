@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from specrag.bench.progress import Silent
 from specrag.bench.question_data import load_passage_questions
 from specrag.bench.records import Outcome, Record, RecordKey, RecordStore
 from specrag.bench.suite import BenchContext
-from specrag.bench.suites.answers import ABLATIONS, ROUNDS
+from specrag.bench.suites.answers import ABLATIONS, REMEDIES, ROUNDS
 from specrag.bench.suites.answers_data import ROWS, SIZES, Question, load_sets
 from specrag.bench.suites.answers_drafts import SCORINGS, read_drafts, verdicts
 from specrag.bench.suites.answers_figures import (
@@ -30,6 +31,7 @@ from specrag.bench.suites.answers_figures import (
     Case,
     cases,
     grouped,
+    pooled,
     separated,
     summarise,
     tuning,
@@ -126,7 +128,9 @@ def bench(out: Path, *words: str) -> list[Measurement]:
 def test_a_quick_run_measures_and_resumes(smollm2: Path, tmp_path: Path) -> None:
     measured = bench(tmp_path)
     found = {(entry.task, entry.model, entry.method): entry for entry in measured}
-    assert {key[0] for key in found} == {"sample", "scores/sample"}
+    assert {key[0] for key in found} == {"sample", "scores/sample", "remedies/sample"}
+    tried = {method for task, _, method in found if task == "remedies/sample" and "oracle" not in method}
+    assert tried == {SPECULATIVE, *(f"{SPECULATIVE}+{name}" for name in REMEDIES)}
     mine = {method for task, model, method in found if task == "sample" and model == PAIR}
     assert mine == {
         SPECULATIVE,
@@ -407,6 +411,27 @@ def test_what_is_not_changed_stands_beside_what_is_on_the_same_questions() -> No
     assert [(each.task, each.row, each.method) for each in beside] == [
         ("drafts/triviaqa", f"triviaqa {row}", SPECULATIVE) for row in range(2)
     ]
+
+
+def test_sets_are_pooled_and_some_stand_beside() -> None:
+    remedied = f"{SPECULATIVE}+anchored"
+    found = cases(
+        [
+            record("remedies/popqa", "d + v", "1", remedied, 1.0, 4.0, output=LINE),
+            record("remedies/musique", "d + v", "1", remedied, 0.0, 4.0, output=LINE),
+            speculative("popqa", "1", 0.0),
+        ]
+    )
+    together = pooled(pooled(found, "remedies", ["popqa", "musique"]), "scores", ["popqa"])
+    tasks = Counter(each.task for each in together if each.method == remedied)
+    assert tasks == {"remedies/all sets": 2, "remedies/popqa": 1, "remedies/musique": 1}
+    judged = {each.row for each in together if each.method == f"{remedied}+mean-all"}
+    assert judged == {"popqa 1", "musique 1"}
+    assert {each.task for each in together if each.method.endswith("mean-all")} == {
+        "scores/all sets",
+        "scores/popqa",
+    }
+    assert pooled(found[-1:], "scores", []) == found[-1:]  # one set needs no other name
 
 
 def test_an_adapter_that_changes_is_another_drafter(tmp_path: Path) -> None:

@@ -17,11 +17,14 @@ from specrag.bench.suites import answers_pictures
 from specrag.bench.suites.answers_data import ROWS, SIZES, Question, load_sets
 from specrag.bench.suites.answers_figures import (
     PLAIN,
+    REMEDIED,
+    SCORES,
     SEPARATOR,
     SPECULATIVE,
     STANDARD,
     cases,
     grouped,
+    pooled,
     separated,
     summarise,
     tuning,
@@ -49,7 +52,7 @@ ONE = f"{SPECULATIVE}+one-draft"
 #: Rows of each set that are done when a round ends, and how many of them with the ablations, which take longest. Every
 #: table has its first figures after the first round; ``--repeats N`` ends after N rounds, and a later run goes on from
 #: there.
-ROUNDS = ((2, 2), (5, 2), (10, 2), (20, 5), (35, 10), (50, 20), (75, 35), (ROWS, 50))
+ROUNDS = ((2, 2), (5, 2), (8, 2), (12, 4), (20, 5), (35, 10), (50, 20), (75, 35), (ROWS, 50))
 _QUICK_SETS = ("popqa", "arc-challenge", "healthver")
 
 Make = Callable[[Question, Models], Trial]
@@ -80,11 +83,6 @@ ABLATIONS = (
         },
     ),
     Ablation(
-        section="anchored",
-        sets=("popqa", "popqa-25", "triviaqa"),
-        settings={"anchored": Setting(strategy="anchored")},
-    ),
-    Ablation(
         section="evidence",
         sets=_SINGLE,
         settings={
@@ -106,6 +104,17 @@ ABLATIONS = (
     Ablation(section="drafting", sets=("triviaqa",), settings={"respec": Setting(decoding="respec")}),
 )
 
+#: What the paper does not have and might mend what goes wrong with small models: one at a time for the first
+#: configuration, all together for the others as well.
+_ALL_READ = Scoring(evidence="all-passages")
+_TOGETHER = {"anchored-whole+all-read": Setting(strategy="anchored-whole", scoring=_ALL_READ)}
+REMEDIES: Mapping[str, Setting] = {
+    "anchored": Setting(strategy="anchored"),
+    "anchored-whole": Setting(strategy="anchored-whole"),
+    "all-read": Setting(scoring=_ALL_READ),
+    **_TOGETHER,
+}
+
 
 class AnswersSuite:
     """Answers from each question's own passages, by every method."""
@@ -125,7 +134,9 @@ class AnswersSuite:
         "bootstrap; the speed-up and `latency change percent` are against the same. Tokens read are means a question. "
         "`scores` judges the same drafts by other scorings; `mean` is the mean log-probability a token, `product` the "
         "paper's product; `voted` adds up the drafts of an answer, and `ranked` counts the reciprocal ranks of a "
-        "draft's passages as well, where a retriever has ranked them. `drafts`, `passages`, `sampling`, `anchored`, "
+        "draft's passages as well, where a retriever has ranked them. `remedies` are not the paper's: `anchored` "
+        "gives the first passage to every draft, `anchored-whole` one draft all of them, `all-read` lets the "
+        "verifier read all passages once in front of the answers. `drafts`, `passages`, `sampling`, "
         "`evidence`, `statement` and `drafting` change one setting of the first configuration, with the tuned drafter "
         "where one comes with specrag, on fewer questions; what is not changed stands beside it on the same ones. "
         "`separate machines` models what a machine for each draft would save. A drafter with an adapter bears its "
@@ -147,8 +158,9 @@ class AnswersSuite:
         finally:
             models.close()
         found = cases(records)
-        found += unchanged(found, (ablation.section for ablation in ABLATIONS))
+        found += unchanged(found, (*(ablation.section for ablation in ABLATIONS), REMEDIED))
         groups = {f"{q.set} {q.identifier}": q.group for questions in sets.values() for q in questions}
+        found = pooled(pooled(found, REMEDIED, sets), SCORES, _SINGLE)
         yield from summarise(context, [*found, *grouped(found, groups), *separated(found)], verifier)
         tuned = [pair.label for pair in pairs if pair.adapter is not None]
         yield from tuning(context, found, pairs[0].label, tuned)
@@ -201,6 +213,10 @@ def _rows(
                     )
                 else:
                     yield from _everything(question, pairs, models)
+                    yield _changed(question, ablated, REMEDIED, REMEDIES, models)
+                    equal = [pair for pair in pairs if pair.drafter == pair.verifier and pair != ablated]
+                    for pair in equal:
+                        yield _changed(question, pair, REMEDIED, _TOGETHER, models)
             if not (context.quick or context.adapters):
                 for question in questions[done_ablated:end_ablated]:
                     yield from _ablated(question, ablated, models)
@@ -237,11 +253,17 @@ def _drafted(pair: Pair) -> dict[str, Make]:
 def _ablated(question: Question, pair: Pair, models: Models) -> Iterator[Row]:
     for ablation in ABLATIONS:
         if question.set in ablation.sets:
-            makes: dict[str, Make] = {
-                f"{SPECULATIVE}+{name}": lambda q, m, setting=setting: speculative(q, pair, m, setting)  # type: ignore[misc]
-                for name, setting in ablation.settings.items()
-            }
-            yield _row(question, pair.label, f"{ablation.section}/{question.set}", makes, models)
+            yield _changed(question, pair, ablation.section, ablation.settings, models)
+
+
+def _changed(
+    question: Question, pair: Pair, section: str, settings: Mapping[str, Setting], models: Models
+) -> Row:
+    makes: dict[str, Make] = {
+        f"{SPECULATIVE}+{name}": lambda q, m, setting=setting: speculative(q, pair, m, setting)  # type: ignore[misc]
+        for name, setting in settings.items()
+    }
+    return _row(question, pair.label, f"{section}/{question.set}", makes, models)
 
 
 def _row(question: Question, model: str, task: str, makes: Mapping[str, Make], models: Models) -> Row:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -25,6 +25,9 @@ SEPARATOR = " | "
 
 #: The section of modelled figures.
 SEPARATE = "separate machines"
+
+#: The sections of other verdicts on the same drafts, and of what might mend them; their sets together.
+SCORES, REMEDIED, ALL_SETS = "scores", "remedies", "all sets"
 
 _IN_MAIN_TABLE = (ALONE, RANDOM, ORACLE)
 _MILLISECONDS = 1e3
@@ -83,22 +86,23 @@ def _with_other_verdicts(case: Case, line: str) -> list[Case]:
     if drafts and words:
         figures |= {"rationale_words": words / len(drafts), "passage_words": passage_words / len(drafts)}
     case = replace(case, figures=figures)
-    if "/" in case.task or case.method != SPECULATIVE:
+    section, _, name = case.task.rpartition("/")
+    if section not in ("", REMEDIED) or (not section and case.method != SPECULATIVE):
         return [case]
     # Without the verifier's pass, whose time is known apart.
     alone = (case.seconds or 0.0) - case.figures.get("verification_ms", 0.0) / _MILLISECONDS
     other = replace(case, figures={})
+    ranked = name in SIZES and SIZES[name].ranked
     derived = [
         replace(
             other,
-            task=case.task if name in _IN_MAIN_TABLE else f"scores/{case.task}",
-            method=f"{SPECULATIVE}+{name}",
+            task=case.task if verdict in _IN_MAIN_TABLE else f"{SCORES}/{name}",
+            method=f"{case.method}+{verdict}",
             correct=correct,
-            seconds=alone if name in (ALONE, RANDOM) else None,
+            seconds=alone if verdict in (ALONE, RANDOM) else None,
         )
-        for name, correct in verdicts(
-            drafts, seed=len(case.row), ranked=case.task in SIZES and SIZES[case.task].ranked
-        ).items()
+        for verdict, correct in verdicts(drafts, seed=len(case.row), ranked=ranked).items()
+        if not section or verdict not in (ALONE, RANDOM)
     ]
     return [case, *derived]
 
@@ -115,6 +119,16 @@ def unchanged(found: Sequence[Case], sections: Iterable[str]) -> list[Case]:
         (case.task, case.row, case.model): None for case in found if case.task.partition("/")[0] in sections
     }
     return [replace(whole[row, model], task=task) for task, row, model in asked if (row, model) in whole]
+
+
+def pooled(found: Sequence[Case], section: str, kept: Collection[str]) -> list[Case]:
+    """The cases with those of a section as one task over all its sets; the sets that are kept stand beside it."""
+    own = [case for case in found if case.task.startswith(f"{section}/")]
+    if len({case.task for case in own}) < 2:
+        return list(found)
+    others = [case for case in found if not case.task.startswith(f"{section}/")]
+    beside = [case for case in own if case.task.partition("/")[2] in kept]
+    return [*others, *(replace(case, task=f"{section}/{ALL_SETS}") for case in own), *beside]
 
 
 def separated(found: Sequence[Case]) -> list[Case]:
