@@ -192,6 +192,15 @@ def test_the_real_rows_can_be_read(measuring_data: Path) -> None:
     assert all(contains_answer(text, row.answers) for text, row in zip(read, sets["popqa"], strict=True))
 
 
+def test_passages_hold_an_answer_or_not() -> None:
+    free, choice, _ = load_sets(None, ["sample"])["sample"]
+    holds = [free.is_in([number]) for number in range(1, len(free.passages) + 1)]
+    assert {True, False} == set(holds)
+    assert free.is_in(range(1, len(free.passages) + 1))
+    assert choice.is_in([1]) is None
+    assert replace(free, answers=("yes",)).is_in([1]) is None
+
+
 def test_the_plan_is_sound() -> None:
     assert all(list(steps) == sorted(steps) for steps in zip(*ROUNDS, strict=True))
     assert ROUNDS[-1][0] == ROWS

@@ -54,6 +54,17 @@ class Question:
             return normalize_answer(text).split(" ")[0] in self.answers
         return contains_answer(text, self.answers)
 
+    def is_in(self, numbers: Sequence[int]) -> bool | None:
+        """Whether passages hold a gold answer, word for word; ``None`` where answers are not looked for in them.
+
+        Args:
+            numbers: of passages, from 1.
+        """
+        if self.task.kind != "free-form" or set(self.answers) <= {"yes", "no"}:
+            return None
+        texts = [self.passages[number - 1] for number in numbers]
+        return any(contains_answer(f"{passage.title}\n{passage.text}", self.answers) for passage in texts)
+
 
 @dataclass(frozen=True, kw_only=True)
 class SetSize:

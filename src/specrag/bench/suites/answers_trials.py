@@ -113,6 +113,8 @@ def speculative(question: Question, pair: Pair, models: Models, setting: Setting
     def trial() -> Outcome:
         answer = method.answer(question.task, passages=question.passages)
         usage, timing = answer.usage, answer.timing
+        seen = [question.is_in(draft.sources) for draft in answer.drafts]
+        known = [float(one) for one in seen if one is not None]
         return Outcome(
             tokens=usage.drafter_completion_tokens,
             seconds=timing.total,
@@ -126,6 +128,7 @@ def speculative(question: Question, pair: Pair, models: Models, setting: Setting
                 "verification_ms": 1e3 * timing.verification,
                 "malformed": answer.malformed / max(len(answer.drafts), 1),
                 "drafts": float(len(answer.drafts)),
+                **({"drafts_that_saw_the_answer": fmean(known)} if known else {}),
             },
         )
 
