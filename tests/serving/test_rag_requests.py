@@ -137,6 +137,18 @@ def test_speculative_rag_shows_drafts_and_scores(server: LiveServer) -> None:
     assert whole["choices"][0]["message"]["content"] == text_of(chunks)
 
 
+def test_a_draft_and_the_verifier_can_read_all_passages(server: LiveServer) -> None:
+    options = {"drafts": 2, "passages_per_draft": 1, "draft_tokens": 32}
+    reading = {**options, "strategy": "anchored-whole", "evidence": "all-passages"}
+    chunks = events(server, method="speculative-rag", k=4, options=reading, events=True)
+    told = {chunk["specrag"]["event"]: chunk["specrag"] for chunk in chunks if "specrag" in chunk}
+    assert [len(subset) for subset in told["subsets"]["subsets"]] == [4, 1]
+    unknown = body(method="speculative-rag", options={**options, "evidence": "none"})
+    refused = post(server, "/v1/chat/completions", unknown)
+    assert refused.status_code == 400
+    assert "all-passages" in refused.text
+
+
 def test_drafts_tell_what_was_guessed_for_them(server: LiveServer) -> None:
     options = {"drafts": 2, "passages_per_draft": 1, "draft_tokens": 32}
     plain, copied = (
