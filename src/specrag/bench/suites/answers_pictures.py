@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from specrag.bench.measurement import OVERALL, Measurement
 from specrag.bench.plots import COLOURS, HATCHES, Axis, Series, line_plot, new_figure, save_figure
 from specrag.bench.suites.answers_data import SIZES
-from specrag.bench.suites.answers_figures import SPECULATIVE
+from specrag.bench.suites.answers_figures import ALL_SETS, REMEDIED, SPECULATIVE
 
 
 def draw(measurements: Sequence[Measurement], folder: Path) -> list[Path]:
@@ -65,42 +66,59 @@ def _lengths(measurements: Sequence[Measurement], path: Path) -> Path | None:
     if not shown:
         return None
     figure, axes = new_figure(7.2, 1.4 + 0.5 * len(shown))
-    for index, entry in enumerate(shown):
-        for place, name in ((-0.2, "passage_words"), (0.2, "rationale_words")):
-            style = 0 if name == "passage_words" else 1
-            value = _figure(entry, name)
-            axes.barh(index + place, value, 0.36, color=COLOURS[style], hatch=HATCHES[style])
-            axes.text(value, index + place, f" {value:.0f}", va="center", fontsize=8)
-    axes.set_yticks(range(len(shown)), [f"{entry.task}\n{entry.model}" for entry in shown], fontsize=7)
-    axes.invert_yaxis()
-    axes.set_xlabel("words a draft: its passages (blue), its rationale (orange, hatched)")
-    axes.set_title("What a verifier need not read", loc="left", fontsize=11)
-    return save_figure(figure, path)
+    for style, name in enumerate(("passage_words", "rationale_words")):
+        values = [_figure(entry, name) for entry in shown]
+        places = [index + 0.4 * style - 0.2 for index in range(len(shown))]
+        what = "its passages" if name == "passage_words" else "its rationale"
+        axes.barh(places, values, 0.36, color=COLOURS[style], hatch=HATCHES[style], label=what)
+        for place, value in zip(places, values, strict=True):
+            axes.text(value, place, f" {value:.0f}", va="center", fontsize=8)
+    labels = [f"{entry.task}\n{entry.model}" for entry in shown]
+    return _finish(figure, axes, path, labels, "words of a draft", "What a verifier need not read")
 
 
 def _accuracies(measurements: Sequence[Measurement], path: Path) -> Path | None:
     """All methods over all sets, or on the only one."""
     tasks = {entry.task for entry in measurements if "/" not in entry.task}
     task = OVERALL if OVERALL in tasks else next(iter(sorted(tasks)), None)
-    shown = [entry for entry in measurements if entry.task == task and entry.accuracy is not None]
+    remedied = f"{REMEDIED}/{ALL_SETS if task == OVERALL else task}"
+    shown = [
+        entry
+        for entry in measurements
+        if entry.accuracy is not None
+        and (entry.task == task or (entry.task == remedied and entry.method != SPECULATIVE))
+    ]
     if not shown:
         return None
     shown.sort(key=lambda entry: -(entry.accuracy or 0.0))
-    figure, axes = new_figure(7.2, 1.4 + 0.3 * len(shown))
-    for index, entry in enumerate(shown):
-        value = 100 * (entry.accuracy or 0.0)
-        around = [
-            [max(value - 100 * _figure(entry, "accuracy_low"), 0.0)],
-            [max(100 * _figure(entry, "accuracy_high") - value, 0.0)],
+    figure, axes = new_figure(7.2, 1.4 + 0.42 * len(shown))
+    for style, what in enumerate(("Speculative RAG", "standard RAG")):
+        own = [
+            (place, entry)
+            for place, entry in enumerate(shown)
+            if entry.method.startswith(SPECULATIVE) == (style == 0)
         ]
-        own = entry.method.startswith(SPECULATIVE)
-        axes.barh(index, value, 0.7, color=COLOURS[0 if own else 1], hatch=HATCHES[0 if own else 1])
-        axes.errorbar(value, index, xerr=around, color="#333333", capsize=2.5, linewidth=1.1)
-    labels = [f"{entry.method}  ({entry.model}, n={entry.n})" for entry in shown]
-    axes.set_yticks(range(len(shown)), labels, fontsize=7)
-    axes.invert_yaxis()
-    axes.set_xlabel("accuracy, %, with 95 % intervals; Speculative RAG blue, standard RAG orange and hatched")
-    axes.set_title(f"Answers: {task}", loc="left", fontsize=11)
+        values = [100 * (entry.accuracy or 0.0) for _, entry in own]
+        low = [max(v - 100 * _figure(e, "accuracy_low"), 0.0) for v, (_, e) in zip(values, own, strict=True)]
+        high = [
+            max(100 * _figure(e, "accuracy_high") - v, 0.0) for v, (_, e) in zip(values, own, strict=True)
+        ]
+        places = [place for place, _ in own]
+        axes.barh(places, values, 0.7, color=COLOURS[style], hatch=HATCHES[style], label=what)
+        axes.errorbar(
+            values, places, xerr=[low, high], fmt="none", color="#333333", capsize=2.5, linewidth=1.1
+        )
+    labels = [f"{entry.method}\n{entry.model}, n={entry.n}" for entry in shown]
+    return _finish(figure, axes, path, labels, "accuracy, %, with 95 % intervals", f"Answers: {task}")
+
+
+def _finish(figure: Any, axes: Any, path: Path, labels: Sequence[str], label: str, title: str) -> Path:
+    """Bars from above, with their names."""
+    axes.set_yticks(range(len(labels)), labels, fontsize=7)
+    axes.set_ylim(len(labels) - 0.4, -0.6)
+    axes.set_xlabel(label)
+    axes.set_title(title, loc="left", fontsize=11)
+    axes.legend(loc="lower right", fontsize=8)
     return save_figure(figure, path)
 
 
