@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,12 @@ def _watch(event: str, given: tuple[Any, ...]) -> None:
         called.append(str(host))
 
 
+@cache
+def _start_watching() -> None:
+    """Once a process: two hooks would note every call twice, and this module's server may be started again."""
+    sys.addaudithook(_watch)
+
+
 @pytest.fixture(scope="module")
 def hostile_server(
     smollm2: Path, sample_base: Path, tmp_path_factory: pytest.TempPathFactory
@@ -49,7 +56,7 @@ def hostile_server(
     (root.parent / "outside.txt").write_text("what lies outside", encoding="utf-8")
     limits: dict[str, Any] = {"max_output_tokens": 4, "max_body_bytes": 500_000, "deadline": 20}
     with running_server(kbs={"wiki": sample_base}, kb_root=root, **limits) as server:
-        sys.addaudithook(_watch)
+        _start_watching()
         called.clear()
         yield server
 
