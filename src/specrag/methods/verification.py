@@ -45,7 +45,7 @@ def verifying(
     task: Task,
     claims: Sequence[Claim],
     scoring: Scoring,
-    passages: Sequence[Passage] = (),
+    passages: Sequence[Passage],
 ) -> Coroutine[list[Verified]]:
     """Score every draft, all in one packed pass.
 
@@ -61,7 +61,7 @@ def verifying(
 
 
 def scoring_request(
-    task: Task, claim: Claim, scoring: Scoring, passages: Sequence[Passage] = ()
+    task: Task, claim: Claim, scoring: Scoring, passages: Sequence[Passage]
 ) -> ScoringRequest:
     """The text of a draft as the verifier reads it. The question stands first, for all drafts the same, behind all
     passages where they are the evidence; the words between the parts are read, not scored.
