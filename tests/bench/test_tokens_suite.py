@@ -43,7 +43,9 @@ def test_a_quick_run_of_tokens_measures_ours_and_theirs(smollm2: Path, tmp_path:
 @pytest.mark.slow
 def test_a_quick_run_of_exactness_finds_no_difference(smollm2: Path, tmp_path: Path) -> None:
     found = bench("exactness", tmp_path)
-    assert {entry.method for entry in found} >= {"respec", "prompt-lookup", "token-recycling", "sam-decoding"}
+    assert {entry.method for entry in found} == {
+        "respec", "prompt-lookup", "token-recycling", "sam-decoding", "eagle-2", "eagle-2+cost-aware", "respec+eagle-2",
+    }  # fmt: skip
     assert {entry.task.split("/")[1] for entry in found} == {"greedy", "temperature 0.8"}
     for entry in found:
         assert entry.identical == 1.0, entry
@@ -57,6 +59,12 @@ def test_every_method_has_a_name_that_may_be_published() -> None:
         for label, make in methods.items():
             check_method(label)
             make()
+
+
+def test_a_larger_models_text_is_compared_with_the_draft_models_guesses() -> None:
+    compared = token_subjects.lossless("qwen2.5-coder-1.5b")
+    assert {"respec", "draft-model", "respec+draft-model"} < set(compared)
+    assert not [label for label in compared if label == "plain" or "relaxed" in label or "eagle" in label]
 
 
 def test_the_cost_of_a_proposal_is_measured() -> None:

@@ -82,6 +82,8 @@ def test_a_datastore_is_known_to_those_who_may_read_it(knn: LiveServer) -> None:
         ({"weight": 1.5}, "specrag.options.weight"),
         ({"index": "hnsw"}, "hnsw"),
         ({"stride": "often"}, "specrag.options.stride"),
+        ({"stride": "sequential", "asynchronous": True}, "specrag.options.asynchronous"),
+        ({"stride": "sequential", "decoder": "respec"}, "specrag.options.decoder"),
     ],
 )
 def test_what_cannot_be_searched_is_refused(knn: LiveServer, options: dict[str, Any], says: str) -> None:

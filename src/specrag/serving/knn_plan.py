@@ -19,8 +19,14 @@ def plan_knn(ask: Ask, options: KnnOptions) -> Plan:
     """A text, or with a knowledge base standard RAG's answer, written by kNN-LM.
 
     Raises:
-        InputError: there is no such datastore, or it lacks neighbours or the index.
+        InputError: there is no such datastore, it lacks neighbours or the index, or an option is of guesses where
+            nothing is guessed.
     """
+    given = options.model_dump(include={"asynchronous", "decoder"}, exclude_unset=True)
+    for name, value in given.items():
+        if value and options.stride == "sequential":
+            remedy = "nothing is guessed with a stride of sequential; leave it out"
+            raise InputError(f"specrag.options.{name}", value, remedy)
     method = _method(_datastore(ask, options.datastore), options.model_dump_json(exclude={"datastore"}))
     return plan_text(ask, method) if ask.kb is None else plan_answer(ask, method)
 
@@ -49,5 +55,5 @@ def _method(datastore: Datastore, options: str) -> KnnLM:
         index=chosen.index,
         stride=None if chosen.stride == "sequential" else chosen.stride,
         decoder=chosen.decoder,
-        asynchronous=chosen.asynchronous and chosen.stride != "sequential",
+        asynchronous=chosen.asynchronous,
     )

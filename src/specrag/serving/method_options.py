@@ -61,9 +61,11 @@ class KnnOptions(Body):
     )
     decoder: Decoder = Field(
         "respec",
-        description="Whose guesses are read in one pass; plain, and any with sequential: one token a pass.",
+        description="Whose guesses are read in one pass; plain: one token a pass. Not with sequential.",
     )
-    asynchronous: bool = Field(False, description="Decode on while guesses are verified.")
+    asynchronous: bool = Field(
+        False, description="Decode on while guesses are verified. Not with sequential."
+    )
 
 
 class StandardRAGOptions(Body):

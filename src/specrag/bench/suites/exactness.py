@@ -24,6 +24,7 @@ from specrag.methods.options import Options
 
 if TYPE_CHECKING:
     from specrag.language_model import LanguageModel
+    from specrag.methods.base import DecodingMethod
     from specrag.methods.generation import Generation
 
 _DATA = "specbench_480.jsonl"
@@ -34,7 +35,6 @@ _TEMPERATURES = (0.0, 0.8)
 _SEED = 7
 #: Alternatives told beside each token of plain decoding, among which the other token of a difference is found.
 _ALTERNATIVES = 20
-_METHODS = ("respec", "prompt-lookup", "token-recycling", "sam-decoding")
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ _FULL = (
     _Setting("bf16", "bf16", batch_invariant=False, per_task=8),
     _Setting("fp32", "fp32", batch_invariant=False, per_task=4),
 )
+_LARGER_MODEL = (_Setting("int8 invariant", "int8", batch_invariant=True, per_task=4),)
 _QUICK = (_Setting("int8 invariant", "int8", batch_invariant=True, per_task=1),)
 
 
@@ -68,11 +69,17 @@ class ExactnessSuite:
     )
 
     def run(self, context: BenchContext) -> Iterator[Measurement]:
-        for setting in _QUICK if context.quick else _FULL:
+        from specrag.bench.suites.token_subjects import DRAFT_MODEL
+
+        larger = context.model != DRAFT_MODEL
+        for setting in _QUICK if context.quick else _LARGER_MODEL if larger else _FULL:
             yield from self._setting(context, setting)
 
     def _setting(self, context: BenchContext, setting: _Setting) -> Iterator[Measurement]:
+        from specrag.bench.suites.token_subjects import lossless
         from specrag.language_model import load
+
+        methods = lossless(context.model)
 
         llm = load(
             context.model,
@@ -82,17 +89,18 @@ class ExactnessSuite:
         )
         new = 16 if context.quick else _NEW_TOKENS
         prompts = [llm.encode(text) for text in _texts(context, setting)]
-        batches = [prompts[start : start + _TOGETHER] for start in range(0, len(prompts), _TOGETHER)]
+        count = -(-len(prompts) // _TOGETHER)
+        batches = [prompts[number::count] for number in range(count)]  # each has questions of every task
 
         def prepare(batch: Sequence[list[int]], temperature: float) -> Mapping[str, Trial]:
             request = _Request(llm, batch, temperature, new)
-            return {method: _trial(request, method) for method in _METHODS}
+            return {label: _trial(request, make()) for label, make in methods.items()}
 
         rows = [
             Row(
                 name=f"batch {number}",
                 task=f"{setting.label}/{'greedy' if temperature == 0 else f'temperature {temperature}'}",
-                methods=_METHODS,
+                methods=tuple(methods),
                 prepare=lambda batch=batch, temperature=temperature: prepare(batch, temperature),  # type: ignore[misc]
             )
             for temperature in _TEMPERATURES
@@ -139,7 +147,7 @@ class _Request:
     temperature: float
     new: int
 
-    def made_by(self, method: str) -> list[Generation]:
+    def made_by(self, method: DecodingMethod) -> list[Generation]:
         return self.llm.generate_batch(self.batch, **self._options(method))
 
     @cached_property
@@ -148,11 +156,11 @@ class _Request:
         options: Options = {**self._options("plain"), "log_probs": _ALTERNATIVES}
         return self.llm.generate_batch(self.batch, **options)
 
-    def _options(self, method: str) -> Options:
+    def _options(self, method: DecodingMethod | str) -> Options:
         return {"method": method, "max_tokens": self.new, "temperature": self.temperature, "seed": _SEED}
 
 
-def _trial(request: _Request, method: str) -> Callable[[], Outcome]:
+def _trial(request: _Request, method: DecodingMethod) -> Callable[[], Outcome]:
     def run() -> Outcome:
         reference = request.plain
         started = time.perf_counter()

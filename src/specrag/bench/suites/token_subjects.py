@@ -57,6 +57,13 @@ def headed(model: str) -> Mapping[str, Callable[[], DecodingMethod]]:
     }
 
 
+def lossless(model: str) -> Mapping[str, Callable[[], DecodingMethod]]:
+    """All that guess for a model and accept only what plain decoding would choose."""
+    drafted = {} if model == DRAFT_MODEL else DRAFTED
+    found = {**OURS, **drafted, **headed(model)}
+    return {label: make for label, make in found.items() if label != PLAIN and "relaxed" not in label}
+
+
 def _published(*, relaxed: bool = False, **changes: Any) -> ReSpec:
     """ReSpec as its paper has it: a trigger chooses between copying and guessing, 60 nodes each round."""
     return ReSpec(
