@@ -41,6 +41,7 @@ DRAFT_MODEL = "smollm2-135m"
 DRAFTED: Mapping[str, Callable[[], DecodingMethod]] = {
     "draft-model": lambda: baselines.Drafted("draft-model", f"model:{DRAFT_MODEL}", None),
     "respec+draft-model": lambda: ReSpec(drafter=f"model:{DRAFT_MODEL}"),
+    "respec+draft-model+relaxed": lambda: ReSpec(drafter=f"model:{DRAFT_MODEL}", relaxed=True),
 }
 
 
