@@ -24,10 +24,11 @@ _BAR_INCHES = 0.26
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """An axis: its label, with the unit, and whether it is logarithmic."""
+    """An axis: its label, with the unit, whether it is logarithmic, and where it ends if not with its points."""
 
     label: str
     log: bool = False
+    end: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +97,7 @@ def line_plot(path: Path, series: Sequence[Series], *, title: str, x: Axis, y: A
     if y.log:
         _plain_log_ticks(axes)
     else:
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, y.end)
     axes.set_title(title, loc="left", fontsize=11)
     _legend(axes)
     return save_figure(figure, path)

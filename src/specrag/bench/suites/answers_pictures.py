@@ -53,7 +53,7 @@ def _over(
     if not lines:
         return None
     title = f"Speculative RAG: accuracy by {label}, with 95 % intervals"
-    return line_plot(path, lines, title=title, x=Axis(label=label), y=Axis(label="accuracy, %"))
+    return line_plot(path, lines, title=title, x=Axis(label=label), y=Axis(label="accuracy, %", end=100))
 
 
 def _lengths(measurements: Sequence[Measurement], path: Path) -> Path | None:
