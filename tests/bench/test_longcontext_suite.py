@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from specrag.bench.data import find_file, load_long_bench
+from specrag.bench.data import find_file, load_long_bench, load_text
 from specrag.bench.measurement import check_method, from_json_lines
 from specrag.bench.records import Outcome, Record, RecordKey
 from specrag.bench.suites import longcontext_data as data
-from specrag.bench.suites import longcontext_simulated
+from specrag.bench.suites import longcontext_memory, longcontext_simulated
 from specrag.bench.suites.longcontext_figures import Figures, pictures
-from specrag.bench.suites.longcontext_labels import ETAS, LC, METHODS, NAIVE, RAG, with_eta
+from specrag.bench.suites.longcontext_labels import ETAS, LC, LOSSLESS, METHODS, NAIVE, RAG, SMALL, with_eta
+from specrag.bench.suites.longcontext_subjects import Subjects
 from specrag.bench.summary import summarise
 from specrag.cli.main import app
 from specrag.methods.rapid import RAPID
@@ -141,6 +142,20 @@ def test_a_simulated_round_is_made_of_measured_passes() -> None:
     assert plain.seconds > 0
     # A thousand rounds, in milliseconds each.
     assert rapid.seconds == pytest.approx(rapid.figures["draft_ms"] + rapid.figures["verify_ms"])
+
+
+def test_self_speculation_holds_the_weights_once(smollm2: Path) -> None:
+    """Two sessions of one model, each in a process; a second copy of the weights would be 258 MiB."""
+    document = load_text(None).content[:4000]
+    row = data.LongRow(name="memory", kind="memory", document=document, question="What is this about?")
+    subjects = Subjects(SMALL, "cpu")
+    figures = {
+        method: longcontext_memory.memory_trial(subjects, row, 128, method)().figures
+        for method in (LC, LOSSLESS)
+    }
+    for found in figures.values():
+        assert 258 < found["loaded_mib"] < found["peak_mib"]
+    assert figures[LOSSLESS]["peak_mib"] < figures[LC]["peak_mib"] + 130
 
 
 @pytest.mark.slow

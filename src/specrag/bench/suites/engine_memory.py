@@ -57,13 +57,13 @@ def main(model: str, dtype: str, device: str, length: str, new: str) -> None:
                 "total_s": time.perf_counter() - started,
                 "load_s": loaded,
                 "loaded_mib": loaded_mib,
-                "peak_mib": _peak_mib(),
+                "peak_mib": peak_mib(),
             }
         )
     )
 
 
-def _peak_mib() -> float:
+def peak_mib() -> float:
     """Largest resident size of this process, mapped weight files included, which the system may take back.
 
     Not ``ru_maxrss``: a child of a large process inherits its parent's.

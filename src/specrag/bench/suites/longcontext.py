@@ -16,6 +16,7 @@ from specrag.bench.records import Record
 from specrag.bench.suite import BenchContext
 from specrag.bench.suites import longcontext_chats, longcontext_prefills, longcontext_simulated
 from specrag.bench.suites import longcontext_data as data
+from specrag.bench.suites import longcontext_memory as memory
 from specrag.bench.suites.longcontext_data import LongRow
 from specrag.bench.suites.longcontext_figures import (
     CONVERSATION,
@@ -90,8 +91,8 @@ class LongContextSuite:
         "and residual` is sampled at temperature 1. `both prefills` reads both prompts one after the other or packed "
         "in the same passes. `chat history` asks the last question of a dialogue of MT-Bench-101 "
         "whose turns are spread among those of others; `rating` is the judge's mean rating from 1 to 5 of the reply, "
-        "read with the dialogue's own turns. `upward` takes the model without some of its layers as the target and "
-        "the whole one as the drafter."
+        "read with the dialogue's own turns. `memory` is of a process each. `upward` takes the model without some of "
+        "its layers as the target and the whole one as the drafter."
     )
 
     def __init__(self, size: Size | None = None) -> None:
@@ -146,6 +147,8 @@ class _Bench:
         yield from self.speed()
         lengths = [length for length, _ in self.size.lengths[:2]]
         yield from longcontext_prefills.measure(self.context, self.subjects, lengths, _PART)
+        rows = {length: self.rows(length, 1)[0] for length in self.size.memory}
+        yield from memory.measure(self.context, self.subjects, rows, _PART)
         yield from self.exactness()
         if self.size.guards is not None:
             yield from self._section(_GUARDS, *self.size.guards, GUARD_METHODS, temperature=1.0)

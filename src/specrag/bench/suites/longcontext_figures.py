@@ -18,7 +18,7 @@ from specrag.bench.summary import Summary
 from specrag.evaluation.significance import paired_bootstrap
 
 SPEED, SWEEP, UNRELATED, QUALITY = "speed", "retrieval length", "unrelated part", "quality"
-CONVERSATION, UPWARD = "chat history", "upward"
+CONVERSATION, UPWARD, MEMORY = "chat history", "upward", "memory"
 
 
 class Figures:
@@ -161,6 +161,27 @@ def pictures(measurements: Sequence[Measurement], folder: Path) -> Iterator[Path
                     x=Axis(label=axis, log=True),
                     y=Axis(label="speed-up (times)"),
                 )
+        series = _peaks([entry for entry in measurements if entry.model == model])
+        if series:
+            yield line_plot(
+                folder / f"longcontext-{MEMORY}-{model}.png",
+                series,
+                title=f"Most memory that a process has held, {model}",
+                x=Axis(label="tokens of context", log=True),
+                y=Axis(label="MiB"),
+            )
+
+
+def _peaks(measurements: Sequence[Measurement]) -> list[Series]:
+    points: dict[str, dict[int, float]] = {}
+    for entry in measurements:
+        section, _, length = entry.task.partition("/")
+        if section == MEMORY:
+            points.setdefault(entry.method, {})[_tokens(length)] = float(str(entry.extra["peak_mib"]))
+    return [
+        Series(label=method, x=sorted(found), y=[found[length] for length in sorted(found)])
+        for method, found in points.items()
+    ]
 
 
 def _tokens(task: str) -> int:

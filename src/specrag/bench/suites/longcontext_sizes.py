@@ -27,6 +27,7 @@ class Size:
         upward: tokens of context of the questions for upward speculation, and rows of each kind; none for no such
             section. The target is the model without the layers of ``left_out``.
         judge: the model that rates replies in them; empty for the target itself.
+        memory: tokens of context of the processes whose memory is measured.
     """
 
     lengths: tuple[tuple[int, int], ...]
@@ -44,6 +45,7 @@ class Size:
     upward: tuple[int, int] | None = None
     left_out: tuple[int, ...] = (20, 21, 22, 23)
     judge: str = ""
+    memory: tuple[int, ...] = ()
 
 
 SMALL_MODEL = Size(
@@ -59,6 +61,7 @@ SMALL_MODEL = Size(
     conversation=(7168, 20),
     upward=(4096, 10),
     judge="qwen2.5-coder-1.5b",
+    memory=(2048, 4096, 7680),
 )
 LARGER_MODEL = Size(
     lengths=((4096, 2), (8192, 2), (16384, 1), (32000, 1)),
@@ -69,6 +72,7 @@ LARGER_MODEL = Size(
     window=4096,
     etas=(10, 20, 40),
     conversation=(12000, 3),
+    memory=(4096, 8192, 16384),
 )
 QUICK = Size(
     lengths=((1024, 1),),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -114,6 +114,12 @@ class Subjects:
         self._encoder: Encoder | None = None
 
     @property
+    def settings(self) -> dict[str, str | int]:
+        """What it was made with, for another process; its judge apart."""
+        given = {"name": self.name, "device": self._device, "dtype": self._dtype}
+        return {**given, "scoring": self.scoring, "window": self._window}
+
+    @property
     def llm(self) -> LanguageModel:
         """The target."""
         if self._loaded is None:
@@ -150,20 +156,26 @@ class Subjects:
             part_tokens: tokens that the drafter reads at most.
             part: read this in place of what is found.
         """
-        self._retriever(part_tokens)
-        started = time.perf_counter()
-        found = self.part(row, part_tokens) if part is None else part
-        retrieval = time.perf_counter() - started
-        asked = ContextQuestion(row.question, instruction="")
-        messages = asked.after(row.messages) if row.messages else asked.about_text(row.document)
-        tokens = tuple(encode(self.llm.tokenizer, messages))
+        prepared = self.unread(row, part_tokens, part)
         self._forget()
         session = Session(self.llm.model)
         started = time.perf_counter()
-        self._run(session.extend(tokens))
+        self._run(session.extend(prepared.tokens))
         self._held = session
         self.llm.prefixes.hold(session)
-        return Prepared(row, tokens, found, time.perf_counter() - started, retrieval)
+        return replace(prepared, prefill=time.perf_counter() - started)
+
+    def unread(self, row: LongRow, part_tokens: int, part: Sequence[ContextChunk] | None = None) -> Prepared:
+        """As :meth:`prepare`, but every method reads the prompt itself."""
+        retrieval = 0.0
+        if part is None:
+            self._retriever(part_tokens)
+            started = time.perf_counter()
+            part = self.part(row, part_tokens)
+            retrieval = time.perf_counter() - started
+        asked = ContextQuestion(row.question, instruction="")
+        messages = asked.after(row.messages) if row.messages else asked.about_text(row.document)
+        return Prepared(row, tuple(encode(self.llm.tokenizer, messages)), part, 0.0, retrieval)
 
     def part(self, row: LongRow, part_tokens: int) -> Sequence[ContextChunk]:
         """The chunks that matter, at most so many tokens."""

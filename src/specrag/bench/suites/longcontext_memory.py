@@ -1,0 +1,95 @@
+"""Peak memory of the methods behind long prompts, each in a process of its own.
+
+Run as a module it reads its work as JSON from standard input and prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import psutil
+
+from specrag.bench.interleave import Row, Trial
+from specrag.bench.measurement import Measurement
+from specrag.bench.records import Outcome
+from specrag.bench.suite import BenchContext
+from specrag.bench.suites.engine_memory import peak_mib
+from specrag.bench.suites.longcontext_data import LongRow
+from specrag.bench.suites.longcontext_figures import MEMORY
+from specrag.bench.suites.longcontext_labels import LC, LOSSLESS, RAG, RESPEC, SMALL, STREAMING
+from specrag.bench.suites.longcontext_subjects import Subjects
+
+METHODS = (LC, LOSSLESS, STREAMING, RESPEC, RAG)
+_NEW_TOKENS = 32
+
+
+def measure(
+    context: BenchContext, subjects: Subjects, rows: Mapping[int, LongRow], share: int
+) -> Iterator[Measurement]:
+    """Memory by length of the context.
+
+    Args:
+        rows: what is asked, by the tokens of its text.
+        share: the drafter reads this part of them.
+    """
+    methods = METHODS if subjects.name == SMALL else (*METHODS, f"{LOSSLESS}+{SMALL}")
+
+    def prepare(length: int, row: LongRow) -> Mapping[str, Trial]:
+        return {method: memory_trial(subjects, row, length // share, method) for method in methods}
+
+    made = [
+        Row(
+            name=f"{subjects.name} {length}",
+            task=f"{MEMORY}/{length:,} tokens",
+            methods=methods,
+            prepare=lambda length=length, row=row: prepare(length, row),  # type: ignore[misc]
+        )
+        for length, row in rows.items()
+    ]
+    plan = context.plan(1, warmups=0, warm_each_row=False)
+    records = context.measure(f"{subjects.name}, {MEMORY}", made, plan)
+    yield from context.summarise(records, baselines=[], dtype="bf16", model=subjects.name, overall=False)
+
+
+def memory_trial(subjects: Subjects, row: LongRow, part_tokens: int, method: str) -> Trial:
+    """A trial that starts a process: load, read, decode a few tokens."""
+    work = {
+        **subjects.settings,
+        "document": row.document,
+        "question": row.question,
+        "part_tokens": part_tokens,
+        "method": method,
+    }
+
+    def trial() -> Outcome:
+        command = [sys.executable, "-m", __name__]
+        done = subprocess.run(command, check=True, capture_output=True, text=True, input=json.dumps(work))
+        figures = json.loads(done.stdout.splitlines()[-1])
+        return Outcome(seconds=figures.pop("total_s"), figures=figures)
+
+    return trial
+
+
+def main(work: Mapping[str, Any]) -> None:
+    """Do it, and print the figures."""
+    started = time.perf_counter()
+    settings = {name: work[name] for name in ("name", "device", "dtype", "scoring", "window")}
+    subjects, method = Subjects(**settings), work["method"]
+    subjects.llm  # noqa: B018 - loads it
+    loaded_mib = psutil.Process().memory_info().rss / 2**20
+    row = LongRow(name="memory", kind="memory", document=work["document"], question=work["question"])
+    # Who reads no part needs no encoder of sentences.
+    part = None if method not in (LC, STREAMING, RESPEC) else ()
+    prepared = subjects.unread(row, work["part_tokens"], part)
+    subjects.trial(method, prepared, _NEW_TOKENS)()
+    total = time.perf_counter() - started
+    print(json.dumps({"total_s": total, "loaded_mib": loaded_mib, "peak_mib": peak_mib()}))
+
+
+if __name__ == "__main__":
+    main(json.load(sys.stdin))
