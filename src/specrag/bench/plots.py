@@ -20,6 +20,7 @@ _DASHES = ("-", "--", "-.", ":", "-", "--", "-.")
 HATCHES = ("", "//", "..", "xx", "\\\\", "++", "oo")
 _DPI = 150
 _BAR_INCHES = 0.26
+_FEW_LINES = 6  # more leave no room for their names among them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +76,7 @@ def line_plot(path: Path, series: Sequence[Series], *, title: str, x: Axis, y: A
         if line.reference:
             axes.plot(line.x, line.y, color="#777777", linewidth=1.2, linestyle=(0, (2, 2)), label=line.label)
             continue
-        style = number % len(COLOURS)
+        again, style = divmod(number, len(COLOURS))
         number += 1
         axes.plot(
             line.x,
@@ -84,6 +85,7 @@ def line_plot(path: Path, series: Sequence[Series], *, title: str, x: Axis, y: A
             marker=_MARKERS[style],
             linestyle=_DASHES[style],
             markersize=5,
+            fillstyle="none" if again else "full",
             label=line.label,
         )
         if line.low is not None and line.high is not None:
@@ -99,7 +101,7 @@ def line_plot(path: Path, series: Sequence[Series], *, title: str, x: Axis, y: A
     else:
         axes.set_ylim(0, y.end)
     axes.set_title(title, loc="left", fontsize=11)
-    _legend(axes)
+    _legend(axes, beside=len(series) > _FEW_LINES)
     return save_figure(figure, path)
 
 
@@ -201,8 +203,9 @@ def _bar_legend(axes: Any, names: Sequence[str]) -> None:
     axes.figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False, fontsize=8)
 
 
-def _legend(axes: Any) -> None:
-    axes.legend(frameon=False, fontsize=8)
+def _legend(axes: Any, *, beside: bool = False) -> None:
+    place = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0)} if beside else {}
+    axes.legend(frameon=False, fontsize=8, **place)
 
 
 def _plain_ticks(axes: Any, points: Sequence[float]) -> None:
