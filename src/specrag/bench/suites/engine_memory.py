@@ -7,7 +7,6 @@ are paid once. Run as a module, it prints one JSON object.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 import psutil
 
 from specrag.bench.interleave import Trial
+from specrag.bench.own_process import run_module
 from specrag.bench.records import Outcome
 from specrag.errors import SpecragError
 
@@ -28,11 +28,9 @@ def memory_trial(model: str, dtype: str, device: str, *, length: int, new: int) 
     Args:
         dtype: of this engine, or :data:`TRANSFORMERS`.
     """
-    command = [sys.executable, "-m", __name__, model, dtype, device, str(length), str(new)]
 
     def trial() -> Outcome:
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-        figures = json.loads(done.stdout.splitlines()[-1])
+        figures = run_module("measuring memory", __name__, [model, dtype, device, str(length), str(new)])
         return Outcome(seconds=figures.pop("total_s"), figures=figures)
 
     return trial
@@ -57,13 +55,13 @@ def main(model: str, dtype: str, device: str, length: str, new: str) -> None:
                 "total_s": time.perf_counter() - started,
                 "load_s": loaded,
                 "loaded_mib": loaded_mib,
-                "peak_mib": peak_mib(),
+                "peak_mib": _peak_mib(),
             }
         )
     )
 
 
-def peak_mib() -> float:
+def _peak_mib() -> float:
     """Largest resident size of this process, mapped weight files included, which the system may take back.
 
     Not ``ru_maxrss``: a child of a large process inherits its parent's.

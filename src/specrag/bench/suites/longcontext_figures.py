@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
@@ -134,7 +134,6 @@ def pictures(measurements: Sequence[Measurement], folder: Path) -> Iterator[Path
             (SPEED, "tokens of context"),
             (SWEEP, "tokens of the part that the drafter reads"),
         ):
-            series = []
             mine = [
                 replace(entry, task=entry.task.removeprefix(f"{section}/"))
                 for entry in measurements
@@ -144,15 +143,11 @@ def pictures(measurements: Sequence[Measurement], folder: Path) -> Iterator[Path
                 and entry.baseline == LC
                 and entry.method != RAG
             ]
-            for method in dict.fromkeys(entry.method for entry in mine):
-                points = sorted(
-                    (_tokens(entry.task), entry.speedup)
-                    for entry in mine
-                    if entry.method == method and entry.speedup is not None and _tokens(entry.task)
-                )
-                if points:
-                    x, y = zip(*points, strict=True)
-                    series.append(Series(label=method, x=x, y=y))
+            series = _lines(
+                (entry.method, _tokens(entry.task), entry.speedup)
+                for entry in mine
+                if entry.speedup is not None and _tokens(entry.task)
+            )
             if series:
                 yield line_plot(
                     folder / f"longcontext-{section.replace(' ', '-')}-{model}.png",
@@ -161,7 +156,15 @@ def pictures(measurements: Sequence[Measurement], folder: Path) -> Iterator[Path
                     x=Axis(label=axis, log=True),
                     y=Axis(label="speed-up (times)"),
                 )
-        series = _peaks([entry for entry in measurements if entry.model == model])
+        series = _lines(
+            (
+                entry.method,
+                _tokens(entry.task.removeprefix(f"{MEMORY}/")),
+                float(str(entry.extra["peak_mib"])),
+            )
+            for entry in measurements
+            if entry.task.startswith(f"{MEMORY}/") and entry.model == model
+        )
         if series:
             yield line_plot(
                 folder / f"longcontext-{MEMORY}-{model}.png",
@@ -172,15 +175,14 @@ def pictures(measurements: Sequence[Measurement], folder: Path) -> Iterator[Path
             )
 
 
-def _peaks(measurements: Sequence[Measurement]) -> list[Series]:
-    points: dict[str, dict[int, float]] = {}
-    for entry in measurements:
-        section, _, length = entry.task.partition("/")
-        if section == MEMORY:
-            points.setdefault(entry.method, {})[_tokens(length)] = float(str(entry.extra["peak_mib"]))
+def _lines(points: Iterable[tuple[str, int, float]]) -> list[Series]:
+    """A line a method, from methods, tokens and figures."""
+    lines: dict[str, dict[int, float]] = {}
+    for method, tokens, figure in points:
+        lines.setdefault(method, {})[tokens] = figure
     return [
-        Series(label=method, x=sorted(found), y=[found[length] for length in sorted(found)])
-        for method, found in points.items()
+        Series(label=method, x=sorted(found), y=[found[tokens] for tokens in sorted(found)])
+        for method, found in lines.items()
     ]
 
 

@@ -6,26 +6,23 @@ Run as a module it reads its work as JSON from standard input and prints one JSO
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
-
-import psutil
 
 from specrag.bench.interleave import Row, Trial
 from specrag.bench.measurement import Measurement
+from specrag.bench.memory import peak_memory
+from specrag.bench.own_process import run_module
 from specrag.bench.records import Outcome
 from specrag.bench.suite import BenchContext
-from specrag.bench.suites.engine_memory import peak_mib
 from specrag.bench.suites.longcontext_data import LongRow
 from specrag.bench.suites.longcontext_figures import MEMORY
 from specrag.bench.suites.longcontext_labels import LC, LOSSLESS, RAG, RESPEC, SMALL, STREAMING
 from specrag.bench.suites.longcontext_subjects import Subjects
 
-METHODS = (LC, LOSSLESS, STREAMING, RESPEC, RAG)
+_METHODS = (LC, LOSSLESS, STREAMING, RESPEC, RAG)
 _NEW_TOKENS = 32
 
 
@@ -38,7 +35,7 @@ def measure(
         rows: what is asked, by the tokens of its text.
         share: the drafter reads this part of them.
     """
-    methods = METHODS if subjects.name == SMALL else (*METHODS, f"{LOSSLESS}+{SMALL}")
+    methods = _METHODS if subjects.name == SMALL else (*_METHODS, f"{LOSSLESS}+{SMALL}")
 
     def prepare(length: int, row: LongRow) -> Mapping[str, Trial]:
         return {method: memory_trial(subjects, row, length // share, method) for method in methods}
@@ -60,7 +57,7 @@ def measure(
 def memory_trial(subjects: Subjects, row: LongRow, part_tokens: int, method: str) -> Trial:
     """A trial that starts a process: load, read, decode a few tokens. The peak is that behind loading."""
     work = {
-        **subjects.settings,
+        "subjects": subjects.settings,
         "document": row.document,
         "question": row.question,
         "part_tokens": part_tokens,
@@ -68,9 +65,7 @@ def memory_trial(subjects: Subjects, row: LongRow, part_tokens: int, method: str
     }
 
     def trial() -> Outcome:
-        command = [sys.executable, "-m", __name__]
-        done = subprocess.run(command, check=True, capture_output=True, text=True, input=json.dumps(work))
-        figures = json.loads(done.stdout.splitlines()[-1])
+        figures = run_module("measuring memory", __name__, given=json.dumps(work))
         return Outcome(seconds=figures.pop("total_s"), figures=figures)
 
     return trial
@@ -79,19 +74,16 @@ def memory_trial(subjects: Subjects, row: LongRow, part_tokens: int, method: str
 def main(work: Mapping[str, Any]) -> None:
     """Do it, and print the figures."""
     started = time.perf_counter()
-    settings = {name: work[name] for name in ("name", "device", "dtype", "scoring", "window")}
-    subjects, method = Subjects(**settings), work["method"]
-    subjects.llm  # noqa: B018 - loads it
-    loaded_mib = psutil.Process().memory_info().rss / 2**20
-    # Loading holds some weights twice for a moment, which is more than short contexts take: the mark begins anew.
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    subjects, method = Subjects(**work["subjects"]), work["method"]
+    subjects.llm  # noqa: B018 - loads it, with some weights twice for a moment: more than short contexts take
     row = LongRow(name="memory", kind="memory", document=work["document"], question=work["question"])
-    # Who reads no part needs no encoder of sentences.
-    part = None if method not in (LC, STREAMING, RESPEC) else ()
-    prepared = subjects.unread(row, work["part_tokens"], part)
-    subjects.trial(method, prepared, _NEW_TOKENS)()
-    total = time.perf_counter() - started
-    print(json.dumps({"total_s": total, "loaded_mib": loaded_mib, "peak_mib": peak_mib()}))
+    with peak_memory() as peak:
+        # Who reads no part needs no encoder of sentences.
+        part = None if method not in (LC, STREAMING, RESPEC) else ()
+        prepared = subjects.unread(row, work["part_tokens"], part)
+        subjects.trial(method, prepared, _NEW_TOKENS)()
+    figures = {"loaded_mib": peak.start_mib, "peak_mib": peak.peak_mib}
+    print(json.dumps({"total_s": time.perf_counter() - started, **figures}))
 
 
 if __name__ == "__main__":

@@ -7,27 +7,21 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 from specrag.bench.interleave import Trial
 from specrag.bench.memory import peak_memory
+from specrag.bench.own_process import run_module
 from specrag.bench.records import Outcome
-from specrag.errors import SpecragError
 
 
 def building_trial(documents: Path, folder: Path) -> Trial:
     """A trial that starts a process: read the documents, encode, write all indexes into a new folder."""
-    command = [sys.executable, "-m", __name__, str(documents), str(folder)]
 
     def trial() -> Outcome:
         shutil.rmtree(folder, ignore_errors=True)
-        done = subprocess.run(command, check=False, capture_output=True, text=True)
-        if done.returncode:
-            lines = done.stderr.strip().splitlines() or ["no message"]
-            raise SpecragError(f"building failed: {lines[-1]}")
-        figures = json.loads(done.stdout.splitlines()[-1])
+        figures = run_module("building", __name__, [str(documents), str(folder)])
         return Outcome(seconds=figures["seconds"], figures=figures)
 
     return trial

@@ -58,11 +58,14 @@ def headed(model: str) -> Mapping[str, Callable[[], DecodingMethod]]:
     }
 
 
+def all_of(model: str) -> Mapping[str, Callable[[], DecodingMethod]]:
+    """All of ours that a model is measured with."""
+    return {**OURS, **({} if model == DRAFT_MODEL else DRAFTED), **headed(model)}
+
+
 def lossless(model: str) -> Mapping[str, Callable[[], DecodingMethod]]:
-    """All that guess for a model and accept only what plain decoding would choose."""
-    drafted = {} if model == DRAFT_MODEL else DRAFTED
-    found = {**OURS, **drafted, **headed(model)}
-    return {label: make for label, make in found.items() if label != PLAIN and "relaxed" not in label}
+    """Those of them that guess, and accept only what plain decoding would choose."""
+    return {label: make for label, make in all_of(model).items() if label != PLAIN and "relaxed" not in label}
 
 
 def _published(*, relaxed: bool = False, **changes: Any) -> ReSpec:

@@ -71,9 +71,7 @@ class TokensSuite:
 
         larger = context.model != subjects.DRAFT_MODEL
         size = _QUICK if context.quick else _LARGER_MODEL if larger else _SMALL_MODEL
-        mine = dict(subjects.OURS)
-        if not context.quick:
-            mine |= {**(subjects.DRAFTED if larger else {}), **subjects.headed(context.model)}
+        mine = subjects.OURS if context.quick else subjects.all_of(context.model)
         ours = subjects.OurTokens(context.model, context.device, mine)
         assistant = subjects.DRAFT_MODEL if larger and not context.quick else None
         theirs = subjects.TheirTokens(context.model, context.device, ours.llm.tokenizer.eos_tokens, assistant)
