@@ -56,6 +56,11 @@ def test_json_on_stdout_is_json_alone(tmp_path: Path) -> None:
     assert not (tmp_path / "small.png").exists()
 
 
+def keys_of(folder: Path) -> list[dict[str, str]]:
+    lines = (folder / ".records" / "small.jsonl").read_text().splitlines()
+    return [json.loads(line)["key"] for line in lines]
+
+
 def records_of(folder: Path) -> list[dict[str, object]]:
     lines = (folder / ".records" / "small.jsonl").read_bytes().splitlines(keepends=True)
     return [json.loads(line) for line in lines if line.endswith(b"\n")]
@@ -130,6 +135,26 @@ def test_rows_are_limited_by_task_and_added_to_those_that_are_there(tmp_path: Pa
     after = records_of(tmp_path)
     assert after[: len(before)] == before
     assert len(after) == RUNS
+
+
+def test_tasks_and_methods_are_chosen_by_patterns_and_added_to_later(tmp_path: Path) -> None:
+    run("small", "--out", str(tmp_path), "--no-plots", "--task", "[ab]", "--method", "seq*")
+    assert {(key["task"], key["method"]) for key in keys_of(tmp_path)} == {
+        ("a", METHODS[0]),
+        ("b", METHODS[0]),
+    }
+    assert "--task '[ab]' --method 'seq*'" in (tmp_path / "small.md").read_text()
+    run("small", "--out", str(tmp_path), "--no-plots")
+    assert len({tuple(key.values()) for key in keys_of(tmp_path)}) == RUNS
+
+
+def test_a_pattern_that_matches_nothing_is_told_what_there_is(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"--task.*quality/\*.*it matches none of a, b, c"):
+        run("small", "--out", str(tmp_path), "--no-plots", "--task", "a", "--task", "quality/*")
+    with pytest.raises(InputError, match=r"--method.*it matches none of sequential, ralmspec\+index"):
+        run("small", "--out", str(tmp_path), "--no-plots", "--method", "Sequential")
+    assert {key["task"] for key in keys_of(tmp_path)} == {"a"}  # what was found is not lost
+    assert not (tmp_path / "small.md").exists()
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from specrag.bench.machine import Machine
 from specrag.bench.measurement import Measurement, to_json_lines
 from specrag.bench.progress import Progress
 from specrag.bench.records import Record, RecordStore
+from specrag.bench.selection import Selection
 from specrag.bench.suite import BenchContext, Illustrated, Suite
 from specrag.bench.version import code_version
 from specrag.errors import InputError, SpecragError
@@ -35,6 +36,7 @@ class BenchOptions:
         data: folder of the user's data.
         repeats: timed runs of each method on a row; None for the suite's choice.
         rows: most rows of each task; None for all.
+        tasks, methods: patterns of the names that are run, of which one has to match; none for all.
         fresh: start without the old records, which are kept as ``NAME.old``.
         retry_failed: run failures again when resuming.
         adapters: RAG drafters to compare, for the suite that does.
@@ -49,6 +51,8 @@ class BenchOptions:
     data: Path | None = None
     repeats: int | None = None
     rows: int | None = None
+    tasks: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
     fresh: bool = False
     retry_failed: bool = False
     adapters: tuple[Path, ...] = ()
@@ -90,11 +94,12 @@ def run_suite(
 
     Raises:
         SpecragError: the folder cannot be written, or nothing could be measured.
-        InputError: the suite gave a measurement of another suite's name.
+        InputError: the suite gave a measurement of another suite's name, or nothing matches a pattern.
     """
     if options.draw:
         plots.check_plotting()
     version = code_version()
+    selection = Selection(options.tasks, options.methods)
     store = RecordStore(
         _records_folder(options.out) / f"{suite.name}.jsonl",
         suite=suite.name,
@@ -113,6 +118,7 @@ def run_suite(
             device=options.device,
             repeats=options.repeats,
             rows=options.rows,
+            selection=selection,
             adapters=options.adapters,
             command=options.command,
             version=version,
@@ -125,6 +131,7 @@ def run_suite(
         )
         measurements = tuple(suite.run(context))
         records = store.current()
+    selection.check()
     for measurement in measurements:
         if measurement.suite != suite.name:
             raise InputError("suite", measurement.suite, f"measurements of this suite are named {suite.name}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -13,6 +13,7 @@ from specrag.bench.machine import Machine
 from specrag.bench.measurement import Extra, Measurement
 from specrag.bench.progress import Progress
 from specrag.bench.records import Record, RecordStore
+from specrag.bench.selection import Selection
 from specrag.bench.summary import Summary, summarise
 
 
@@ -29,6 +30,7 @@ class BenchContext:
         device: torch's name of the device.
         repeats: timed runs of each method on a row as the user wishes, or None for the suite's own choice.
         rows: most rows of each task as the user wishes, or None for all.
+        selection: the tasks and methods that the user wishes.
         adapters: folders of RAG drafters to compare, as the user wishes.
         command, version, date: what goes into every measurement.
         machine: the machine, described.
@@ -44,6 +46,7 @@ class BenchContext:
     device: str
     repeats: int | None
     rows: int | None = None
+    selection: Selection = field(default_factory=Selection)
     adapters: tuple[Path, ...] = ()
     command: str
     version: str
@@ -61,8 +64,9 @@ class BenchContext:
     def measure(self, label: str, rows: Sequence[Row], plan: Plan) -> list[Record]:
         """Run the rows interleaved (`interleave.interleave`); what is in the records is not run again.
 
-        If the user wants fewer, the first rows of each task are run.
+        If the user wants fewer, the first rows of each task are run, and only the tasks and methods asked for.
         """
+        rows = self.selection.of(rows)
         return interleave(
             rows if self.rows is None else first_rows(rows, self.rows, self.records),
             plan,

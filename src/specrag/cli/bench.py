@@ -63,6 +63,20 @@ def bench_command(registry: SuiteRegistry) -> Callable[..., None]:
                 metavar="N", help="At most N rows of each task; a later run with more goes on from there."
             ),
         ] = None,
+        task: Annotated[
+            list[str] | None,
+            typer.Option(
+                metavar="GLOB",
+                help="Only tasks with such a name, as the page's tables show them. Repeatable.",
+            ),
+        ] = None,
+        method: Annotated[
+            list[str] | None,
+            typer.Option(
+                metavar="GLOB",
+                help="Only methods with such a name; choose what they are compared with too. Repeatable.",
+            ),
+        ] = None,
         threads: Annotated[
             int | None, typer.Option(metavar="N", help="Threads of torch (default: its own choice).")
         ] = None,
@@ -97,6 +111,8 @@ def bench_command(registry: SuiteRegistry) -> Callable[..., None]:
             data=folder,
             repeats=repeats,
             rows=rows,
+            tasks=tuple(task or ()),
+            methods=tuple(method or ()),
             fresh=not resume,
             retry_failed=retry_failed,
             adapters=adapters,
@@ -133,6 +149,8 @@ def _command(suite: str, options: BenchOptions, threads: int | None) -> str:
     words += ["--device", options.device] if options.device != "cpu" else []
     words += ["--repeats", str(options.repeats)] if options.repeats is not None else []
     words += ["--rows", str(options.rows)] if options.rows is not None else []
+    words += [word for glob in options.tasks for word in ("--task", glob)]
+    words += [word for glob in options.methods for word in ("--method", glob)]
     words += ["--threads", str(threads)] if threads is not None else []
     words += [word for folder in options.adapters for word in ("--adapter", folder.name)]
     return shlex.join(words) + (' --data "$SPECRAG_DATA"' if options.data is not None else "")
