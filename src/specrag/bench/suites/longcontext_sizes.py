@@ -67,11 +67,10 @@ LARGER_MODEL = Size(
     lengths=((4096, 2), (8192, 2), (16384, 1), (32000, 1)),
     new=48,
     sweep=None,
-    quality=((4096, 3),),
-    long_bench=(3, 12000),
+    quality=((4096, 10),),
+    long_bench=(12, 12000),
     window=4096,
-    etas=(10, 20, 40),
-    conversation=(12000, 3),
+    conversation=(12000, 10),
     memory=(4096, 8192, 16384),
 )
 QUICK = Size(
