@@ -25,13 +25,20 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+_MEASURING_DATA = os.environ.get("SPECRAG_DATA", "")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def model_home() -> Iterator[Path]:
-    """Set SPECRAG_HOME for the whole run to a folder that outlives it, so that a model is fetched once."""
+    """Set SPECRAG_HOME for the whole run to a folder that outlives it, so that a model is fetched once.
+
+    SPECRAG_DATA is not set meanwhile: every bench that a test runs would measure with it.
+    """
     home = Path(os.environ.get("SPECRAG_TEST_HOME", Path.home() / ".cache" / "specrag-tests"))
     home.mkdir(parents=True, exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPECRAG_HOME", str(home))
+        patch.delenv("SPECRAG_DATA", raising=False)
         yield home
 
 
@@ -63,14 +70,9 @@ def exact_llm(smollm2: Path) -> Iterator[LanguageModel]:
     llm.close()
 
 
-# Otherwise every bench that a test runs would measure with it.
-_MEASURING_DATA = os.environ.pop("SPECRAG_DATA", "")
-
-
 @pytest.fixture(scope="session")
 def measuring_data() -> Path:
     """Give the folder of measuring data that ``$SPECRAG_DATA`` names; for tests of its loaders only."""
-    folder = _MEASURING_DATA
-    if not folder:
+    if not _MEASURING_DATA:
         pytest.skip("SPECRAG_DATA names no folder of measuring data")
-    return Path(folder)
+    return Path(_MEASURING_DATA)

@@ -1,13 +1,27 @@
-"""A real PostgreSQL for the tests that need one."""
+"""A folder of documents, where its knowledge base goes, and a real PostgreSQL for the tests that need one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
 from specrag.bench.postgres import PostgresServer
+from tests.retrieval.library import write_library
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Path:
+    """Give a folder of three documents."""
+    return write_library(tmp_path / "library")
+
+
+@pytest.fixture
+def kb(tmp_path: Path) -> Path:
+    """Give a knowledge base's folder that is still to be made."""
+    return tmp_path / "kb"
 
 
 def started() -> Iterator[PostgresServer]:

@@ -1,0 +1,106 @@
+"""A knowledge base with several processes at it: one writer, readers of a generation each."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from specrag.retrieval.disk import KnowledgeBaseError
+from specrag.retrieval.manifest import BUILDING, GENERATIONS
+from tests.retrieval.library import (
+    COPPER,
+    index,
+    open_base,
+)
+
+
+def test_second_writer_is_refused_at_once(library: Path, kb: Path) -> None:
+    code = """
+import sys, time
+from pathlib import Path
+from specrag.retrieval.build import build
+def wait(progress):
+    print("writing", flush=True)
+    time.sleep(60)
+build([Path(sys.argv[1])], Path(sys.argv[2]), progress=wait)
+"""
+    with subprocess.Popen([sys.executable, "-c", code, str(library), str(kb)], stdout=-1, text=True) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "writing\n"
+        start = time.perf_counter()
+        with pytest.raises(KnowledgeBaseError, match="being written by another process") as caught:
+            index(library, kb=kb)
+        assert time.perf_counter() - start < 1.0
+        assert str(kb) in str(caught.value)
+        first.kill()
+    assert index(library, kb=kb).added == 3  # the lock ends with its process
+
+
+def test_reader_keeps_its_generation(library: Path, kb: Path) -> None:
+    index(library, kb=kb)
+    with open_base(kb) as reader:
+        assert reader.index("bm25")
+        old = [hit.passage.text for hit in reader.search(["copper"], len(reader), index="flat")[0]]
+        for number in range(3):
+            (library / "copper.md").write_text(f"{COPPER}\nVersion {number}.\n", encoding="utf-8")
+            index(library, kb=kb)
+        # Files that are read only now must still be there.
+        assert [hit.passage.text for hit in reader.search(["copper"], len(reader), index="hnsw")[0]] == old
+        assert len(list((kb / GENERATIONS).iterdir())) == 2
+        with open_base(kb) as newer:
+            assert newer.manifest.generation == 4
+    index(library, kb=kb)
+    assert [path.name for path in (kb / GENERATIONS).iterdir()] == ["000004"]
+
+
+def test_readers_open_while_a_writer_publishes(library: Path, kb: Path) -> None:
+    note = library / "note.txt"
+    note.write_text("Version 0 of the note.", encoding="utf-8")
+    index(library, kb=kb)
+    stop = threading.Event()
+    failures: list[BaseException] = []
+    seen: set[str] = set()
+
+    def read() -> None:
+        try:
+            while not stop.is_set():
+                with open_base(kb) as base:
+                    hit = base.search(["version of the note"], 1, index="bm25")[0][0]
+                    assert hit.passage.text == f"Version {base.manifest.generation - 1} of the note."
+                    seen.add(hit.passage.text)
+                time.sleep(0.005)
+        except BaseException as error:
+            failures.append(error)
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+
+    def wait_for(text: str) -> None:
+        ends = time.monotonic() + 30
+        while text not in seen and not failures:
+            assert time.monotonic() < ends
+            time.sleep(0.005)
+
+    for reader in readers:
+        reader.start()
+    try:
+        wait_for("Version 0 of the note.")
+        for number in range(1, 8):
+            note.write_text(f"Version {number} of the note.", encoding="utf-8")
+            index(library, kb=kb)
+        wait_for("Version 7 of the note.")
+    finally:
+        stop.set()
+        for reader in readers:
+            reader.join()
+    assert failures == []
+
+
+def test_finished_build_leaves_nothing_behind(library: Path, kb: Path) -> None:
+    index(library, kb=kb)
+    assert sorted(path.name for path in kb.iterdir()) == [GENERATIONS, "manifest.json", "writer.lock"]
+    assert not (kb / BUILDING).exists()
