@@ -117,11 +117,14 @@ def test_forks_and_trees_read_what_one_session_reads(pair: tuple[LoadedModel, Lo
     run(parent.extend(tokens[:500]))
     child = parent.fork(450)
     run(child.extend(tokens[450:], chunk=40))
-    rows = [run(session.score(EMPTY, LOGITS))[0].logits for session in (whole, child)]
-    assert rows[0] is not None
-    assert rows[1] is not None
-    np.testing.assert_allclose(rows[0], rows[1], atol=0.6)
-    assert int(rows[0].argmax()) == int(rows[1].argmax())
+    wrong = Session(kept.model)
+    run(wrong.extend([*tokens[:450], *tokens[451:]]))
+    logits = [run(session.score(EMPTY, LOGITS))[0].logits for session in (whole, child, wrong)]
+    read, forked, other = (row for row in logits if row is not None)
+    # The largest of 49,152 differences is another on every processor; their mean is not.
+    assert np.sqrt(np.mean((read - forked) ** 2)) < 0.4
+    assert np.sqrt(np.mean((read - other) ** 2)) > 0.8  # one token less, for comparison
+    assert int(read.argmax()) == int(forked.argmax())
 
 
 def test_an_unknown_type() -> None:

@@ -21,8 +21,9 @@ from specrag.errors import InputError
 #: its sums depends on a key's position alone.
 ROW_UNIT = 16
 
-#: A full buffer of more than ``ROW_UNIT / GROWTH`` rows grows by this share of its size: at most 1.1 times the
-#: bytes needed, few enough copies.
+#: A buffer of more than ``ROW_UNIT / GROWTH`` rows has this share more than is asked for, at most 1.1 times the bytes
+#: needed: a prompt's buffer holds an answer too, and copies are few. They cost more than time: what they free lies
+#: scattered, and the allocator keeps it.
 GROWTH = 1 / 12
 
 
@@ -97,7 +98,7 @@ class Extent:
             return
         needed = -(-rows // ROW_UNIT) * ROW_UNIT
         # Rounded down, or the share and the unit together would exceed what is promised.
-        capacity = max(needed, int(self.capacity * (1 + GROWTH)) // ROW_UNIT * ROW_UNIT)
+        capacity = max(needed, int(rows * (1 + GROWTH)) // ROW_UNIT * ROW_UNIT)
         shape = self.shape
         size = (2, shape.kv_heads, capacity, shape.stored_width)
         for layer in range(shape.layers):
