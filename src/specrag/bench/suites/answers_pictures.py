@@ -11,6 +11,9 @@ from specrag.bench.plots import COLOURS, HATCHES, Axis, Series, line_plot, new_f
 from specrag.bench.suites.answers_data import SIZES
 from specrag.bench.suites.answers_figures import ALL_SETS, REMEDIED, SPECULATIVE
 
+#: The eight sets and all together by three configurations; more bars are no picture any more.
+_MOST_BARS = 30
+
 
 def draw(measurements: Sequence[Measurement], folder: Path) -> list[Path]:
     """All pictures that the measurements allow."""
@@ -63,6 +66,8 @@ def _lengths(measurements: Sequence[Measurement], path: Path) -> Path | None:
         for entry in measurements
         if entry.method == SPECULATIVE and "/" not in entry.task and "rationale_words" in entry.extra
     ]
+    if len(shown) > _MOST_BARS:  # drafters are compared: of each what all sets say together
+        shown = [entry for entry in shown if entry.task == OVERALL]
     if not shown:
         return None
     figure, axes = new_figure(7.2, 1.4 + 0.5 * len(shown))
@@ -98,6 +103,8 @@ def _accuracies(measurements: Sequence[Measurement], path: Path) -> Path | None:
             for place, entry in enumerate(shown)
             if entry.method.startswith(SPECULATIVE) == (style == 0)
         ]
+        if not own:
+            continue
         values = [100 * (entry.accuracy or 0.0) for _, entry in own]
         low = [max(v - 100 * _figure(e, "accuracy_low"), 0.0) for v, (_, e) in zip(values, own, strict=True)]
         high = [
@@ -117,8 +124,12 @@ def _finish(figure: Any, axes: Any, path: Path, labels: Sequence[str], label: st
     axes.set_yticks(range(len(labels)), labels, fontsize=7)
     axes.set_ylim(len(labels) - 0.4, -0.6)
     axes.set_xlabel(label)
-    axes.set_title(title, loc="left", fontsize=11)
-    axes.legend(loc="lower right", fontsize=8)
+    axes.margins(x=0.1)
+    # Between title and bars, for there is no place among bars of any length.
+    axes.legend(
+        loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2, ncols=2, frameon=False, fontsize=8
+    )
+    axes.set_title(title, loc="left", fontsize=11, pad=20)
     return save_figure(figure, path)
 
 
