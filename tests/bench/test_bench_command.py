@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -56,12 +57,7 @@ def test_json_on_stdout_is_json_alone(tmp_path: Path) -> None:
     assert not (tmp_path / "small.png").exists()
 
 
-def keys_of(folder: Path) -> list[dict[str, str]]:
-    lines = (folder / ".records" / "small.jsonl").read_text().splitlines()
-    return [json.loads(line)["key"] for line in lines]
-
-
-def records_of(folder: Path) -> list[dict[str, object]]:
+def records_of(folder: Path) -> list[dict[str, Any]]:
     lines = (folder / ".records" / "small.jsonl").read_bytes().splitlines(keepends=True)
     return [json.loads(line) for line in lines if line.endswith(b"\n")]
 
@@ -139,13 +135,11 @@ def test_rows_are_limited_by_task_and_added_to_those_that_are_there(tmp_path: Pa
 
 def test_tasks_and_methods_are_chosen_by_patterns_and_added_to_later(tmp_path: Path) -> None:
     run("small", "--out", str(tmp_path), "--no-plots", "--task", "[ab]", "--method", "seq*")
-    assert {(key["task"], key["method"]) for key in keys_of(tmp_path)} == {
-        ("a", METHODS[0]),
-        ("b", METHODS[0]),
-    }
+    keys = [record["key"] for record in records_of(tmp_path)]
+    assert {(key["task"], key["method"]) for key in keys} == {("a", METHODS[0]), ("b", METHODS[0])}
     assert "--task '[ab]' --method 'seq*'" in (tmp_path / "small.md").read_text()
     run("small", "--out", str(tmp_path), "--no-plots")
-    assert len({tuple(key.values()) for key in keys_of(tmp_path)}) == RUNS
+    assert len({tuple(record["key"].values()) for record in records_of(tmp_path)}) == RUNS
 
 
 def test_a_pattern_that_matches_nothing_is_told_what_there_is(tmp_path: Path) -> None:
@@ -153,7 +147,7 @@ def test_a_pattern_that_matches_nothing_is_told_what_there_is(tmp_path: Path) ->
         run("small", "--out", str(tmp_path), "--no-plots", "--task", "a", "--task", "quality/*")
     with pytest.raises(InputError, match=r"--method.*it matches none of sequential, ralmspec\+index"):
         run("small", "--out", str(tmp_path), "--no-plots", "--method", "Sequential")
-    assert {key["task"] for key in keys_of(tmp_path)} == {"a"}  # what was found is not lost
+    assert {record["key"]["task"] for record in records_of(tmp_path)} == {"a"}  # what was found is not lost
     assert not (tmp_path / "small.md").exists()
 
 
