@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from specrag.engine import attention_kernel, compiled_rows, shared_loop, team, tile_attention
+from specrag.engine import attention, attention_kernel, compiled_rows, shared_loop, team, tile_attention
 from specrag.engine.attention import AttentionPlan
 from specrag.engine.kv import KeyValueCache, KeyValueShape
 from specrag.engine.outputs import NOTHING
@@ -164,6 +164,22 @@ def test_what_torch_is_faster_for_is_left_to_it_in_the_same_pass() -> None:
     found, right, plan = made.attend()
     prompts = [] if tile_attention.available(made.shape) else [300]
     assert [each.count for each in plan._others] == [*prompts, 3, 65, 1, 1]
+    close(found, right)
+
+
+@pytest.mark.parametrize(("tiles", "left"), [(False, [5, 9]), (True, [2, 4, 5, 2, 8, 9])])
+def test_few_rows_behind_much_are_left_to_torch_only_if_it_has_tiles(
+    monkeypatch: pytest.MonkeyPatch, tiles: bool, left: list[int]
+) -> None:
+    monkeypatch.setattr(attention, "has_tiles", lambda: tiles)
+    monkeypatch.setattr(tile_attention, "available", lambda _: False)
+    made = Pass(3, 3, 64)
+    for count in (2, 4, 5):
+        made.add(made.cache(5_000), count, None)
+    for count in (2, 8, 9):
+        made.add(made.cache(5_000).fork(5_000), count, [-1] * count)
+    found, right, plan = made.attend()
+    assert [each.count for each in plan._others] == left
     close(found, right)
 
 

@@ -253,6 +253,33 @@ def test_a_dear_drafter_is_asked_less_and_hardly_where_it_never_pays() -> None:
     assert np.mean([count > 0 for count in asked[60:]]) < 0.1
 
 
+def test_own_weights_are_not_taken_for_free_before_a_guess_was_timed() -> None:
+    unknown, own = CostAware(SharedCosts()), CostAware(SharedCosts(), own_context=300)
+    far = CostAware(SharedCosts(), own_context=300)
+    for schedule, context in ((unknown, 300), (own, 300), (far, 40_000)):
+        schedule.choose(EMPTY, context)
+    assert unknown.budget(runs_passes=True) > 2
+    assert own.budget(runs_passes=True) == 0
+    assert far.budget(runs_passes=True) >= 2, "what spares so much context is worth a try at once"
+
+
+@pytest.mark.parametrize("requests", [1, 10])
+def test_a_drafter_that_never_pays_costs_little(requests: int) -> None:
+    """However the rounds are shared out over requests: what others lost by trying is known."""
+    shared, rounds = SharedCosts(), 400
+    proposed, proposing, total = 0, 0.0, 0.0
+    for _ in range(requests):
+        schedule = CostAware(shared, own_context=300)
+        for turn in range(rounds // requests):
+            tree = DraftTree.chain([1] * schedule.budget(runs_passes=True), "draft")
+            chosen = schedule.choose(tree, 300)
+            price, cost = 0.015 * len(tree), machine(1 + len(chosen), 300)
+            schedule.observe(a_round(chosen, [2] * 20, tree), Timed(300 + turn, price, cost, price + cost))
+            proposed, proposing, total = proposed + len(tree), proposing + price, total + price + cost
+    assert proposed > 0, "it is tried"
+    assert proposing / total < 0.05
+
+
 def test_copies_are_weighed_against_a_drafter_that_runs_passes() -> None:
     sure = DraftTree.chain([1] * 6, SUFFIX, [copy_grade(16, 0, math.log(0.9))] * 6)
     doubtful = DraftTree.chain([1] * 6, SUFFIX, [copy_grade(1, 0, -math.inf)] * 6)

@@ -215,7 +215,7 @@ class AttentionPlan:
             shared = any(readers[id(extent)] > 1 for extent, _ in plan.runs)
             if tiles and tile_attention.serves(plan):
                 tiled.append(plan)
-            elif serves(plan, shared):
+            elif serves(plan, shared, has_tiles()):
                 served.append(plan)
             else:
                 self._others.append(plan)

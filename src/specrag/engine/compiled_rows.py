@@ -21,6 +21,11 @@ MOST_WORK = 4096
 #: behind 7,000 keys: a pass of SmolLM2 takes 37 against 58 ms; 16 rows behind 1,000: 28 against 23).
 FEW_ROWS = 6
 
+#: Without matrix tiles so many rows are served behind any context, more of them where torch would have to join the
+#: scores of several extents (two Zen 4 cores, SmolLM2 behind 7,200 keys: a pass of 2 rows takes 38 ms in place of 46, of
+#: extents that a fork shares 38 in place of 69 to 83; from 6 rows, 14 of several extents, torch is as fast).
+FEW_OWN, FEW_JOINED = 4, 8
+
 
 def available(shape: KeyValueShape) -> bool:
     """Whether the loops serve this kind of keys and values."""
@@ -35,14 +40,16 @@ def prepare(shape: KeyValueShape, group: int) -> None:
     attention_kernel.attend(shape.head_dim, group, shape.int8)
 
 
-def serves(plan: SegmentPlan, shared: bool) -> bool:
+def serves(plan: SegmentPlan, shared: bool, matrix_tiles: bool) -> bool:
     """Whether the loops are the faster way for this segment.
 
     Args:
         shared: whether another segment of the pass reads one of its extents too: torch's products then read it once.
+        matrix_tiles: whether torch multiplies in matrix tiles.
     """
     keys = plan.used + sum(rows for _, rows in plan.runs)
-    small = plan.count * keys <= MOST_WORK or (plan.count == 1 and not shared)
+    alone = 1 if matrix_tiles else FEW_JOINED if plan.runs else FEW_OWN
+    small = plan.count * keys <= MOST_WORK or (plan.count <= alone and not shared)
     few = plan.own.shape.int8 and plan.count <= FEW_ROWS
     return (small or few) and plan.written + plan.count <= attention_kernel.TREE_ROWS
 

@@ -172,12 +172,12 @@ class RAPID:
             remedy = "a drafter of another vocabulary has no opinion of the target's tokens; take eta=0"
             raise InputError("eta", self.eta, remedy)
 
-    def _schedule(self) -> TokenSchedule:
+    def _schedule(self, own_context: int | None) -> TokenSchedule:
         if not self.cost_aware:
             return FixedBudget(self.gamma)
         if self.eta > 0:
             return ChainLength(self._chain_costs, self.gamma, MOST_COPIES if self.copies else 0, RAG)
-        return CostAware(self._costs)
+        return CostAware(self._costs, own_context=own_context)
 
     def _drafter(
         self,
@@ -270,7 +270,7 @@ class Reading:
         fit = method._model.known_fit(session.model)
         if method.eta > 0:
             check_room(fit.model, len(self.tokens) + settings.stop.max_tokens)
-        schedule = method._schedule()
+        schedule = method._schedule(len(self.tokens) if fit.model is session.model else None)
         rule = Augmented(method.augmented, settings.sampling) if method.eta > 0 else Matching()
         drafter = method._drafter(fit, session.model, self.tokens, settings, schedule)
         try:

@@ -36,6 +36,11 @@ _LONGEST_PAUSE = 32
 #: A loss below this share of a token's cost is not worth a pause: a chance might be missed in it.
 _BEARABLE_LOSS = 0.015
 _SMOOTHING = 0.2
+#: Before any guess was timed the expected one must promise this much more tokens a second than none.
+_UNTIMED_PROMISE = 1.1
+#: Tokens' worth of time that a round gives, and the most there can be, for guesses that take passes and promise less
+#: than none: they tell when that has changed.
+_TRYING, _MOST_TRYING = 0.03, 3.0
 
 
 @dataclass
@@ -54,6 +59,8 @@ class SharedCosts:
     """Seconds of such a guess, or of a tree's level; 0 before the first."""
     level_nodes: float = 1.0
     """Nodes of a level."""
+    credit: float = 0.0
+    """Tokens' worth of time that may be lost by guesses of which no gain is expected."""
 
 
 @dataclass
@@ -86,13 +93,19 @@ class CostAware:
     Args:
         shared: what the method has learned from all requests.
         most_nodes: the largest tree.
+        own_context: where the target's own weights guess, the tokens in front of their session: says what a guess
+            may take before any was timed. ``None``: it may take nothing.
     """
 
-    def __init__(self, shared: SharedCosts, most_nodes: int = FREE_NODES) -> None:
+    def __init__(
+        self, shared: SharedCosts, most_nodes: int = FREE_NODES, own_context: int | None = None
+    ) -> None:
         self._shared = shared
         self._costs = shared.passes
         self._acceptance = AcceptanceTable(shared.acceptance)
         self._most_nodes = most_nodes
+        self._own_context = own_context
+        self._trying = False  # whether guesses are asked for of which no gain is expected
         self._ledgers = {False: _Ledger(), True: _Ledger()}
         self._rates_known: dict[tuple[str, int], float] = {}  # until something is learned
         self._priced = False
@@ -110,17 +123,26 @@ class CostAware:
 
     def budget(self, *, runs_passes: bool) -> int:
         """See :class:`~specrag.speculation.schedule.TokenSchedule`."""
-        self._priced, self._asked = runs_passes, False
+        self._priced, self._asked, self._trying = runs_passes, False, False
         self._rates_known.clear()  # others may have learned since
         self._both = self._both or runs_passes
         # Beside a drafter that runs passes the time of a free proposal is nothing.
         if (runs_passes or not self._both) and self._ledgers[runs_passes].resting():
             return 0
-        self._asked = True
         if not runs_passes:
+            self._asked = True
             return self._most_nodes
-        # Where not guessing is best, a short guess now and then tells when that has changed.
-        return max(round(int(np.argmax(self._priced_rates())) * self._level_nodes), 2)
+        rates = self._priced_rates()
+        levels = int(np.argmax(rates))
+        if rates[levels] < rates[0] * (1.0 if self._draft_seconds else _UNTIMED_PROMISE):
+            levels = 0
+        if not levels:
+            tokens = 1.0 + self._elsewhere + self._depth_rate + self._depth_rate**2
+            if tokens * (rates[0] / rates[2] - 1.0) > self._shared.credit:
+                return 0
+            self._trying = True
+        self._asked = True
+        return max(round(levels * self._level_nodes), 2)
 
     def rate(self, source: str, grade: int) -> float:
         """See :class:`~specrag.speculation.schedule.Outlook`."""
@@ -146,7 +168,10 @@ class CostAware:
         """Expected tokens a second of 0, 1, 2, … levels of guesses that take a pass each."""
         levels = np.arange(MOST_PRICED + 1)
         tokens = self._elsewhere + np.cumsum(self._depth_rate**levels)
-        seconds = levels * self._draft_seconds + self._overhead
+        each = self._draft_seconds
+        if not each and self._own_context is not None:
+            each = float(self._costs.seconds(1, self._own_context))
+        seconds = levels * each + self._overhead
         rows = 1 + np.rint(levels * self._level_nodes).astype(np.int64)
         seconds = seconds + self._costs.seconds(rows, self._context, self._beside)
         return np.asarray(tokens / seconds)
@@ -201,6 +226,7 @@ class CostAware:
         self._overhead += _SMOOTHING * (min(overhead, timed.computing) - self._overhead)
         self._rates_known.clear()
         self._acceptance.observe(round.proposed, children_of(round.proposed), round.tokens)
+        self._shared.credit = min(self._shared.credit + _TRYING, _MOST_TRYING)
         if not self._asked:
             return
         single = float(self._costs.seconds(1, timed.context, others))
@@ -209,7 +235,10 @@ class CostAware:
         # this request's rows and proposals, so what it wins or loses is weighed against that share.
         share = (single + self._overhead) / (1 + self._elsewhere)
         won = len(round.verdict.path) * share
-        self._ledgers[self._priced].record((won - extra - timed.proposing) / share)
+        gain = (won - extra - timed.proposing) / share
+        self._ledgers[self._priced].record(gain)
+        if self._trying:
+            self._shared.credit += gain
         guessed = round.proposed if self._heard is None else self._heard
         self._heard = None
         if self._priced and guessed.tokens:

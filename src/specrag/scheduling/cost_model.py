@@ -13,8 +13,8 @@ ALONE = Others()
 #: Relative to a pass of one row behind an empty context, before anything was measured: the constant, a row, a
 #: thousand tokens of context, and a row behind a thousand tokens. Typical of a CPU with a model of 0.1 to 2
 #: billion weights; a wrong guess costs a few rounds.
-_PRIOR = np.array([1.0, 0.03, 0.1, 0.01])
-_PRIOR_DEVIATION = np.array([0.3, 0.03, 0.1, 0.01])
+_PRIOR = np.array([1.0, 0.03, 0.1, 0.02])
+_PRIOR_DEVIATION = np.array([0.3, 0.03, 0.1, 0.03])
 #: Relative deviation of a measured pass.
 _NOISE = 0.1
 #: Weight that an observation keeps at each new one: the machine may get busier.
