@@ -22,8 +22,8 @@ MOST_WORK = 4096
 FEW_ROWS = 6
 
 #: Without matrix tiles so many rows are served behind any context, more of them where torch would have to join the
-#: scores of several extents (two Zen 4 cores, SmolLM2 behind 7,200 keys: a pass of 2 rows takes 38 ms in place of 46, of
-#: extents that a fork shares 38 in place of 69 to 83; from 6 rows, 14 of several extents, torch is as fast).
+#: scores of several extents (two Zen 4 cores, SmolLM2 behind 7,200 keys: a pass of 2 rows takes 38 ms in place of 46,
+#: of extents that a fork shares 38 in place of 69 to 83; from 6 rows, 14 of several extents, torch is as fast).
 FEW_OWN, FEW_JOINED = 4, 8
 
 
