@@ -238,7 +238,8 @@ class CostAware:
         gain = (won - extra - timed.proposing) / share
         self._ledgers[self._priced].record(gain)
         if self._trying:
-            self._shared.credit += gain
+            # A pause of the machine in the middle of a try is no reason never to try again.
+            self._shared.credit += max(gain, -_MOST_TRYING)
         guessed = round.proposed if self._heard is None else self._heard
         self._heard = None
         if self._priced and guessed.tokens:
