@@ -37,7 +37,7 @@ def test_the_tuned_drafter_drafts_and_the_model_judges(smollm2: Path, sample_bas
         assert drafter.loaded.is_drafter
         response = post(server, "/v1/chat/completions", body)
         assert response.status_code == 200, response.text
-        assert server.idle
+        server.wait_until_idle()
     lines = [
         line.removeprefix("data: ") for line in response.text.split("\n\n") if line.startswith("data: {")
     ]
