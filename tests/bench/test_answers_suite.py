@@ -145,6 +145,34 @@ def test_a_quick_run_measures_and_resumes(smollm2: Path, tmp_path: Path) -> None
     assert pictures == {"answers-lengths.png", "answers-accuracy.png"}
 
 
+def test_models_in_eight_bits_have_records_of_their_own(smollm2: Path, tmp_path: Path) -> None:
+    command = [
+        "bench",
+        "answers",
+        "--quick",
+        "--task",
+        "sample",
+        "--method",
+        STANDARD,
+        "--out",
+        str(tmp_path),
+    ]
+    lines = tmp_path / "answers.jsonl"
+    told = []
+    for words in ([], ["--dtype", "int8"], []):
+        result = CliRunner().invoke(app, [*command, *words, "--no-plots"])
+        assert result.exit_code == 0, result.output
+        told.append(from_json_lines(lines.read_text()))
+    assert [[entry.extra.get("weights") for entry in entries] for entries in told] == [
+        [None],
+        ["int8"],
+        [None],
+    ]
+    assert "--dtype int8" in told[1][0].command
+    times = [entries[0].extra["mean_ms"] for entries in told]
+    assert times[0] == times[2] != times[1]
+
+
 def test_data_without_the_questions_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"popqa_dev_500x5\.jsonl"):
         bench(tmp_path / "out", "--data", str(tmp_path))

@@ -227,3 +227,10 @@ def test_drafters_to_compare_are_checked_before_anything_runs(tmp_path: Path) ->
         run("answers", "--adapter", same[0], suites=built_in_suites())
     with pytest.raises(ModelFilesError, match="was trained for 'smollm2-135m'"):
         run("answers", "--adapter", same[0], "--model", "gemma-3-270m", suites=built_in_suites())
+
+
+def test_a_dtype_is_checked_before_anything_runs() -> None:
+    with pytest.raises(InputError, match="small chooses its dtypes itself"):
+        run("small", "--dtype", "int8")
+    with pytest.raises(InputError, match="use bf16 or int8"):
+        run("answers", "--dtype", "fp32", suites=built_in_suites())

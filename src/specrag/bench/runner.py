@@ -40,6 +40,7 @@ class BenchOptions:
         fresh: start without the old records, which are kept as ``NAME.old``.
         retry_failed: run failures again when resuming.
         adapters: RAG drafters to compare, for the suite that does.
+        dtype: how the models hold their weights, for the suite that leaves it open: ``bf16`` or ``int8``.
         draw: draw pictures.
     """
 
@@ -56,6 +57,7 @@ class BenchOptions:
     fresh: bool = False
     retry_failed: bool = False
     adapters: tuple[Path, ...] = ()
+    dtype: str = "bf16"
     draw: bool = True
 
     def __post_init__(self) -> None:
@@ -120,6 +122,7 @@ def run_suite(
             rows=options.rows,
             selection=selection,
             adapters=options.adapters,
+            dtype=options.dtype,
             command=options.command,
             version=version,
             date=now().date().isoformat(),
@@ -164,7 +167,9 @@ def _setting(options: BenchOptions, machine: Machine) -> str:
     """All that a time depends on besides the code; records of another setting are not used."""
     data = "sample" if options.data is None else options.data.resolve().name
     length = "quick" if options.quick else "full"
-    return f"{options.model} {options.device} {length} {data} {machine.fingerprint()}"
+    # Records of bf16 are older than the choice.
+    weights = "" if options.dtype == "bf16" else f" {options.dtype}"
+    return f"{options.model}{weights} {options.device} {length} {data} {machine.fingerprint()}"
 
 
 def _write(

@@ -32,6 +32,7 @@ class BenchContext:
         rows: most rows of each task as the user wishes, or None for all.
         selection: the tasks and methods that the user wishes.
         adapters: folders of RAG drafters to compare, as the user wishes.
+        dtype: how the models hold their weights, as the user wishes.
         command, version, date: what goes into every measurement.
         machine: the machine, described.
         records: the open store.
@@ -48,6 +49,7 @@ class BenchContext:
     rows: int | None = None
     selection: Selection = field(default_factory=Selection)
     adapters: tuple[Path, ...] = ()
+    dtype: str = "bf16"
     command: str
     version: str
     date: str

@@ -22,6 +22,7 @@ _FULL_OUT = Path("docs/results")
 _QUICK_OUT = Path("build/bench-quick")
 _DEFAULT_MODEL = "smollm2-135m"
 _STDOUT = "-"
+_DEFAULT_DTYPE = "bf16"
 _BUILT_IN = built_in_suites()
 _SUITE_NAMES = ", ".join(_BUILT_IN.names) or "none in this version"
 
@@ -88,6 +89,10 @@ def bench_command(registry: SuiteRegistry) -> Callable[..., None]:
                 "what else is given so. Repeatable.",
             ),
         ] = None,
+        dtype: Annotated[
+            str,
+            typer.Option(metavar="DTYPE", help="answers: bf16, or int8 for all models' weights in 8 bits."),
+        ] = _DEFAULT_DTYPE,
         plots: Annotated[bool, typer.Option(help="Draw pictures.")] = True,
     ) -> None:
         """Measure a suite and write SUITE.jsonl, SUITE.md and its plots. A stopped run goes on where it was.
@@ -116,6 +121,7 @@ def bench_command(registry: SuiteRegistry) -> Callable[..., None]:
             fresh=not resume,
             retry_failed=retry_failed,
             adapters=adapters,
+            dtype=_check_dtype(suite, dtype),
             draw=plots,
         )
         options = replace(options, command=_command(suite, options, threads))
@@ -153,6 +159,7 @@ def _command(suite: str, options: BenchOptions, threads: int | None) -> str:
     words += [word for glob in options.methods for word in ("--method", glob)]
     words += ["--threads", str(threads)] if threads is not None else []
     words += [word for folder in options.adapters for word in ("--adapter", folder.name)]
+    words += ["--dtype", options.dtype] if options.dtype != _DEFAULT_DTYPE else []
     return shlex.join(words) + (' --data "$SPECRAG_DATA"' if options.data is not None else "")
 
 
@@ -174,6 +181,16 @@ def _find_adapters(suite: str, model: str, given: Sequence[str]) -> tuple[Path, 
             raise InputError("--adapter", str(folder), "another one has the same name: rename the folder")
         check_adapter(folder, model)
     return found
+
+
+def _check_dtype(suite: str, dtype: str) -> str:
+    if dtype not in (_DEFAULT_DTYPE, "int8"):
+        raise InputError("--dtype", dtype, f"use {_DEFAULT_DTYPE} or int8")
+    if dtype != _DEFAULT_DTYPE and suite != "answers":
+        raise InputError(
+            "--dtype", dtype, f"leave it out: {suite} chooses its dtypes itself, answers does not"
+        )
+    return dtype
 
 
 def _check_device(device: str) -> str:

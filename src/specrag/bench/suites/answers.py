@@ -149,7 +149,7 @@ class AnswersSuite:
 
     def run(self, context: BenchContext) -> Iterator[Measurement]:
         sets = _sets(context)
-        models = Models(context.device)
+        models = Models(context.device, context.dtype)
         pairs = _pairs(context)
         verifier = pairs[0].verifier
         rows = list(_rows(context, sets, pairs, models))

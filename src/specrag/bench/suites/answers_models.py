@@ -18,10 +18,12 @@ class Models:
 
     Args:
         device: torch's name of it.
+        dtype: how all of them hold their weights.
     """
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, dtype: str) -> None:
         self._device = device
+        self._dtype = dtype
         self._loaded: dict[tuple[str, Path | None], LanguageModel] = {}
         self._vectors: QuestionVectors | None = None
 
@@ -42,7 +44,7 @@ class Models:
         if (name, adapter) not in self._loaded:
             from specrag.language_model import load
 
-            llm = load(name, device=self._device, adapter=adapter)
+            llm = load(name, device=self._device, dtype=self._dtype, adapter=adapter)
             llm.generate("Hello", max_tokens=2)
             self._loaded[name, adapter] = llm
         return self._loaded[name, adapter]
