@@ -135,6 +135,23 @@ def test_records_become_cases() -> None:
     assert len(cases([speculative("drafts/popqa", "1", 1.0, f"{SPECULATIVE}+m=1")])) == 1
 
 
+def test_free_text_is_compared_word_by_word_too(tmp_path: Path) -> None:
+    said = "The element is tin [1], and not the lead that was asked for elsewhere [2]."
+    line = json.dumps({**json.loads(LINE), "text": "a tin metal"})
+    standard = [record("popqa", "v", row, STANDARD, 1.0, 2.0, output=said) for row in "12"]
+    drafted = [record("popqa", "d + v", row, SPECULATIVE, 1.0, 4.0, output=line) for row in "12"]
+    claim = record("healthver", "v", "1", STANDARD, 1.0, 2.0, output="A")
+    found = cases([*standard, *drafted, claim], {"popqa 1": ["tin"], "popqa 2": ["lead", "the tin metal"]})
+    figures = {(case.method, case.row): case.figures for case in found if case.task in ("popqa", "healthver")}
+    assert figures[STANDARD, "popqa 1"] == {"answer_words": 13.0, "f1": pytest.approx(2 / 12)}
+    assert figures[STANDARD, "healthver 1"] == {}
+    assert [figures[SPECULATIVE, f"popqa {row}"]["f1"] for row in "12"] == [pytest.approx(2 / 3), 1.0]
+    measured = summarise(context_for(tmp_path), found, "v")
+    one = next(each for each in measured if (each.task, each.method) == ("popqa", SPECULATIVE))
+    assert one.extra["f1"] == pytest.approx(5 / 6)
+    assert one.extra["f1_difference_points"] == pytest.approx(100 * (5 / 6 - 1 / 6))
+
+
 def test_types_and_separate_machines() -> None:
     found = cases(
         [

@@ -131,7 +131,9 @@ class AnswersSuite:
         "drafter is surest of, `random-draft` any, `oracle` a right one if there is one (their times are the same "
         "run's, without what they do not need). `difference points` is accuracy against the better of the verifier "
         "model's two standard prompts on the same questions, in percentage points with the 95 % interval of a paired "
-        "bootstrap; the speed-up and `latency change percent` are against the same. Tokens read are means a question. "
+        "bootstrap; the speed-up and `latency change percent` are against the same. A long text (`answer words`) "
+        "contains a gold answer more easily than a short one, so free text has SQuAD's `f1` too, and its paired "
+        "difference. Tokens read are means a question. "
         "`drafts that saw the answer` is the share of drafts whose passages hold a gold answer, which a claim has not "
         "and a choice need not. `scores` judges the same drafts by other scorings; `mean` is the mean log-probability "
         "a token, `product` the paper's product; `voted` adds up the drafts of an answer, and `ranked` counts the "
@@ -159,7 +161,7 @@ class AnswersSuite:
             records = replace(context, rows=None).measure("answers", rows, Plan(repeats=1, warmups=0))
         finally:
             models.close()
-        found = cases(records)
+        found = cases(records, _gold(sets))
         found += unchanged(found, (*(ablation.section for ablation in ABLATIONS), REMEDIED))
         groups = {f"{q.set} {q.identifier}": q.group for questions in sets.values() for q in questions}
         found = pooled(pooled(found, REMEDIED, sets), SCORES, _SINGLE)
@@ -180,6 +182,12 @@ def suite() -> AnswersSuite:
 def _sets(context: BenchContext) -> dict[str, list[Question]]:
     names = _QUICK_SETS if context.quick else [name for name in SIZES if name != "sample"]
     return load_sets(context.data, names, 1 if context.quick and context.data else context.rows or ROWS)
+
+
+def _gold(sets: Mapping[str, Sequence[Question]]) -> dict[str, Sequence[str]]:
+    """Answers of the questions in free form, by set and identifier."""
+    asked = (question for questions in sets.values() for question in questions)
+    return {f"{q.set} {q.identifier}": q.answers for q in asked if q.task.kind == "free-form"}
 
 
 def _pairs(context: BenchContext) -> tuple[Pair, ...]:

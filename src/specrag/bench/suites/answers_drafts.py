@@ -86,6 +86,12 @@ def write_drafts(question: Question, answer: SpeculativeAnswer) -> str:
     return json.dumps({"text": answer.text, "drafts": kept}, ensure_ascii=False)
 
 
+def read_text(line: str) -> str:
+    """The answer that was taken, of what :func:`write_drafts` wrote."""
+    text: str = json.loads(line)["text"]
+    return text
+
+
 def read_drafts(line: str) -> list[KeptDraft]:
     """The drafts that :func:`write_drafts` wrote."""
     return [

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
+from types import MappingProxyType
 
 import numpy as np
 
@@ -14,8 +15,10 @@ from specrag.bench.records import Record
 from specrag.bench.statistics import PairedTimes, overall_speedup
 from specrag.bench.suite import BenchContext
 from specrag.bench.suites.answers_data import SIZES
-from specrag.bench.suites.answers_drafts import ALONE, ORACLE, RANDOM, read_drafts, verdicts
+from specrag.bench.suites.answers_drafts import ALONE, ORACLE, RANDOM, read_drafts, read_text, verdicts
+from specrag.evaluation.metrics import token_f1
 from specrag.evaluation.significance import paired_bootstrap
+from specrag.methods.citations import without_citations
 
 STANDARD, SPECULATIVE = "standard-rag", "speculative-rag"
 PLAIN = f"{STANDARD}+plain-prompt"
@@ -53,8 +56,12 @@ class Case:
     figures: Mapping[str, float]
 
 
-def cases(records: Sequence[Record]) -> list[Case]:
-    """The runs that succeeded, and what else their drafts tell: other verdicts in the section ``scores``."""
+def cases(records: Sequence[Record], gold: Mapping[str, Sequence[str]] = MappingProxyType({})) -> list[Case]:
+    """The runs that succeeded, and what else their drafts tell: other verdicts in the section ``scores``.
+
+    Args:
+        gold: answers of the questions in free form by :attr:`Case.row`, from which :func:`_wording` is.
+    """
     found = []
     for record in records:
         outcome = record.outcome
@@ -71,11 +78,18 @@ def cases(records: Sequence[Record]) -> list[Case]:
             seconds=outcome.seconds,
             figures=outcome.figures,
         )
-        if key.method.startswith(SPECULATIVE) and outcome.output is not None:
-            found += _with_other_verdicts(case, outcome.output)
-        else:
-            found.append(case)
+        drafts = outcome.output if key.method.startswith(SPECULATIVE) else None
+        text = outcome.output if drafts is None else read_text(drafts)
+        if case.row in gold and text is not None:
+            case = replace(case, figures={**case.figures, **_wording(text, gold[case.row])})
+        found += [case] if drafts is None else _with_other_verdicts(case, drafts)
     return found
+
+
+def _wording(text: str, gold: Sequence[str]) -> dict[str, float]:
+    """How long an answer is, and SQuAD's F1 of its words: a long one contains a gold answer more easily."""
+    bare = without_citations(text)
+    return {"answer_words": float(len(bare.split())), "f1": token_f1(bare, gold)}
 
 
 def _with_other_verdicts(case: Case, line: str) -> list[Case]:
@@ -262,6 +276,16 @@ def _measurement(
             "difference_low": 100 * difference.low,
             "difference_high": 100 * difference.high,
         }
+        worded = [
+            (a.figures["f1"], b.figures["f1"]) for a, b in pairs if "f1" in a.figures and "f1" in b.figures
+        ]
+        if worded:
+            by_words = paired_bootstrap([a for a, _ in worded], [b for _, b in worded])
+            extra |= {
+                "f1_difference_points": 100 * by_words.difference,
+                "f1_difference_low": 100 * by_words.low,
+                "f1_difference_high": 100 * by_words.high,
+            }
         times = [(a.seconds, b.seconds) for a, b in pairs if a.seconds and b.seconds]
         if len(pairs) < len(own):
             extra["paired"] = len(pairs)
