@@ -152,6 +152,21 @@ def test_free_text_is_compared_word_by_word_too(tmp_path: Path) -> None:
     assert one.extra["f1_difference_points"] == pytest.approx(100 * (5 / 6 - 1 / 6))
 
 
+def test_answers_with_their_rationales_are_compared_with_standard_ones(tmp_path: Path) -> None:
+    standard = [
+        record("popqa", "v", row, STANDARD, right, 2.0, output="tin")
+        for row, right in zip("12", (1, 0), strict=True)
+    ]
+    drafted = [speculative("popqa", row, 0.0, right_with_rationale=1.0) for row in "12"]
+    measured = summarise(context_for(tmp_path), cases([*standard, *drafted]), "v")
+    one = next(each for each in measured if (each.task, each.method) == ("popqa", SPECULATIVE))
+    assert one.extra["right_with_rationale"] == 1.0
+    assert (one.extra["difference_points"], one.extra["with_rationale_difference_points"]) == (-50.0, 50.0)
+    assert 0 <= float(one.extra["with_rationale_difference_low"] or 0) <= 50
+    alone = next(each for each in measured if each.method == f"{SPECULATIVE}+oracle")
+    assert "with_rationale_difference_points" not in alone.extra
+
+
 def test_types_and_separate_machines() -> None:
     found = cases(
         [

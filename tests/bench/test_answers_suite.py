@@ -132,6 +132,10 @@ def test_a_quick_run_measures_and_resumes(smollm2: Path, tmp_path: Path) -> None
     assert drafted.baseline in {STANDARD, PLAIN}
     assert (drafted.extra["malformed"], drafted.extra["drafts"]) == (0.0, 2.0)
     assert 0 < float(drafted.extra["rationale_words"] or 0) < 100
+    free = drafted.extra  # one of the two questions is in free form
+    assert {free["right_with_rationale"], free["oracle_with_rationale"]} <= {0.0, 1.0}
+    assert float(free["oracle_with_rationale"] or 0) >= float(free["right_with_rationale"] or 0)
+    assert float(free["words_with_rationale"] or 0) > float(free["answer_words"] or 0)
     oracle = found["sample", PAIR, f"{SPECULATIVE}+oracle"]
     assert (oracle.accuracy or 0.0) >= (drafted.accuracy or 0.0)
     assert oracle.speedup is None

@@ -32,6 +32,9 @@ SEPARATE = "separate machines"
 #: The sections of other verdicts on the same drafts, and of what might mend them; their sets together.
 SCORES, REMEDIED, ALL_SETS = "scores", "remedies", "all sets"
 
+#: A figure: whether free text is right if its rationale counts too.
+EXPLAINED = "right_with_rationale"
+
 _IN_MAIN_TABLE = (ALONE, RANDOM, ORACLE)
 _MILLISECONDS = 1e3
 
@@ -270,22 +273,13 @@ def _measurement(
     other = {case.row: case for case in baseline or ()}
     pairs = [(case, other[case.row]) for case in own if case.row in other]
     if pairs:
-        difference = paired_bootstrap([a.correct for a, _ in pairs], [b.correct for _, b in pairs])
-        extra |= {
-            "difference_points": 100 * difference.difference,
-            "difference_low": 100 * difference.low,
-            "difference_high": 100 * difference.high,
-        }
+        extra |= _difference("difference", [(a.correct, b.correct) for a, b in pairs])
         worded = [
             (a.figures["f1"], b.figures["f1"]) for a, b in pairs if "f1" in a.figures and "f1" in b.figures
         ]
-        if worded:
-            by_words = paired_bootstrap([a for a, _ in worded], [b for _, b in worded])
-            extra |= {
-                "f1_difference_points": 100 * by_words.difference,
-                "f1_difference_low": 100 * by_words.low,
-                "f1_difference_high": 100 * by_words.high,
-            }
+        extra |= _difference("f1_difference", worded)
+        explained = [(a.figures[EXPLAINED], b.correct) for a, b in pairs if EXPLAINED in a.figures]
+        extra |= _difference("with_rationale_difference", explained)
         times = [(a.seconds, b.seconds) for a, b in pairs if a.seconds and b.seconds]
         if len(pairs) < len(own):
             extra["paired"] = len(pairs)
@@ -319,3 +313,15 @@ def _measurement(
         speedup_low=None if speedup is None else speedup.low,
         speedup_high=None if speedup is None else speedup.high,
     )
+
+
+def _difference(name: str, pairs: Sequence[tuple[float, float]]) -> dict[str, Extra]:
+    """A paired difference in percentage points with its interval; nothing without pairs."""
+    if not pairs:
+        return {}
+    found = paired_bootstrap([a for a, _ in pairs], [b for _, b in pairs])
+    return {
+        f"{name}_points": 100 * found.difference,
+        f"{name}_low": 100 * found.low,
+        f"{name}_high": 100 * found.high,
+    }

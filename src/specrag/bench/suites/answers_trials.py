@@ -25,6 +25,7 @@ from specrag.methods.perspectives import Strategy
 from specrag.methods.reflective_reading import ReflectiveReading
 from specrag.methods.retriever import GivenPassages
 from specrag.methods.speculative_rag import SpeculativeRAG
+from specrag.methods.speculative_result import SpeculativeAnswer
 from specrag.methods.standard_rag import StandardRAG
 from specrag.models.adapters import adapter_digest
 
@@ -129,10 +130,28 @@ def speculative(question: Question, pair: Pair, models: Models, setting: Setting
                 "malformed": answer.malformed / max(len(answer.drafts), 1),
                 "drafts": float(len(answer.drafts)),
                 **({"drafts_that_saw_the_answer": fmean(known)} if known else {}),
+                **_with_rationale(question, answer),
             },
         )
 
     return trial
+
+
+def _with_rationale(question: Question, answer: SpeculativeAnswer) -> dict[str, float]:
+    """Whether free text is right if its rationale counts too, which makes it about as long as a standard answer."""
+    if question.task.kind != "free-form":
+        return {}
+    shown = {
+        draft.number: f"{draft.answer} {draft.rationale}" for draft in answer.drafts if not draft.malformed
+    }
+    text = (
+        answer.text if answer.best is None else shown[answer.best]
+    )  # the answer first: a yes or no is one word
+    return {
+        "right_with_rationale": float(question.is_right(text)),
+        "words_with_rationale": float(len(text.split())),
+        "oracle_with_rationale": float(any(question.is_right(one) for one in shown.values())),
+    }
 
 
 def _reading(
