@@ -167,6 +167,25 @@ def test_answers_with_their_rationales_are_compared_with_standard_ones(tmp_path:
     assert "with_rationale_difference_points" not in alone.extra
 
 
+@pytest.mark.parametrize("before", [1.0, None])
+def test_a_rationale_that_counts_is_compared_with_one_that_counts(
+    tmp_path: Path, before: float | None
+) -> None:
+    figures = {} if before is None else {"right_with_rationale": before}
+    untuned = [
+        record("popqa", "d + v", row, SPECULATIVE, 0.0, 4.0, output=LINE, figures=figures) for row in "12"
+    ]
+    tuned = [
+        record(
+            "popqa", "t + v", row, SPECULATIVE, 0.0, 4.0, output=LINE, figures={"right_with_rationale": 0.0}
+        )
+        for row in "12"
+    ]
+    measured = tuning(context_for(tmp_path), cases([*untuned, *tuned]), "d + v", ["t + v"])
+    (one,) = [each for each in measured if each.method == SPECULATIVE]
+    assert one.extra.get("with_rationale_difference_points") == (None if before is None else -100.0)
+
+
 def test_types_and_separate_machines() -> None:
     found = cases(
         [

@@ -278,7 +278,11 @@ def _measurement(
             (a.figures["f1"], b.figures["f1"]) for a, b in pairs if "f1" in a.figures and "f1" in b.figures
         ]
         extra |= _difference("f1_difference", worded)
-        explained = [(a.figures[EXPLAINED], b.correct) for a, b in pairs if EXPLAINED in a.figures]
+        explained = [
+            (a.figures[EXPLAINED], b.figures.get(EXPLAINED, b.correct))
+            for a, b in pairs
+            if EXPLAINED in a.figures and (EXPLAINED in b.figures or not b.method.startswith(SPECULATIVE))
+        ]
         extra |= _difference("with_rationale_difference", explained)
         times = [(a.seconds, b.seconds) for a, b in pairs if a.seconds and b.seconds]
         if len(pairs) < len(own):
