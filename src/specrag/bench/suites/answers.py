@@ -111,7 +111,7 @@ ABLATIONS = (
             if name != Scoring().statement
         },
     ),
-    Ablation(section="drafting", sets=("triviaqa",), settings={"respec": Setting(decoding="respec")}),
+    Ablation(section="drafting", sets=_EASIER, settings={"respec": Setting(decoding="respec")}),
 )
 
 #: What the paper does not have and might mend what goes wrong with small models: one at a time for the first
