@@ -167,11 +167,7 @@ def test_models_in_eight_bits_have_records_of_their_own(smollm2: Path, tmp_path:
         result = CliRunner().invoke(app, [*command, *words, "--no-plots"])
         assert result.exit_code == 0, result.output
         told.append(from_json_lines(lines.read_text()))
-    assert [[entry.extra.get("weights") for entry in entries] for entries in told] == [
-        [None],
-        ["int8"],
-        [None],
-    ]
+    assert [[entry.dtype for entry in entries] for entries in told] == [["bf16"], ["int8"], ["bf16"]]
     assert "--dtype int8" in told[1][0].command
     times = [entries[0].extra["mean_ms"] for entries in told]
     assert times[0] == times[2] != times[1]

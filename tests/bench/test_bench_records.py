@@ -94,7 +94,7 @@ def test_the_published_fields_are_all_there_and_null_where_they_do_not_apply() -
         ("method", {"method": "magic"}),
         ("method", {"method": "plain+"}),
         ("baseline", {"baseline": "none"}),
-        ("dtype", {"dtype": "int8"}),
+        ("dtype", {"dtype": "int4"}),
         ("identical", {"identical": 1.5}),
         ("speedup", {"speedup": float("nan")}),
         ("speedup", {"speedup": 1.0, "speedup_low": 1.1, "speedup_high": 1.2}),

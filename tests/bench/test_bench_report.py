@@ -1,4 +1,4 @@
-"""The page, the pictures, the bounds, and the machine's figures."""
+"""The page, the pictures, the ceilings, and the machine's figures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ import numpy as np
 import pytest
 
 from specrag.bench import plots
-from specrag.bench.bounds import DecoderShape, decoder_work, pass_floor, share_reached, token_bound
+from specrag.bench.bounds import (
+    DecoderShape,
+    decoder_work,
+    pass_floor,
+    retrieval_ceiling,
+    steps_speedup,
+)
 from specrag.bench.load import LoadNote
 from specrag.bench.machine import describe_machine, measure_rates
 from specrag.bench.measurement import Measurement
@@ -36,7 +42,7 @@ ENTRY = Measurement(
     command="specrag bench tokens",
     version="0.1.0+gabc",
     date="2026-01-02",
-    extra={"bound": 2.0, "share": 0.75, "peak_mib": 1234.5},
+    extra={"ceiling": 2.0, "peak_mib": 1234.5},
 )
 
 
@@ -51,7 +57,7 @@ def test_the_page_says_what_is_needed_to_believe_it() -> None:
         assert fact in page
     row = cells(page)
     assert row["speed-up"] == "1.50 (1.40 to 1.60)"
-    assert (row["bound"], row["of bound"], row["never slower"]) == ("2.00", "75.0%", "yes")
+    assert (row["ceiling"], row["never slower"]) == ("2.00", "yes")
     assert row["identical"] == "99.9%"  # never rounded up to all
     assert row["peak, MiB"] == "1,234"
     assert "accuracy" not in row
@@ -61,7 +67,7 @@ def test_the_page_says_what_is_needed_to_believe_it() -> None:
 def test_simulated_stands_in_the_cell_itself() -> None:
     row = cells(render(PAGE, [ENTRY, replace(ENTRY, simulated=True)]), row=1)
     assert row["speed-up"].endswith("(simulated)")
-    assert row["bound"].endswith("(simulated)")
+    assert row["ceiling"].endswith("(simulated)")
     assert row["peak, MiB"].endswith("(simulated)")
     assert "simulated" not in cells(render(PAGE, [ENTRY]))["speed-up"]
 
@@ -84,7 +90,15 @@ def test_sections_have_tables_of_their_own() -> None:
 
 def test_an_overview_stands_before_a_long_table() -> None:
     entries = [
-        replace(ENTRY, task=f"parts/{task}", method=method, speedup=speedup, speedup_low=1, speedup_high=3)
+        replace(
+            ENTRY,
+            task=f"parts/{task}",
+            method=method,
+            speedup=speedup,
+            speedup_low=1,
+            speedup_high=3,
+            extra={},
+        )
         for method, first in (("respec", 1.5), ("prompt-lookup", 1.25))
         for task, speedup in (("qa", first), ("rag", first + 1), ("overall", first + 0.5))
     ]
@@ -99,6 +113,20 @@ def test_an_overview_stands_before_a_long_table() -> None:
 def test_a_slower_method_is_named_slower() -> None:
     slower = replace(ENTRY, speedup=0.9, speedup_low=0.8, speedup_high=0.95)
     assert cells(render(PAGE, [slower]))["never slower"] == "**no**"
+
+
+def test_a_ratio_above_its_ceiling_is_an_error_of_measurement() -> None:
+    impossible = replace(ENTRY, speedup=2.5, speedup_high=2.6)
+    assert impossible.above_ceiling
+    assert not ENTRY.above_ceiling
+    page = render(PAGE, [ENTRY, impossible])
+    row = cells(page, row=1)
+    assert row["speed-up"] == "~~2.50 (1.40 to 2.60)~~ error"
+    assert row["never slower"] == ""
+    assert "An error of measurement" in page
+    assert "rror" not in render(PAGE, [ENTRY])
+    tasks = [replace(impossible, task=task) for task in ("qa", "rag", "overall")]
+    assert cells(render(PAGE, tasks))["qa"] == "~~2.50~~ error"
 
 
 def is_drawn(path: Path) -> bool:
@@ -154,13 +182,18 @@ def test_a_series_of_uneven_lists_is_refused() -> None:
         plots.Series(label="x", x=[1, 2], y=[1.0])
 
 
-def test_the_bound_of_token_speculation() -> None:
+def test_the_steps_of_token_speculation() -> None:
     # Five tokens a round; a round costs a check of 30 ms and a guess of 10 ms where a plain step costs 20.
-    bound = token_bound(tokens_per_round=5, plain_seconds=0.02, verify_seconds=0.03, draft_seconds=0.01)
-    assert bound == pytest.approx(2.5)
-    assert share_reached(2.0, bound) == pytest.approx(0.8)
+    added = steps_speedup(tokens_per_round=5, plain_seconds=0.02, verify_seconds=0.03, draft_seconds=0.01)
+    assert added == pytest.approx(2.5)
     with pytest.raises(InputError, match="verify_seconds"):
-        token_bound(tokens_per_round=5, plain_seconds=0.02, verify_seconds=0, draft_seconds=0.01)
+        steps_speedup(tokens_per_round=5, plain_seconds=0.02, verify_seconds=0, draft_seconds=0.01)
+
+
+def test_retrieval_cannot_spare_more_than_itself() -> None:
+    assert retrieval_ceiling(retrieval_seconds=3, generation_seconds=2) == 2.5
+    with pytest.raises(InputError, match="generation_seconds"):
+        retrieval_ceiling(retrieval_seconds=3, generation_seconds=0)
 
 
 SMOLLM2 = DecoderShape(

@@ -1,7 +1,8 @@
-"""What the measured step times allow at best: the figure that stands beside every ratio.
+"""Ceilings that a method cannot move, and the speed-up that its own step times add up to.
 
-A speed-up without its bound says nothing about the method: 1.2 of a possible 1.3 is good, of a possible 3 it
-is not.
+A ceiling follows from the machine or from the baseline alone: the bytes of a pass at the measured bandwidth, or 1 + R/G
+of sequential retrieval. A ratio above it is an error of measurement. What a method's own steps allow is no ceiling,
+since a better method has other steps.
 """
 
 from __future__ import annotations
@@ -101,10 +102,10 @@ def pass_floor(work: Work, *, read_gb_s: float, rate_gop_s: float) -> Floor:
     )
 
 
-def token_bound(
+def steps_speedup(
     *, tokens_per_round: float, plain_seconds: float, verify_seconds: float, draft_seconds: float
 ) -> float:
-    """The speed-up that token speculation has if a round costs nothing but its guess and its check.
+    """The speed-up of token speculation whose rounds cost their guess and their check and nothing else.
 
     Args:
         tokens_per_round: mean tokens that a round yields (MAT).
@@ -120,10 +121,18 @@ def token_bound(
     return tokens_per_round * plain_seconds / (verify_seconds + draft_seconds)
 
 
-def share_reached(reached: float, bound: float) -> float:
-    """Share of a bound that was reached; above 1 says that a step time was measured too long."""
-    _check_positive("bound", bound)
-    return reached / bound
+def retrieval_ceiling(*, retrieval_seconds: float, generation_seconds: float) -> float:
+    """1 + R/G: the speed-up over sequential retrieval if all of its retrieval vanished (RaLMSpec, section 5.1).
+
+    It holds for methods that make the same passes of the model as the baseline: generation cannot shrink.
+
+    Args:
+        retrieval_seconds, generation_seconds: R and G of the sequential baseline.
+    """
+    _check_positive("generation_seconds", generation_seconds)
+    if retrieval_seconds < 0:
+        raise InputError("retrieval_seconds", retrieval_seconds, "give 0 or more")
+    return 1 + retrieval_seconds / generation_seconds
 
 
 def _check_positive(name: str, value: float) -> None:

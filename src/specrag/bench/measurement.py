@@ -43,8 +43,11 @@ METHODS = frozenset(
 )
 """Names that ``method`` and ``baseline`` may have before their first plus sign."""
 
-DTYPES = frozenset({"fp32", "bf16", "fp16"})
-"""Types of the activations. 8-bit weights are a variant of the method (``plain+int8``), not a dtype."""
+DTYPES = frozenset({"fp32", "bf16", "fp16", "int8"})
+"""How the model holds its weights; ``int8`` is 8-bit weights and activations in the linear layers."""
+
+CEILING = "ceiling"
+"""The extra that no speed-up can exceed, whatever the method (see `specrag.bench.bounds`)."""
 
 OVERALL = "overall"
 """The ``task`` of a summary over tasks."""
@@ -89,7 +92,7 @@ class Measurement:
         suite, task: what was measured; ``task`` is ``overall`` in the summary over tasks.
         method, baseline: names from `METHODS`, variants after a plus sign.
         model: the target model's name.
-        dtype: type of the activations, one of `DTYPES`.
+        dtype: how the target holds its weights, one of `DTYPES`.
         device: torch's name of it, ``cpu`` or ``cuda``; the page names the hardware.
         n: rows (prompts, questions) that the figure rests on.
         speedup, speedup_low, speedup_high: baseline seconds / method seconds, with its 95 % interval.
@@ -141,8 +144,7 @@ class Measurement:
         if self.baseline is not None:
             check_method(self.baseline, "baseline")
         if self.dtype is not None and self.dtype not in DTYPES:
-            remedy = "use bf16, fp16 or fp32; 8-bit weights are a variant of the method, as in plain+int8"
-            raise InputError("dtype", self.dtype, remedy)
+            raise InputError("dtype", self.dtype, f"use one of {', '.join(sorted(DTYPES))}")
         if self.n < 0:
             raise InputError("n", self.n, "give the number of rows, 0 or more")
         self._check_figures()
@@ -167,6 +169,17 @@ class Measurement:
         known = [end for end in ends if end is not None]
         if known != sorted(known):
             raise InputError("speedup", self.speedup, "give an interval that contains the speed-up")
+
+    @property
+    def ceiling(self) -> float | None:
+        """The speed-up that physics allows; None where it is not known."""
+        found = self.extra.get(CEILING)
+        return float(found) if isinstance(found, int | float) else None
+
+    @property
+    def above_ceiling(self) -> bool:
+        """True if the speed-up is more than physics allows: an error of measurement."""
+        return self.speedup is not None and self.ceiling is not None and self.speedup > self.ceiling
 
     def to_json(self) -> str:
         """One line of JSON with every field, ``extra`` last."""

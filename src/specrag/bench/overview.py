@@ -36,6 +36,11 @@ def as_table(lines: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+def mark_error(entry: Measurement, text: str) -> str:
+    """``text`` struck through if the speed-up is above its ceiling."""
+    return f"~~{text}~~ error" if entry.above_ceiling else text
+
+
 def _table(entries: Sequence[Measurement], tasks: Sequence[str]) -> str:
     cells = {(entry.method, _last(entry.task)): _figure(entry) for entry in entries}
     lines = [["method", *tasks], ["---", *("---:" for _ in tasks)]]
@@ -49,5 +54,5 @@ def _last(task: str) -> str:
 
 
 def _figure(entry: Measurement) -> str:
-    text = f"{entry.speedup:.2f}"
+    text = mark_error(entry, f"{entry.speedup:.2f}")
     return f"{text} (simulated)" if entry.simulated else text

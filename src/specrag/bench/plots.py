@@ -106,9 +106,9 @@ def line_plot(path: Path, series: Sequence[Series], *, title: str, x: Axis, y: A
 
 
 def speedup_plot(path: Path, measurements: Sequence[Measurement], *, title: str) -> Path | None:
-    """Draw a bar for each method of each task that has a speed-up, with its interval and its bound.
+    """Draw a bar for each method of each task that has a speed-up, with its interval and its ceiling.
 
-    The bound is ``extra["bound"]``, a short upright line. Measurements of more than one baseline, model or
+    The ceiling (`Measurement.ceiling`) is a short upright line. Measurements of more than one baseline, model or
     dtype are told apart in the bars' names. With one task the names stand beside the bars, else in a legend.
     Returns None, and draws nothing, if no measurement has a ratio.
     """
@@ -143,8 +143,8 @@ def speedup_plot(path: Path, measurements: Sequence[Measurement], *, title: str)
     axes.set_ylim(position - 1.4, -0.6)
     axes.set_xlim(0, limit * 1.2)
     label = "speed-up over the baseline (times; 1 = equally fast), with 95 % intervals"
-    if any(_bound(entry) is not None for entry in shown):
-        label += "\nupright tick and “of”: the bound from the measured step times"
+    if any(entry.ceiling is not None for entry in shown):
+        label += "\nupright tick and “of”: the ceiling; a ratio above it is an error of measurement"
     axes.set_xlabel(label, fontsize=9)
     axes.grid(axis="y", visible=False)
     axes.set_title(title, loc="left", fontsize=11)
@@ -164,13 +164,8 @@ def _bar_labels(shown: Sequence[Measurement]) -> list[str]:
     return labels
 
 
-def _bound(entry: Measurement) -> float | None:
-    bound = entry.extra.get("bound")
-    return float(bound) if isinstance(bound, int | float) else None
-
-
 def _reach(entry: Measurement) -> float:
-    return max(entry.speedup or 0.0, entry.speedup_high or 0.0, _bound(entry) or 0.0, 1.0)
+    return max(entry.speedup or 0.0, entry.speedup_high or 0.0, entry.ceiling or 0.0, 1.0)
 
 
 def bar_style(number: int) -> tuple[str, str]:
@@ -187,9 +182,9 @@ def _bar(axes: Any, position: float, entry: Measurement, style: int, limit: floa
         around = [[entry.speedup - entry.speedup_low], [entry.speedup_high - entry.speedup]]
         axes.errorbar(entry.speedup, position, xerr=around, color="#333333", capsize=2.5, linewidth=1.1)
     text = f"{entry.speedup:.2f}"
-    if (bound := _bound(entry)) is not None:
-        axes.plot([bound, bound], [position - 0.41, position + 0.41], color="#333333", linewidth=2)
-        text += f" of {bound:.2f}"
+    if (ceiling := entry.ceiling) is not None:
+        axes.plot([ceiling, ceiling], [position - 0.41, position + 0.41], color="#333333", linewidth=2)
+        text += f" of {ceiling:.2f}"
     axes.text(1.03 * limit, position, text, va="center", fontsize=8, backgroundcolor="white")
 
 

@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from specrag.bench.load import BUSY_SHARE, LoadNote
-from specrag.bench.measurement import OVERALL, Measurement
-from specrag.bench.overview import as_table, overviews
+from specrag.bench.measurement import CEILING, OVERALL, Measurement
+from specrag.bench.overview import as_table, mark_error, overviews
 from specrag.bench.statistics import Interval, never_slower
 
-_SPEEDUP_KEYS = ("bound", "share")
 _INTERVAL_KEYS = ("milliseconds", "milliseconds_low", "milliseconds_high")
 
 
@@ -51,6 +50,11 @@ def render(page: Page, measurements: Sequence[Measurement]) -> str:
             "Speed-up: the baseline's time / the method's, each the median over repeats, with the 95 % "
             "interval of a bootstrap over rows and repeats. Never slower: at least 0.97, with an upper limit "
             "of at least 1."
+        )
+    if any(entry.above_ceiling for entry in measurements):
+        parts.append(
+            "Struck through: above its ceiling, which no method can exceed. An error of measurement, as one run beside "
+            "a pause of the machine gives it; not a result."
         )
     if page.failures:
         parts.append("## Failures\n\n" + "\n".join(f"- {_cell(line)}" for line in page.failures))
@@ -122,8 +126,7 @@ def _columns(section: str) -> list[_Column]:
         _Column("device", lambda row: _cell(row.device)),
         _Column("n", lambda row: f"{row.n:,}"),
         _Column("speed-up", _speedup),
-        _Column("bound", lambda row: _simulated(row, _number(row.extra.get("bound")))),
-        _Column("of bound", lambda row: _share(row, row.extra.get("share"))),
+        _Column("ceiling", lambda row: _simulated(row, _number(row.ceiling))),
         _Column("never slower", _verdict),
         _Column("tokens/s", lambda row: _simulated(row, _number(row.tokens_per_second))),
         _Column("ms", _milliseconds),
@@ -135,7 +138,7 @@ def _columns(section: str) -> list[_Column]:
 
 
 def _extra_columns(rows: Sequence[Measurement]) -> list[_Column]:
-    known = {*_SPEEDUP_KEYS, *_INTERVAL_KEYS}
+    known = {CEILING, *_INTERVAL_KEYS}
     names = dict.fromkeys(name for row in rows for name in row.extra if name not in known)
 
     def column(name: str) -> _Column:
@@ -161,11 +164,11 @@ def _speedup(row: Measurement) -> str:
     text = f"{row.speedup:.2f}"
     if row.speedup_low is not None and row.speedup_high is not None:
         text += f" ({row.speedup_low:.2f} to {row.speedup_high:.2f})"
-    return _simulated(row, text)
+    return _simulated(row, mark_error(row, text))
 
 
 def _verdict(row: Measurement) -> str:
-    if row.speedup is None or row.speedup_low is None or row.speedup_high is None:
+    if row.speedup is None or row.speedup_low is None or row.speedup_high is None or row.above_ceiling:
         return ""
     return "yes" if never_slower(Interval(row.speedup, row.speedup_low, row.speedup_high)) else "**no**"
 

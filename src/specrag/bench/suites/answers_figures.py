@@ -267,8 +267,6 @@ def _measurement(
     correct = [case.correct for case in own]
     spread = paired_bootstrap(correct, [0.0] * len(correct))
     extra: dict[str, Extra] = {"accuracy_low": max(spread.low, 0.0), "accuracy_high": min(spread.high, 1.0)}
-    if context.dtype == "int8":
-        extra["weights"] = context.dtype
     speedup = None
     other = {case.row: case for case in baseline or ()}
     pairs = [(case, other[case.row]) for case in own if case.row in other]
@@ -305,7 +303,7 @@ def _measurement(
         method=method,
         n=len(own),
         model=model,
-        dtype="bf16",
+        dtype=context.dtype,
         simulated=task.startswith(SEPARATE),
         extra=extra,
     )

@@ -8,6 +8,7 @@ prefill, forks, memory, and what 8-bit weights, or keys and values, cost in perp
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from specrag.bench.interleave import Row, Trial
 from specrag.bench.machine import Rates, measure_rates
 from specrag.bench.measurement import Extra, Measurement
 from specrag.bench.plots import Axis, Series, line_plot
+from specrag.bench.records import Record
 from specrag.bench.suite import BenchContext
 from specrag.bench.suites import engine_memory
 from specrag.bench.suites.engine_subjects import Engine, Ours, Transformers
@@ -74,9 +76,7 @@ class EngineSuite:
 
         rows = [_row("decode/behind", length, methods, prepare) for length in lengths]
         records = context.measure("decoding", rows, context.plan(3 if context.quick else 7))
-        yield from context.summarise(
-            records, baselines=[TRANSFORMERS, PLAIN], dtype="bf16", overall=False, extra=_weights
-        )
+        yield from _summarise(context, records, [TRANSFORMERS, PLAIN])
 
     def _passes(
         self, context: BenchContext, engines: Engines, lengths: Sequence[int]
@@ -102,15 +102,13 @@ class EngineSuite:
             records = context.measure(
                 f"passes behind {length}", rows, context.plan(5 if context.quick else 7)
             )
-            yield from context.summarise(
+            yield from _summarise(
+                context,
                 records,
-                baselines=[TRANSFORMERS],
-                dtype="bf16",
-                overall=False,
-                extra=lambda summary, length=length: {  # type: ignore[misc]
-                    **_weights(summary),
-                    **_floor(summary, engines.ours(PLAIN).shape, length, rates),
-                },
+                [TRANSFORMERS],
+                lambda summary, length=length: _floor(  # type: ignore[misc]
+                    summary, engines.ours(PLAIN).shape, length, rates
+                ),
             )
 
     def _requests(self, context: BenchContext, engines: Engines) -> Iterator[Measurement]:
@@ -129,7 +127,7 @@ class EngineSuite:
         counts = (8,) if context.quick else (2, 4, 8, 16)
         rows = [_row("requests/at once", count, methods, prepare) for count in counts]
         records = context.measure("requests", rows, context.plan(2 if context.quick else 3))
-        yield from context.summarise(records, baselines=[PLAIN], dtype="bf16", overall=False)
+        yield from _summarise(context, records, [PLAIN])
 
     def _prefill(
         self, context: BenchContext, engines: Engines, lengths: Sequence[int]
@@ -143,9 +141,7 @@ class EngineSuite:
         rows = [_row("prefill/tokens", length, methods, prepare) for length in lengths]
         plan = context.plan(2 if context.quick else 3, warm_each_row=False)
         records = context.measure("prefill", rows, plan)
-        yield from context.summarise(
-            records, baselines=[TRANSFORMERS], dtype="bf16", overall=False, extra=_weights
-        )
+        yield from _summarise(context, records, [TRANSFORMERS])
 
     def _forks(
         self, context: BenchContext, engines: Engines, lengths: Sequence[int]
@@ -156,7 +152,7 @@ class EngineSuite:
 
         rows = [_row("fork and memory/behind", length, (PLAIN, KV8), prepare) for length in lengths]
         records = context.measure("forks", rows, context.plan(3))
-        yield from context.summarise(records, baselines=[PLAIN], dtype="bf16", overall=False)
+        yield from _summarise(context, records, [PLAIN])
 
     def _memory(self, context: BenchContext) -> Iterator[Measurement]:
         dtypes = {PLAIN: "bf16", INT8: "int8", TRANSFORMERS: engine_memory.TRANSFORMERS}
@@ -171,9 +167,7 @@ class EngineSuite:
 
         rows = [_row("a process of its own/reading", 4000, tuple(dtypes), prepare)]
         records = context.measure("memory", rows, context.plan(2))
-        yield from context.summarise(
-            records, baselines=[TRANSFORMERS], dtype="bf16", overall=False, extra=_weights
-        )
+        yield from _summarise(context, records, [TRANSFORMERS])
 
     def _perplexity(self, context: BenchContext, engines: Engines) -> Iterator[Measurement]:
         methods = (PLAIN, INT8, KV8)
@@ -187,7 +181,7 @@ class EngineSuite:
 
         rows = [_row("perplexity/window", 256 if context.quick else 1024, methods, prepare)]
         records = context.measure("perplexity", rows, context.plan(1, warmups=0))
-        yield from context.summarise(records, baselines=[PLAIN], dtype="bf16", overall=False, extra=_weights)
+        yield from _summarise(context, records, [PLAIN])
 
     def pictures(self, measurements: Sequence[Measurement], folder: Path) -> Sequence[Path]:
         """Milliseconds of a pass over rows, a picture for each context; milliseconds a token over the context."""
@@ -266,11 +260,22 @@ def _prompt(context: BenchContext, engines: Engines, length: int) -> list[int]:
     return token_prompts(load_text(context.data), engines.ours(PLAIN).encode, length=length, count=1)[0]
 
 
-def _weights(summary: Summary) -> Mapping[str, Extra]:
-    figures: dict[str, Extra] = {"weights": "int8" if INT8 in summary.method else "bf16"}
-    if summary.tokens_per_second:
-        figures["milliseconds_a_token"] = 1000 / summary.tokens_per_second
-    return figures
+def _summarise(
+    context: BenchContext,
+    records: Sequence[Record],
+    baselines: Sequence[str],
+    extra: Callable[[Summary], Mapping[str, Extra]] = lambda _: {},
+) -> Iterator[Measurement]:
+    """Measurements with their milliseconds a token, and the dtype that each method's weights have."""
+
+    def with_token_time(summary: Summary) -> Mapping[str, Extra]:
+        speed = summary.tokens_per_second
+        return {**({"milliseconds_a_token": 1000 / speed} if speed else {}), **extra(summary)}
+
+    for entry in context.summarise(
+        records, baselines=baselines, dtype="bf16", overall=False, extra=with_token_time
+    ):
+        yield replace(entry, dtype="int8") if INT8 in entry.method else entry
 
 
 def _floor(summary: Summary, shape: DecoderShape, length: int, rates: Rates) -> Mapping[str, Extra]:

@@ -120,7 +120,7 @@ class ExactnessSuite:
                 task=task,
                 method=method,
                 baseline="plain",
-                dtype="bf16" if setting.dtype == "int8" else setting.dtype,
+                dtype=setting.dtype,
                 n=count,
                 extra={
                     "equal": equal,

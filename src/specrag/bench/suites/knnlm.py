@@ -65,8 +65,9 @@ class KnnLmSuite:
         "`identical` is the share of texts equal to the baseline's and must be 1, but for `respec` in the sections of "
         "speed: in bf16 several rows of a pass are rounded otherwise than one. For exactness the model is "
         "batch-invariant, and it must be 1 there too. R and G are `retrieval` and "
-        "`generation`; `bound` is the best of all strides up to 16 by brute force at the measured a, b(s) and match "
-        "rate, relative to the baseline's measured seconds a token. Datastores with noisy copies and slowed indexes "
+        "`generation`; `best stride speedup` is that of the best stride up to 16, by brute force at the measured a, "
+        "b(s) and match rate, relative to the baseline's measured seconds a token: the method's own steps, no ceiling. "
+        "`ceiling` is 1 + R/G, where a pass gives one token. Datastores with noisy copies and slowed indexes "
         "are simulated. Perplexities are of the second half of the test text, with weight and temperature chosen on "
         "the first."
     )

@@ -68,17 +68,17 @@ def _by_stride(measurements: Sequence[Measurement], folder: Path) -> Iterator[Pa
 def _slowed(measurements: Sequence[Measurement], folder: Path) -> Iterator[Path]:
     entries = [entry for entry in _section(measurements, SLOWED) if entry.speedup is not None]
     series = _lines(entries, (BOTH, FIXED, UNCAPPED, WEIGHED, ASYNCHRONOUS), _last_number)
-    bound = sorted(
-        (_last_number(entry), float(str(entry.extra["bound"])))
+    ceiling = sorted(
+        (_last_number(entry), entry.ceiling)
         for entry in entries
-        if entry.method == UNCAPPED and "bound" in entry.extra
+        if entry.method == UNCAPPED and entry.ceiling is not None
     )
     if series:
-        if bound:
+        if ceiling:
             line = Series(
-                label=f"bound of {UNCAPPED}",
-                x=[x for x, _ in bound],
-                y=[y for _, y in bound],
+                label="ceiling: 1 + R/G (above it: error of measurement)",
+                x=[x for x, _ in ceiling],
+                y=[y for _, y in ceiling],
                 reference=True,
             )
             series.append(line)

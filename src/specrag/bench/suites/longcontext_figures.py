@@ -1,4 +1,4 @@
-"""What the records of ``specrag bench longcontext`` say together: bounds, whole requests, who is right alone."""
+"""What the records of ``specrag bench longcontext`` say together: step times, whole requests, who is right alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from specrag.bench.bounds import share_reached, token_bound
+from specrag.bench.bounds import steps_speedup
 from specrag.bench.measurement import OVERALL, Extra, Measurement
 from specrag.bench.plots import Axis, Series, line_plot
 from specrag.bench.records import Outcome, Record
@@ -40,7 +40,7 @@ class Figures:
         found: dict[str, Extra] = {}
         rows = self._rows(summary.method, summary.task)
         if summary.baseline in (LC, None):
-            found |= self._bound(summary, rows)
+            found |= self._steps(summary, rows)
         if summary.baseline is not None:
             theirs = self._rows(summary.baseline, summary.task)
             ratios = [
@@ -60,26 +60,25 @@ class Figures:
             if name == method and task in (row_task, OVERALL)
         }
 
-    def _bound(self, summary: Summary, rows: Mapping[tuple[str, str], Sequence[Outcome]]) -> dict[str, Extra]:
+    def _steps(self, summary: Summary, rows: Mapping[tuple[str, str], Sequence[Outcome]]) -> dict[str, Extra]:
         """The geometric mean over rows of tokens a round / (drafting + verification in passes of long context)."""
         plain = self._rows(LC, summary.task)
-        bounds = []
+        ratios = []
         for row, outcomes in rows.items():
             if row not in plain or summary.method in (LC, RAG):
                 continue
             for outcome in outcomes:
-                bounds.append(
-                    token_bound(
+                ratios.append(
+                    steps_speedup(
                         tokens_per_round=outcome.tokens / max(outcome.passes or 1, 1),
                         plain_seconds=median(o.figures["verify_ms"] for o in plain[row]) / 1e3,
                         verify_seconds=outcome.figures["verify_ms"] / 1e3,
                         draft_seconds=outcome.figures["draft_ms"] / 1e3,
                     )
                 )
-        if not bounds or summary.speedup is None:
+        if not ratios or summary.speedup is None:
             return {}
-        bound = geometric_mean(bounds)
-        return {"bound": bound, "share": share_reached(summary.speedup.value, bound)}
+        return {"steps_speedup": geometric_mean(ratios)}
 
     def _against(
         self, summary: Summary, rows: Mapping[tuple[str, str], Sequence[Outcome]]

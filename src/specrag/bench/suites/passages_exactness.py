@@ -84,7 +84,7 @@ def measure(
             task=task,
             method=method,
             baseline=SEQUENTIAL,
-            dtype="bf16",
+            dtype="int8",
             n=count,
             extra={
                 "equal": equal,

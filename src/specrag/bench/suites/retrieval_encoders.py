@@ -79,8 +79,7 @@ class Encoders:
             records, baselines=[_OUTSIDE], dtype="bf16", model=DEFAULT_ENCODER, overall=False
         )
         for entry in found:
-            dtype = "fp32" if entry.method == method_name("fp32") else "bf16"
-            yield replace(entry, dtype=dtype)
+            yield replace(entry, dtype=entry.method.split("+")[1])
 
     def _task(self, data: Path, sets: Sequence[Questions], count: int) -> _Task:
         passages = part_of_corpus(data, sets, count)
