@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""The long form of the load test: mixed requests on a real server for minutes, compared with the same ones alone.
+"""The long form of the load test: mixed requests of two tenants on a real server for minutes, compared with the same
+ones alone.
 
 Run from the repository's root: ``python scripts/load_server.py --minutes 5 --clients 64``. It starts a server of its
-own with SmolLM2 (int8, equal bits whatever else is in a pass) over a small knowledge base and a datastore, and ends
-with 1 if an answer differed, a request failed, something was left over, or memory grew.
+own with SmolLM2 (int8, equal bits whatever else is in a pass) over a knowledge base for each tenant and a datastore for
+one, and ends with 1 if an answer differed, a request failed, a tenant was let into the other's knowledge base,
+something was left over, or memory grew.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from specrag.serving.operation import resident_bytes
 from tests.sample import build_sample, build_village
 from tests.serving.live_server import MODEL, running_server
-from tests.serving.load import alone, load, samples
+from tests.serving.load import Report, Sample, alone, load, samples
 
 if TYPE_CHECKING:
     from specrag.language_model import LanguageModel
@@ -36,6 +40,54 @@ _ALLOWED = 0.05
 #: oneDNN keeps up to 1,024 kernels, one for each matrix and number of rows: of this model those of some 170 numbers of
 #: rows, about 450 MB. They are made before memory is looked at, or each new number of rows would look like a leak.
 _ROWS = 256
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """Whose requests they are; ``other`` is a knowledge base that it must not see."""
+
+    key: str
+    kb: str
+    other: str
+    datastore: str | None = None
+
+    def kinds(self, tokens: int) -> list[Sample]:
+        """Its requests, one of them for the other tenant's knowledge base."""
+        asking = {"model": MODEL, "messages": [{"role": "user", "content": "Who discovered radium?"}]}
+        hidden = Sample("/v1/chat/completions", {**asking, "specrag": {"kb": self.other}}, 404)
+        return [*samples(self.kb, tokens, self.datastore), hidden]
+
+
+TENANTS = (
+    Tenant("north-key-0123456789", "north", "south", "village"),
+    Tenant("south-key-0123456789", "south", "north"),
+)
+
+
+async def both(
+    url: str, expected: Sequence[Mapping[int, str]], options: argparse.Namespace, seconds: float, seed: int
+) -> Report:
+    """The load of both tenants at once, half of the clients each."""
+    north, south = await asyncio.gather(
+        *(
+            load(
+                url,
+                tenant.kinds(options.tokens),
+                answers,
+                clients=options.clients // 2,
+                seconds=seconds,
+                seed=seed + number * 1000,
+                key=tenant.key,
+            )
+            for number, (tenant, answers) in enumerate(zip(TENANTS, expected, strict=True))
+        )
+    )
+    return Report(
+        north.outcomes + south.outcomes,
+        [*north.differences, *south.differences],
+        [*north.surprises, *south.surprises],
+        max(north.seconds, south.seconds),
+    )
 
 
 def held_bytes() -> float:
@@ -62,24 +114,24 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         stores: dict[str, Any] = {
-            "kbs": {"wiki": build_sample(Path(folder) / "kb")},
+            "kbs": {tenant.kb: build_sample(Path(folder) / tenant.kb) for tenant in TENANTS},
             "datastores": {
                 "village": build_village(Path(folder) / "store", MODEL, dtype="int8", batch_invariant=True)
             },
+            "keys": [
+                {"name": tenant.kb, "key": tenant.key, "kbs": [tenant.kb, *filter(None, [tenant.datastore])]}
+                for tenant in TENANTS
+            ],
         }
         with running_server(**stores, max_concurrent=64, max_queue=256) as server:
-            kinds = samples("wiki", options.tokens, "village")
-            expected = asyncio.run(alone(server.url, kinds))
+            expected = [
+                asyncio.run(alone(server.url, tenant.kinds(options.tokens), tenant.key)) for tenant in TENANTS
+            ]
             fill_kernels(server.service.llm)
             seconds = options.minutes * 60
-            arguments = {"clients": options.clients}
-            first = asyncio.run(
-                load(server.url, kinds, expected, **arguments, seconds=seconds / 4, seed=options.seed)
-            )
+            first = asyncio.run(both(server.url, expected, options, seconds / 4, options.seed))
             before = held_bytes()
-            second = asyncio.run(
-                load(server.url, kinds, expected, **arguments, seconds=seconds * 3 / 4, seed=options.seed + 1)
-            )
+            second = asyncio.run(both(server.url, expected, options, seconds * 3 / 4, options.seed + 1))
             deadline = time.monotonic() + 30
             while not server.idle and time.monotonic() < deadline:
                 time.sleep(0.1)

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
+import signal
 import stat
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +20,29 @@ from specrag.engine.session import Session
 from specrag.models.decoder import LeanDecoder
 from specrag.models.toy import ToyModel
 from tests.core.test_kv import fresh, next_logits, text, tiny_model
+from tests.kills import kills
+
+ROOT = Path(__file__).resolve().parents[2]
+
+#: Writes two prefixes to one file in turns, in a child for each line it reads, until the child is killed.
+WRITER = """
+import os, sys
+from pathlib import Path
+from specrag.engine.prefix_file import save_prefix
+from tests.core.test_prefix_file import IDENTITY, read
+from tests.core.test_kv import text, tiny_model
+
+model = tiny_model()
+sessions = [read(model, text(seed, 400)) for seed in (1, 2)]
+for _ in sys.stdin:
+    child = os.fork()
+    while not child:
+        for session in sessions:
+            save_prefix(Path(sys.argv[1]), session, 400, IDENTITY)
+    print(child, flush=True)
+    os.waitpid(child, 0)
+    print("ended", flush=True)
+"""
 
 IDENTITY = {"model": "tiny", "weights": "1f", "dtype": "fp32"}
 
@@ -115,3 +143,29 @@ def test_a_failed_write_leaves_the_old_file(model: LeanDecoder, kept: Path, tmp_
         kept.parent.chmod(0o500)
         with pytest.raises(PrefixFileError, match="cannot be written"):
             save_prefix(kept, read(model, text(1, 20)), 20, IDENTITY)
+
+
+def test_a_kill_leaves_a_whole_prefix_and_what_it_had_begun_does_no_harm(
+    model: LeanDecoder, tmp_path: Path
+) -> None:
+    path = tmp_path / "prefix"
+    command = [sys.executable, "-c", WRITER, str(path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    writer = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert writer.stdin is not None
+    assert writer.stdout is not None
+    for _ in range(kills(5)):
+        writer.stdin.write("\n")
+        writer.stdin.flush()
+        child = int(writer.stdout.readline())
+        time.sleep(random.uniform(0.02, 0.1))
+        os.kill(child, signal.SIGKILL)
+        assert writer.stdout.readline() == "ended\n"
+        session = load_prefix(path, model, IDENTITY)
+        assert session.tokens in (text(1, 400), text(2, 400))
+        assert all(left == path or left.name.startswith(".prefix.") for left in tmp_path.iterdir())
+    writer.stdin.close()
+    assert writer.wait(30) == 0
+    writer.stdout.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import random
 import resource
 import shutil
 import signal
@@ -20,6 +21,7 @@ from specrag.models import catalog
 from specrag.models.catalog import ModelFiles
 from specrag.models.store import Store
 from specrag.models.weights import read_weights
+from tests.kills import kills
 from tests.models import tiny
 
 
@@ -99,6 +101,21 @@ def test_killed_conversion_starts_again(tiny_wheels: Path, own_home: Path) -> No
     done = run(tiny_wheels, own_home)
     assert done.returncode == 0, done.stderr
     assert_finished(own_home)
+
+
+def test_killed_at_any_moment_a_pull_ends_as_if_it_had_not_been(tiny_wheels: Path, own_home: Path) -> None:
+    began = time.monotonic()
+    assert run(tiny_wheels, own_home).returncode == 0
+    seconds = time.monotonic() - began
+    for _ in range(kills(2)):
+        shutil.rmtree(own_home)
+        process = tiny.start(tiny.make_code(tiny_wheels), tiny.environment(own_home, tiny_wheels))
+        time.sleep(random.uniform(0.2, 1) * seconds)  # before that Python is still being loaded
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        done = run(tiny_wheels, own_home)
+        assert done.returncode == 0, done.stderr
+        assert_finished(own_home)
 
 
 def test_two_processes_make_one_model(tiny_wheels: Path, own_home: Path) -> None:

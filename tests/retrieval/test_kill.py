@@ -21,6 +21,7 @@ from specrag.retrieval.disk import KnowledgeBaseError
 from specrag.retrieval.manifest import GENERATIONS, Manifest
 from specrag.retrieval.passage import Passage
 from specrag.retrieval.progress import Progress
+from tests.kills import kills
 from tests.retrieval.library import contents, encoder, index, passages, write_library
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -148,7 +149,7 @@ def _killed_and_finished(
 def test_killed_at_any_file_operation(driver: Driver, case: Case, tmp_path: Path) -> None:
     operations = case.undisturbed.operations
     assert operations > 30
-    points = random.sample(range(operations), 10)
+    points = random.sample(range(operations), min(kills(10), operations))
     encoded = []
     for stop in points:
         first, second = _killed_and_finished(driver, case, tmp_path / f"kb-{stop}", stop=stop)
@@ -159,7 +160,7 @@ def test_killed_at_any_file_operation(driver: Driver, case: Case, tmp_path: Path
 
 def test_killed_at_any_moment(driver: Driver, case: Case, tmp_path: Path) -> None:
     killed = 0
-    for number in range(5):
+    for number in range(kills(5)):
         after = random.uniform(0, case.undisturbed.seconds)
         first, _ = _killed_and_finished(driver, case, tmp_path / f"kb-{number}", after=after)
         killed += first.killed

@@ -22,6 +22,7 @@ from specrag.retrieval.knn_index import GraphSettings
 from specrag.retrieval.knn_manifest import KEYS, VALUES, DatastoreError, DatastoreManifest, WindowSettings
 from specrag.retrieval.knn_windows import entries_of, windows
 from specrag.retrieval.progress import Progress
+from tests.kills import kills
 from tests.retrieval.knn_toys import VOCABULARY, build, record, texts, toy
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -140,7 +141,7 @@ def test_killed_at_any_file_operation(driver: subprocess.Popen[str], tmp_path: P
     assert undisturbed["operations"] > 12
     encoded = []
     last = undisturbed["operations"] - 1
-    for stop in [*random.sample(range(last), 3), last]:
+    for stop in [*random.sample(range(last), min(kills(3), last)), last]:
         folder = tmp_path / f"stopped-{stop}"
         if update:
             _child(driver, folder, 4, None)

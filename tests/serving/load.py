@@ -182,9 +182,13 @@ def _choices(parts: Sequence[Mapping[str, Any]]) -> str:
     return json.dumps([[texts[index].strip(), calls[index], reasons.get(index)] for index in sorted(texts)])
 
 
-async def alone(url: str, kinds: Sequence[Sample]) -> dict[int, str]:
+def _headers(key: str | None) -> dict[str, str]:
+    return {} if key is None else {"Authorization": f"Bearer {key}"}
+
+
+async def alone(url: str, kinds: Sequence[Sample], key: str | None = None) -> dict[int, str]:
     """What each kind is answered while nothing else runs."""
-    async with httpx.AsyncClient(base_url=url, timeout=300) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=300, headers=_headers(key)) as client:
         return {number: await answer(client, sample) for number, sample in enumerate(kinds)}
 
 
@@ -197,8 +201,9 @@ async def load(
     requests: int | None = None,
     seconds: float | None = None,
     seed: int = 0,
+    key: str | None = None,
 ) -> Report:
-    """Ask, with so many clients at the same time, so many requests or for so long."""
+    """Ask, with so many clients at the same time, so many requests or for so long, with an API key or none."""
     report = Report()
     began = time.monotonic()
     left = requests
@@ -236,7 +241,7 @@ async def load(
         nonlocal left
         draws = random.Random(f"{seed}/{index}")
         # Its own connections: who goes away closes one.
-        async with httpx.AsyncClient(base_url=url, timeout=300) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=300, headers=_headers(key)) as client:
             while (left is None or left > 0) and (seconds is None or time.monotonic() - began < seconds):
                 if left is not None:
                     left -= 1

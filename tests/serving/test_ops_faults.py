@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import socket
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 
 pytest.importorskip("fastapi")
 
+from tests.kills import kills
 from tests.serving.ops_server import Program, program, wait_for_job
 
 METALS = [f"{name}-{number}" for name in ("copper", "tin", "zinc", "lead") for number in range(40)]
@@ -78,6 +80,27 @@ def test_a_kill_during_uploads_and_indexing_loses_nothing_promised(tmp_path: Pat
             assert list(incoming.iterdir()) == []
             found = asking.post("/v1/kb/metals/search", json={"query": "zinc", "k": 1, "index": "bm25"})
             assert found.json()["data"][0]["source"].startswith("zinc-")
+
+
+def test_kills_at_any_moment_of_a_job_lose_no_document(tmp_path: Path) -> None:
+    """Uploaded, killed a moment later, started again: each time all documents are there and none of them is new."""
+    with program(tmp_path, kb_root=str(tmp_path / "kb"), page=False) as server:
+        with client(server) as asking:
+            assert asking.post("/v1/kb", json={"name": "metals"}).status_code == 201
+        names: list[str] = []
+        for number in range(kills(2)):
+            names.append(f"metal-{number}.txt")
+            with client(server) as asking:
+                answer = upload(asking, (names[-1], f"Metal {number} is a metal. ".encode() * 40))
+                assert answer.status_code == 202, answer.text
+                time.sleep(random.uniform(0, 0.6))
+            server.end()
+            server.start()
+            with client(server) as asking:
+                ended = wait_for_job(asking, answer.json()["job"], 120)
+                assert ended["status"] == "done", ended
+                assert documents(asking) == sorted(names)
+                assert list((tmp_path / "kb" / "metals" / "incoming").iterdir()) == []
 
 
 @pytest.fixture
