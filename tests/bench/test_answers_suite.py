@@ -178,7 +178,7 @@ def test_data_without_the_questions_is_named(tmp_path: Path) -> None:
         bench(tmp_path / "out", "--data", str(tmp_path))
 
 
-def test_the_real_rows_can_be_read(measuring_data: Path) -> None:
+def test_the_real_rows_can_be_read(measuring_data: Path, model_home: Path) -> None:
     names = [name for name in SIZES if name != "sample"]
     sets = load_sets(measuring_data, names)
     counts = {name: len(rows) for name, rows in sets.items()}
@@ -201,6 +201,21 @@ def test_the_real_rows_can_be_read(measuring_data: Path) -> None:
     assert all(row.group == "" for row in sets["musique"])
     read = [" ".join(passage.text for passage in row.passages) for row in sets["popqa"]]
     assert all(contains_answer(text, row.answers) for text, row in zip(read, sets["popqa"], strict=True))
+
+
+def test_unranked_passages_are_ranked_before_the_last_are_left_out(model_home: Path, tmp_path: Path) -> None:
+    others = [{"title": f"Town {n}", "text": f"Town {n} has {n} bridges and a market."} for n in range(19)]
+    radium = {"title": "Radium", "text": "Marie Curie discovered radium in 1898."}
+    row = {"question": "Who discovered radium?", "answers": ["Marie Curie"], "passages": [*others, radium]}
+    for name in ("musique_dev_100x20.jsonl", "retrievalqa_popqa_trivia_100x25.jsonl"):
+        (tmp_path / name).write_text(json.dumps({**row, "id": "triviaqa-1"}) + "\n")
+    sets = load_sets(tmp_path, ["musique", "triviaqa"])
+    ranked, retrieved = sets["musique"][0].passages, sets["triviaqa"][0].passages
+    assert (len(ranked), len(retrieved)) == (15, 10)
+    assert ranked[0].title == "Radium"
+    assert [passage.title for passage in retrieved] == [f"Town {n}" for n in range(10)], (
+        "the retriever's own order"
+    )
 
 
 def test_passages_hold_an_answer_or_not() -> None:

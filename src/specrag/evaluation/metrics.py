@@ -38,12 +38,12 @@ def exact_match(response: str, gold: str | Sequence[str]) -> bool:
 def contains_answer(response: str, gold: str | Sequence[str]) -> bool:
     """Whether a gold answer occurs in the response, both normalised; the rule for free-form answers.
 
-    A substring is enough, also within a word, as in Self-RAG and Speculative RAG. A gold answer of which
-    normalisation leaves nothing ("The") occurs in no response.
+    Whole words: "LA" is not in "Tulsa, Oklahoma". Self-RAG and Speculative RAG take any substring, which counts such
+    answers as right. A gold answer of which normalisation leaves nothing ("The") occurs in no response.
     """
     normalized = normalize_answer(response)
     wanted = (normalize_answer(answer) for answer in _answers(gold))
-    return any(answer and answer in normalized for answer in wanted)
+    return any(answer and _occurs(answer, normalized) for answer in wanted)
 
 
 def token_f1(response: str, gold: str | Sequence[str]) -> float:
@@ -69,6 +69,22 @@ def _answers(gold: str | Sequence[str]) -> Sequence[str]:
     if not answers:
         raise InputError("gold", gold, "give at least one gold answer")
     return answers
+
+
+def _occurs(words: str, text: str) -> bool:
+    """Whether the words stand in a text and are no part of longer ones."""
+    place = text.find(words)
+    while place >= 0:
+        end = place + len(words)
+        if not _joined(text[place - 1 : place], words[0]) and not _joined(words[-1], text[end : end + 1]):
+            return True
+        place = text.find(words, place + 1)
+    return False
+
+
+def _joined(left: str, right: str) -> bool:
+    """Whether two neighbouring characters belong to one word; scripts without spaces do not tell."""
+    return all(one.isalnum() and unicodedata.category(one) != "Lo" for one in (left, right))
 
 
 def _is_punctuation(character: str) -> bool:

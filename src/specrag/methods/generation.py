@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 from specrag.engine.executor import Executor
 from specrag.engine.passes import Coroutine
 from specrag.engine.stopping import FinishReason
 from specrag.methods.options import Options
 from specrag.speculation.decode import DecodedToken
+
+if TYPE_CHECKING:
+    from specrag.models.tokenizer import Tokenizer
 
 #: A text, a conversation of ``{"role": ..., "content": ...}``, or token ids.
 Prompt: TypeAlias = str | Sequence[Mapping[str, str]] | Sequence[int]
@@ -101,6 +104,15 @@ class Generation:
     def tokens_per_second(self) -> float:
         """Of decoding alone."""
         return self.usage.completion_tokens / self.timing.decode if self.timing.decode else 0.0
+
+
+@runtime_checkable
+class HasTokenizer(Protocol):
+    """A model whose tokens are known here, so that its logits can be processed by what they spell."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Its tokenizer."""
 
 
 class Generator(Protocol):

@@ -12,10 +12,11 @@ from specrag.engine.passes import Coroutine, Emit, Search
 from specrag.engine.stopping import FinishReason
 from specrag.errors import InputError
 from specrag.methods.answer import ABSTENTION, Answer, AnswerStats, Source, Sources
+from specrag.methods.citation_limit import CitationLimit
 from specrag.methods.citations import Citations, find_citations, support
 from specrag.methods.encoded_prompt import encode_prompt
 from specrag.methods.follow_up import MAX_TOKENS, retrieval_question, rewriting_prompt
-from specrag.methods.generation import Generation
+from specrag.methods.generation import Generation, HasTokenizer
 from specrag.methods.generation import Generator as LanguageModel
 from specrag.methods.options import DEFAULT_MAX_TOKENS, Options, check_options
 from specrag.methods.quiet import quietly
@@ -214,8 +215,15 @@ class StandardRAG:
             yield Emit(_said(self.lead))
         # Answers quote their passages, also those that did not fit the prompt.
         quoted: Options = {"references": [hit.passage.text for hit in found.hits]}
-        generation = yield from self.llm.generating(prompt.tokens, {**quoted, **prompt.options})
+        limit = self._citation_limit(kept, options)
+        generation = yield from self.llm.generating(prompt.tokens, {**quoted, **limit, **prompt.options})
         return _sum_up(event, generation, self.lead)
+
+    def _citation_limit(self, sources: int, options: Options) -> Options:
+        """Keeps citations to the sources, where the model's tokens are known and no grammar rules the text."""
+        if options.get("processors") or not isinstance(self.llm, HasTokenizer):
+            return {}
+        return {"processors": [CitationLimit(self.llm.tokenizer, sources, self.lead)]}
 
     def _rewriting(self, question: str, history: Sequence[Message], options: Options) -> Coroutine[str]:
         short: Options = {"max_tokens": MAX_TOKENS, "stop": "\n", "tenant": options.get("tenant", "")}

@@ -99,6 +99,12 @@ class Tokenizer:
         """The tokens that hold a line end, ascending."""
         return np.array([token for token in range(self.vocab_size) if b"\n" in self.token_bytes(token)])
 
+    @cached_property
+    def numerals(self) -> Mapping[int, str]:
+        """The text of every token that holds a digit, by its id."""
+        texts = (self.token_bytes(token).decode(errors="replace") for token in range(self.vocab_size))
+        return {token: text for token, text in enumerate(texts) if any(map(str.isdecimal, text))}
+
     def encode(self, text: str, *, special: bool) -> list[int]:
         """The tokens of a text; ``special`` adds those that the model expects around it (such as BOS)."""
         tokens: list[int] = self._backend.encode(text, add_special_tokens=special).ids

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from specrag.bench.data import find_file, read_json_lines
 from specrag.bench.question_data import PassageQuestion, load_passage_questions
@@ -15,7 +17,10 @@ from specrag.bench.suites.answers_sample import SAMPLE, SAMPLE_PASSAGES
 from specrag.evaluation.metrics import contains_answer, normalize_answer
 from specrag.methods.draft_task import CLAIM_LABELS, Task
 from specrag.methods.passage_reading import choose
-from specrag.retrieval.passage import Passage
+from specrag.retrieval.passage import Passage, passage_text
+
+if TYPE_CHECKING:
+    from specrag.retrieval.encoder import Encoder
 
 #: Most rows of a set.
 ROWS = 100
@@ -33,7 +38,7 @@ class Question:
         identifier: unique in the set.
         group: of questions within the set, such as HotpotQA's types; empty where there are none.
         answers: what counts as right.
-        passages: best first, no two alike; as many as the set's size asks for.
+        passages: best first, no two alike; as many as the set's size asks for, once they are ranked.
     """
 
     set: str
@@ -73,16 +78,16 @@ class SetSize:
     Args:
         passages: n; fewer where the data has fewer.
         m, k: drafts, and passages a draft.
-        ranked: whether passages come in a retriever's order; else in no order, or in that of a text.
+        retrieved: whether passages come in a retriever's order; else in no order, or in that of a text.
     """
 
     passages: int = 10
     m: int = 5
     k: int = 2
-    ranked: bool = False
+    retrieved: bool = False
 
 
-_SINGLE_HOP, _RETRIEVED = SetSize(), SetSize(ranked=True)
+_SINGLE_HOP, _RETRIEVED = SetSize(), SetSize(retrieved=True)
 _MULTI_HOP = SetSize(passages=15, m=10, k=6)
 SIZES: Mapping[str, SetSize] = {
     "popqa": _RETRIEVED,
@@ -98,17 +103,38 @@ SIZES: Mapping[str, SetSize] = {
 """By name; ``popqa-25`` is PopQA with up to 25 retrieved passages, of which the first 10 are used."""
 
 
-def load_sets(folder: Path | None, names: Sequence[str], rows: int = ROWS) -> dict[str, list[Question]]:
+def load_sets(
+    folder: Path | None, names: Sequence[str], rows: int = ROWS, encoder: Encoder | None = None
+) -> dict[str, list[Question]]:
     """Rows of each set, drawn by their identifiers; the built-in sample without data.
 
-    Files are ordered, and their first rows alike. Whoever asks for more rows gets the same ones and others.
+    Files are ordered, and their first rows alike. Whoever asks for more rows gets the same ones and others. Passages
+    that no retriever has ranked are ranked by their similarity with the question, before the last ones are left out.
+
+    Args:
+        encoder: ranks; by default the one that knowledge bases have.
 
     Raises:
         InputError: a file is missing or of another form.
     """
     if folder is None:
         return {"sample": list(_sample())[:rows]}
-    return {name: sorted(_LOADERS[name](folder), key=_place)[:rows] for name in names}
+    drawn = {name: sorted(_LOADERS[name](folder), key=_place)[:rows] for name in names}
+    if encoder is None and not all(SIZES[name].retrieved for name in names):
+        from specrag.retrieval.encoder import load_encoder  # it imports torch
+
+        encoder = load_encoder()
+    return {name: [_best(question, encoder) for question in questions] for name, questions in drawn.items()}
+
+
+def _best(question: Question, encoder: Encoder | None) -> Question:
+    """The question with its best passages, best first."""
+    size, passages = SIZES[question.set], question.passages
+    if not size.retrieved and encoder is not None:
+        texts = [passage_text(passage.title, passage.text) for passage in passages]
+        scores = encoder.encode_passages(texts) @ encoder.encode_queries([question.task.question])[0]
+        passages = tuple(passages[place] for place in np.argsort(-scores, kind="stable"))
+    return replace(question, passages=passages[: size.passages])
 
 
 def _place(question: Question) -> bytes:
@@ -146,7 +172,7 @@ def _free_form(name: str, row: PassageQuestion, group: str = "") -> Question:
         identifier=row.identifier,
         task=Task(row.question),
         answers=row.answers,
-        passages=_distinct(row.passages, SIZES[name].passages),
+        passages=_distinct(row.passages),
         group=group,
     )
 
@@ -189,7 +215,7 @@ def _healthver(folder: Path) -> list[Question]:
                 identifier=str(number),
                 task=Task(str(row["claim"]), "claim-checking", labels=(_TRUE, _FALSE)),
                 answers=(_TRUE if supports > refutes else _FALSE,),
-                passages=_distinct(passages, SIZES["healthver"].passages),
+                passages=_distinct(passages),
             )
         )
     return questions
@@ -211,7 +237,7 @@ def _climate_fever(folder: Path) -> list[Question]:
                 identifier=str(row["claim_id"]),
                 task=Task(str(row["claim"]), "claim-checking", labels=CLAIM_LABELS),
                 answers=(gold[str(row["claim_label"])],),
-                passages=_distinct(passages, SIZES["climate-fever"].passages),
+                passages=_distinct(passages),
             )
         )
     return questions
@@ -243,13 +269,13 @@ def _sample() -> tuple[Question, ...]:
     )
 
 
-def _distinct(passages: Sequence[Passage], most: int) -> tuple[Passage, ...]:
-    """The first passages of different texts, as all methods get them."""
+def _distinct(passages: Sequence[Passage]) -> tuple[Passage, ...]:
+    """The passages of different texts, as all methods get them."""
     texts: dict[str, Passage] = {}
     for passage in passages:
         if passage.text.strip():
             texts.setdefault(" ".join(passage.text.split()), passage)
-    return tuple(texts.values())[:most]
+    return tuple(texts.values())
 
 
 _SENTENCES_A_PASSAGE = 2
@@ -263,7 +289,7 @@ def _cut(title: str, text: str) -> tuple[Passage, ...]:
         for start in range(0, len(sentences), _SENTENCES_A_PASSAGE)
     ]
     passages = [Passage(number, "arc", title, "", group, {}) for number, group in enumerate(groups)]
-    return _distinct(passages, SIZES["arc-challenge"].passages)
+    return _distinct(passages)
 
 
 def _mapping(value: object) -> dict[str, Any]:
