@@ -119,13 +119,14 @@ class Speculation:
         drafter: proposes; made for this request, closed by whoever made it.
         rule: accepts.
         schedule: says how much to guess, this request's own.
-        watch: runs while the drafter reads its prompt, where that waits for the first proposal.
+        watch: runs while the drafter reads its prompt, where that waits for the first proposal; ``None`` where it is
+            a part of the start.
     """
 
     drafter: Drafter
     rule: Rule
     schedule: TokenSchedule
-    watch: Stopwatch = field(default_factory=Stopwatch)
+    watch: Stopwatch | None = None
 
 
 def decode(
@@ -158,17 +159,17 @@ def decode(
     left = settings.stop.max_tokens
     last = clock()
     yield from drafter.start(session, prompt_rows)
-    reading = clock() - last
+    reading = clock() - last if watch is None else 0.0
     while True:
         began = clock()
         room = session.model.context_length - len(session)
         # The bonus token needs no guess: a budget beyond what may still come would be wasted.
         budget = max(min(schedule.budget(runs_passes=drafter.runs_passes), left - 1, room), 0)
-        proposed, read_before = EMPTY, watch.seconds
+        proposed, read_before = EMPTY, 0.0 if watch is None else watch.seconds
         if budget or rule.needs.opinions:
             proposed = yield from drafter.propose(session, budget)
         tree = schedule.choose(proposed, len(session))
-        asked, read = clock(), watch.seconds - read_before
+        asked, read = clock(), 0.0 if watch is None else watch.seconds - read_before
         reading += read
         rows = yield from session.score(tree, target.outputs)
         answered = clock()
