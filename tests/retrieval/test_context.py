@@ -277,6 +277,31 @@ def test_a_context_is_cut_and_encoded_once(
     assert retriever.documents([document(FILLER * 30, "Title")], tokenizer_file) is not first
 
 
+def test_what_one_tenant_sent_serves_no_other(
+    tokenizer_file: Path, counting: Counting, tmp_path: Path
+) -> None:
+    """Neither chunks nor vectors, in memory or on disk: an answer that comes sooner would tell."""
+    for folder in (None, tmp_path):
+        counting.texts.clear()
+        retriever = ContextRetriever(encoder=counting, vectors=folder)  # type: ignore[arg-type]
+        for tenant in ("one", "two", ""):
+            first = retriever.documents([document(FILLER * 30)], tokenizer_file, tenant)
+            before = len(counting.texts)
+            retriever.select(QUESTION, first)
+            assert len(counting.texts) > before
+            # The tenant's own text is known, also as a part of another one.
+            assert retriever.documents([document(FILLER * 30)], tokenizer_file, tenant) is first
+            retriever.select(QUESTION, first.only([0]))
+            known = len(counting.texts)
+            assert first.only([0]).tenant == tenant
+            retriever.select("Who met?", first)
+            assert len(counting.texts) == known
+        said = [{"role": "user", "content": FILLER * 3}]
+        assert retriever.messages(said, tokenizer_file, "one") is not retriever.messages(
+            said, tokenizer_file, "two"
+        )
+
+
 # -- files --------------------------------------------------------------------------------------------------
 
 

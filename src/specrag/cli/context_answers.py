@@ -115,6 +115,7 @@ def _show_chunks(answer: ContextAnswer) -> None:
         f"{reads} {len(part.chunks)} of {part.context_chunks} chunks, "
         f"{part.tokens:,} of {part.context_tokens:,} tokens:",
         style="dim",
+        soft_wrap=True,
     )
     for scored in part.chunks:
         chunk = scored.chunk
