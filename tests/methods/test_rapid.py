@@ -132,13 +132,13 @@ def test_greedy_text_is_plain_decodings_whatever_eta_is(
 
 
 def test_a_grammar_binds_the_drafter_too(exact: LanguageModel, prompt: list[int], part: list[int]) -> None:
-    """Two tokens that nobody would guess here, in turns."""
-    turns = AllowedTokens(lambda output: {100 + len(output) % 2, 200 + len(output) % 2})
+    """Of two tokens at every place, which nobody would guess here."""
+    pairs = AllowedTokens(lambda output: {1000 + 7 * len(output), 3000 + 7 * len(output)})
     method = RAPID(eta=5.0, cost_aware=False, gamma=3, suffix=False)
     made = exact.generate(
-        part, method=method.reading(prompt[-60:]), max_tokens=8, temperature=1.0, processors=[turns]
+        part, method=method.reading(prompt[-60:]), max_tokens=8, temperature=1.0, processors=[pairs]
     )
-    assert [token.token % 100 for token in made.tokens] == [0, 1] * 4
+    assert [token.token % 1000 for token in made.tokens] == list(range(0, 56, 7))
     assert made.usage.accepted > 0
 
 

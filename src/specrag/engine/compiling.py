@@ -56,7 +56,7 @@ def inlined(function: Callable[Parameters, Result]) -> Callable[Parameters, Resu
     return cast(Callable[Parameters, Result], made)
 
 
-class _Compilation(event.Listener):  # type: ignore[misc]
+class _Compilation(event.Listener):
     """A clock that stands still while anything is compiled or fetched from the disk, in any thread."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -93,11 +93,11 @@ def without_compiling(clock: Callable[[], float]) -> Iterator[Callable[[], float
         clock: seconds.
     """
     compilation = _Compilation(clock)
-    event.register("numba:compiler_lock", compilation)
+    event.register("numba:compiler_lock", compilation)  # type: ignore[no-untyped-call]
     try:
         yield compilation.now
     finally:
-        event.unregister("numba:compiler_lock", compilation)
+        event.unregister("numba:compiler_lock", compilation)  # type: ignore[no-untyped-call]
 
 
 def _kept(function: Callable[Parameters, Result], **options: Any) -> Callable[Parameters, Result]:
