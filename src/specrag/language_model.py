@@ -202,8 +202,16 @@ class LanguageModel:
         yield Emit(generation)
 
     def _decode(self, request: _Request, begun: Session | None = None) -> Coroutine[Generation]:
-        """Prefill, decode, and sum up."""
-        started = self._clock()
+        """Prefill, decode, and sum up. Loops that are compiled on the way, at a first run, count for no time."""
+        from specrag.engine.compiling import without_compiling  # imports the compiler
+
+        with without_compiling(self._clock) as clock:
+            return (yield from self._timed(request, begun, clock))
+
+    def _timed(
+        self, request: _Request, begun: Session | None, clock: Callable[[], float]
+    ) -> Coroutine[Generation]:
+        started = clock()
         session = self._prefixes.start(self.model, request.prompt, request.tenant) if begun is None else begun
         try:
             cached = len(session)
@@ -211,16 +219,16 @@ class LanguageModel:
                 session, request.prompt[cached:], request.method.prompt_needs, self._prefill_rows
             )
             self._prefixes.keep(session, request.tenant)
-            prefilled = self._clock()
+            prefilled = clock()
             steps: list[Step] = []
             text = TextStream(self.tokenizer)
             # The loop's steps pass through here on their way to the caller, so that they can be summed up.
             reason = yield from overhear(
-                request.method.decode(session, request.settings, text, self._clock, prompt_rows), steps
+                request.method.decode(session, request.settings, text, clock, prompt_rows), steps
             )
             timing = Timing(
                 prefilled - started,
-                self._clock() - prefilled,
+                clock() - prefilled,
                 sum(step.drafting for step in steps),
                 sum(step.verifying for step in steps),
             )

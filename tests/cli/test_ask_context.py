@@ -19,7 +19,7 @@ PAGES = (
 QUESTION = "How high is the lighthouse of Lindau?"
 FIGURES = re.compile(
     r"\d+ tokens?, [\d.]+ tokens/s; [\d,]+ tokens read(, [\d,]+ of them known before)?; "
-    r"retrieval [\d.]+ s, prefill [\d.]+ s, drafter's prefill [\d.]+ s, decoding [\d.]+ s"
+    r"retrieval [\d.]+ s, prefill [\d.]+ s(, drafter's prefill [\d.]+ s)?, decoding [\d.]+ s"
     r"(, kept prefix [\d.]+ s)?(; [\d.]+ tokens a pass, \d+ of \d+ guesses accepted)?(; cut at the limit)?"
 )
 
@@ -33,9 +33,10 @@ def report(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_answer_chunks_and_figures_and_the_second_question_reads_little(report: Path, tmp_path: Path) -> None:
     # The cost-aware length of a guess follows the clock, so that the two runs pack other passes: equal bits whatever is
-    # in a pass is what makes their answers comparable.
+    # in a pass is what makes their answers comparable. With a share in the text the drafter is always asked.
     words = (
         *("ask", QUESTION, "--context", str(report), "--method", "rapid", "--retrieval-tokens", "40"),
+        *("--eta", "5", "--temperature", "0.1"),
         *("--max-tokens", "16", "--keep-prefix", str(tmp_path / "kept"), "--batch-invariant"),
     )
     first = specrag(*words)
@@ -92,7 +93,10 @@ def test_a_part_that_is_everything_is_said(smollm2: Path, tmp_path: Path) -> Non
         (("--context", "PICTURES"), ("--context", "pictures.pdf", "PDF without text", "OCR")),
         (("--context", "REPORT", "--kb", "x"), ("--kb", "--context has no use for it")),
         (("--context", "REPORT", "--eta", "5"), ("--eta", "5.0", "--method rapid")),
-        (("--context", "REPORT", "--method", "rapid", "--eta", "-1"), ("eta", "-1.0", "upwards")),
+        (("--context", "REPORT", "--method", "rapid", "--eta", "-1"), ("--eta", "-1.0", "upwards")),
+        (("--context", "REPORT", "--method", "rapid", "--eta", "5"), ("--eta", "5.0", "--temperature")),
+        (("--context", "REPORT", "--top-p", "3"), ("--top-p: 3.0",)),
+        (("--context", "REPORT", "--max-tokens", "0"), ("--max-tokens: 0",)),
         (("--context", "REPORT", "--method", "ralmspec"), ("method", "ralmspec", "long context")),
         (("--method", "rapid"), ("--method", "rapid", "--context FILE")),
     ],
@@ -110,3 +114,21 @@ def test_what_cannot_be_used_is_said_before_the_model_is_loaded(
     assert result.err.startswith("error: ")
     assert result.err.count("\n") == 1
     assert [part for part in named if part not in result.err] == [], result.err
+
+
+def test_what_is_too_long_is_told_in_options(report: Path) -> None:
+    words = ("ask", QUESTION, "--context", str(report), "--max-tokens", "8180", "--method", "plain")
+    result = specrag(*words)
+    assert result.code == 1
+    assert result.err.startswith("error: --context: ")
+    assert "(--truncate-middle)" in result.err
+    assert "(--method rag)" in result.err
+    assert "truncate_middle" not in result.err
+
+
+def test_a_drafter_that_was_not_asked_is_said(report: Path) -> None:
+    words = ("ask", QUESTION, "--context", str(report), "--method", "rapid", "--retrieval-tokens", "40")
+    result = specrag(*words, "--max-tokens", "1")
+    assert result.code == 0, result.err
+    assert "the drafter was never asked; it would have read 1 of 3 chunks" in result.out
+    assert "drafter's prefill" not in result.err

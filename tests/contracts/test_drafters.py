@@ -98,7 +98,6 @@ DRAFTERS = {
     "cross-vocabulary": Subject(lambda: CrossVocabulary(DRAFT, WORDS)),
     "rag": Subject(lambda: rag(SamplingParams(), opinions=False), forgets=False),
     "rag-coupled": Subject(lambda: rag(DRAWN, opinions=False), forgets=False),
-    "rag-opinions": Subject(lambda: rag(SamplingParams()), forgets=False),
     "rag-drawn": Subject(lambda: rag(DRAWN), forgets=False),
     "rag-copying": Subject(lambda: rag(DRAWN, copy_from=2), forgets=False),
     "rag-translated": Subject(lambda: TranslatedRagDrafter(DRAFT, WORDS, READING), forgets=False),

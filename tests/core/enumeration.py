@@ -160,6 +160,13 @@ class DiceView:
     def draw_from(self, node: int, probs: NDArray[np.float64]) -> int:
         return self.dice.throw_in_proportion(probs)
 
+    def guess_from(self, node: int, draft: NDArray[np.float64]) -> int:
+        """What was drawn behind the node, if anything was: the keyed draw is the guess itself."""
+        drawn = [child for child, parent in enumerate(self.tree.parents) if parent == node]
+        if drawn and self.tree.draft_probs:
+            return self.tree.tokens[drawn[0]]
+        return self.dice.throw(draft)
+
     def _tokens(self, node: int) -> list[int]:
         path: list[int] = []
         while node != ROOT:

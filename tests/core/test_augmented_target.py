@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from specrag.engine.sampling import SamplingParams, warp
 from specrag.errors import InputError
 from specrag.models.toy import ToyModel
-from specrag.speculation.acceptance import Rule, View, reject
+from specrag.speculation.acceptance import Rule, View, coupled, match
 from specrag.speculation.augmented_target import (
-    UNIT,
     Augmented,
     AugmentedSettings,
     Guard,
@@ -28,7 +27,7 @@ from specrag.speculation.augmented_target import (
     guarded,
     paper_residual,
 )
-from specrag.speculation.tree import ROOT, DraftTree, Verdict
+from specrag.speculation.tree import DraftTree, Verdict
 from tests.core.enumeration import (
     PARAMS,
     TOKENS,
@@ -44,6 +43,7 @@ from tests.core.enumeration import (
 
 VOCAB = 4
 PROMPT = [1, 2]
+UNIT = SamplingParams(temperature=1.0)
 SAMPLED = [name for name, params in PARAMS.items() if not params.greedy]
 Probs = NDArray[np.float64]
 Draft = Callable[[Dice, Sequence[int]], DraftTree]
@@ -257,6 +257,36 @@ def test_without_transfer_the_papers_residual_gives_p(name: str, table: int) -> 
         assert distance(got, plain_law(target, params, PROMPT)) < 1e-9
 
 
+def printed_text_law(
+    target: ToyModel, drafter: ToyModel, params: SamplingParams, setting: AugmentedSettings
+) -> Law:
+    """Token by token what Algorithm 1 prints for a verified one."""
+    law: Law = {(): 1.0}
+    for _ in range(TOKENS):
+        longer: Law = defaultdict(float)
+        for tokens, weight in law.items():
+            context = [*PROMPT, *tokens]
+            p, q = (target_probs(model, params, context) for model in (target, drafter))
+            weights = np.array(slowly(target.logits(context).tolist(), q.tolist(), params, setting))
+            for token, prob in enumerate(printed_law(p, q, weights)):
+                longer[*tokens, token] += weight * prob
+        law = longer
+    return law
+
+
+@pytest.mark.parametrize("guard", ["raw", "off"])
+@pytest.mark.parametrize("name", ["plain", "all"])
+@settings(max_examples=6, deadline=None)
+@given(table=st.integers(0, 1000), lengths=st.integers(0, 1000))
+def test_the_papers_law_does_not_depend_on_where_rounds_end(
+    name: str, guard: Guard, table: int, lengths: int
+) -> None:
+    target, drafter = models(table)
+    params, setting = PARAMS[name], AugmentedSettings(10.0, "paper", guard)
+    got = spoken_law(target, params, guesses(drafter, params, lengths), Augmented(setting, params))
+    assert distance(got, printed_text_law(target, drafter, params, setting)) < 1e-9
+
+
 def printed_law(p: Probs, q: Probs, weights: Probs) -> Probs:
     """Of one verified token: Algorithm 1 as it is printed."""
     kept = np.array([q[x] * min(1.0, weights[x] / q[x]) if q[x] else 0.0 for x in range(len(p))])
@@ -269,7 +299,7 @@ def printed_law(p: Probs, q: Probs, weights: Probs) -> Probs:
 @pytest.mark.parametrize("guard", ["raw", "renormalised", "off"])
 @pytest.mark.parametrize("name", SAMPLED)
 def test_the_papers_residual_gives_what_is_printed(name: str, guard: Guard) -> None:
-    """Of a verified token the printed law, of the token behind a full chain p; together neither p nor p-hat."""
+    """Of every token, also the one behind a full chain: it is neither p nor p-hat."""
     params, setting = PARAMS[name], AugmentedSettings(10.0, "paper", guard)
     off_p, off_p_hat = [], []
     for table in range(6):
@@ -291,7 +321,10 @@ def test_the_papers_residual_gives_what_is_printed(name: str, guard: Guard) -> N
         law = outcomes(play)
         for first in range(VOCAB):
             accepted = sum(law.get((first, second), 0.0) for second in range(VOCAB))
-            after = target_probs(target, params, [*PROMPT, first])
+            behind = [*PROMPT, first]
+            own, draft = (target_probs(model, params, behind) for model in (target, drafter))
+            wanted = np.array(slowly(target.logits(behind).tolist(), draft.tolist(), params, setting))
+            after = printed_law(own, draft, wanted)
             for second in range(VOCAB):
                 assert law.get((first, second), 0.0) == pytest.approx(accepted * after[second], abs=1e-9)
     assert max(off_p) > 0.05
@@ -322,16 +355,16 @@ class BonusFromP:
         self.needs = Augmented(setting, params).needs
 
     def judge(self, tree: DraftTree, target: View) -> Verdict:
-        def p_hat(node: int) -> Probs:
+        def token(node: int) -> int:
             own = target.probs(node)
+            if node == len(tree) - 1:
+                return target.draw(node)
             moved = augmented_probs(own, tree.opinions[node + 1], self._setting.eta)
             found = np.zeros(VOCAB)
             found[own.tokens] = guarded(moved, own, self._setting.effective_guard)
-            return found
+            return coupled(target, node, tree.opinions[node + 1], found)
 
-        if not len(tree):
-            return Verdict((), target.draw(ROOT))
-        return reject(tree, target, p_hat, bonus_probs=lambda node: target.probs(node).dense(VOCAB))
+        return match(tree, token)
 
 
 def test_the_check_sees_a_bonus_without_the_drafters_opinion() -> None:
@@ -364,26 +397,23 @@ def test_the_exact_residual_accepts_as_often_as_any_rule_can() -> None:
 
 
 @given(st.integers(0, 1000), st.integers(0, 1000), st.sampled_from([0.0, 3.0, 20.0]))
-def test_greedy_decoding_takes_the_likeliest_token_of_p_hat(table: int, seed: int, eta: float) -> None:
+def test_greedy_text_is_the_limit_of_drawn_ones_the_targets_own(table: int, seed: int, eta: float) -> None:
     target, drafter = models(table)
     params, setting = PARAMS["greedy"], AugmentedSettings(eta)
     got = spoken_law(target, params, guesses(drafter, params, seed), Augmented(setting, params))
-    context = list(PROMPT)
-    for _ in range(TOKENS):
-        draft = opinions(drafter, params, context, [])[0].tolist()
-        context.append(int(np.argmax(slowly(target.logits(context).tolist(), draft, UNIT, setting))))
-    assert distance(got, {tuple(context[len(PROMPT) :]): 1.0}) < 1e-9
-    if eta == 0:
-        assert distance(got, plain_law(target, params, PROMPT)) < 1e-9
+    expected = plain_law(target, params, PROMPT)
+    assert distance(got, expected) < 1e-9
+    cold = SamplingParams(temperature=1e-5)
+    assert distance(augmented_law(target, drafter, cold, setting), expected) < 1e-6
 
 
-def test_the_smaller_id_wins_a_tie() -> None:
+def test_a_greedy_text_needs_no_opinion() -> None:
+    rule = Augmented(AugmentedSettings(10.0), PARAMS["greedy"])
+    assert not rule.needs.opinions
+    tree = DraftTree.chain([1], "copy")
     model = ToyModel(VOCAB)
     model.table[:] = 1.0
-    params = PARAMS["greedy"]
-    tree = DraftTree(opinions=(np.full(VOCAB, 1 / VOCAB),))
-    view = DiceView(model, params, PROMPT, tree, Dice([]))
-    assert Augmented(AugmentedSettings(10.0), params).judge(tree, view) == Verdict((), 0)
+    assert rule.judge(tree, DiceView(model, rule.sampling, PROMPT, tree, Dice([]))) == Verdict((), 0)
 
 
 # --- what is refused -----------------------------------------------------------------------------------------
@@ -406,15 +436,12 @@ def test_wrong_settings_are_refused(change: dict[str, object], match: str) -> No
         AugmentedSettings(**change)  # type: ignore[arg-type]
 
 
-def test_a_tree_without_opinions_and_copies_for_the_papers_residual_are_refused() -> None:
+def test_a_tree_without_opinions_is_refused() -> None:
     params, model = PARAMS["plain"], ToyModel(VOCAB)
     bare = DraftTree.chain([1], "copy")
     rule = Augmented(AugmentedSettings(5.0, "paper"), params)
     with pytest.raises(InputError, match="distribution behind every node"):
         rule.judge(bare, DiceView(model, params, PROMPT, bare, Dice([])))
-    known = replace(bare, opinions=opinions(model, params, PROMPT, [1]))
-    with pytest.raises(InputError, match="copied guesses"):
-        rule.judge(known, DiceView(model, params, PROMPT, known, Dice([])))
 
 
 def test_what_a_schedule_leaves_out_takes_its_opinions_with_it() -> None:

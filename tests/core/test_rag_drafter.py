@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from specrag.engine.executor import run
+from specrag.engine.processors import LogitsProcessor, build_processors
 from specrag.engine.sampling import SamplingParams, warp
 from specrag.engine.session import Session
 from specrag.engine.stopping import StopConditions
@@ -19,9 +22,10 @@ from specrag.errors import ContextLengthError, InputError
 from specrag.models.toy import ToyModel
 from specrag.scheduling.chain_length import ChainCosts, ChainLength
 from specrag.speculation.acceptance import Matching, Rule
-from specrag.speculation.augmented_target import UNIT, Augmented, AugmentedSettings
+from specrag.speculation.augmented_target import Augmented, AugmentedSettings, Residual
 from specrag.speculation.decode import Settings
 from specrag.speculation.drafters import rag as rag_module
+from specrag.speculation.drafters.base import Stopwatch
 from specrag.speculation.drafters.rag import RAG, Guessing, RagDrafter
 from specrag.speculation.drafters.suffix import SUFFIX
 from specrag.speculation.schedule import Timed
@@ -29,7 +33,7 @@ from specrag.speculation.target import TargetView
 from specrag.speculation.tree import DraftTree, Round, Verdict
 from tests.core.enumeration import PARAMS, TOKENS, Dice, DiceView, Law, distance, outcomes, plain_law
 from tests.core.guessing import Budgets, decoding, plain_decoding
-from tests.core.test_augmented_target import augmented_law
+from tests.core.test_augmented_target import augmented_law, slowly
 
 VOCAB = 6
 PROMPT = [1, 2, 3, 4, 5, 0, 1]
@@ -88,7 +92,7 @@ def test_it_proposes_its_own_text_behind_its_own_prompt() -> None:
         assert other.propose(4).tokens == tuple(greedy(toy(1), [*READING, *said], 4))
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, DRAWN])
+@pytest.mark.parametrize("sampling", [SamplingParams(temperature=1.0), DRAWN])
 def test_its_opinion_stands_behind_every_node(sampling: SamplingParams) -> None:
     followed = Followed(RagDrafter(toy(1), READING, Guessing(sampling, opinions=True)), [1, 5])
     for budget in (4, 0):
@@ -96,15 +100,16 @@ def test_its_opinion_stands_behind_every_node(sampling: SamplingParams) -> None:
         assert len(tree) == budget
         for count, opinion in enumerate(tree.opinions):
             context = [*READING, 1, 5, *tree.tokens[:count]]
-            known = warp(toy(1).logits(context), UNIT if sampling.greedy else sampling).dense(VOCAB)
-            assert np.array_equal(opinion, known)
-        assert len(tree.draft_probs) == (0 if sampling.greedy else budget)
+            assert np.array_equal(opinion, warp(toy(1).logits(context), sampling).dense(VOCAB))
+        assert len(tree.draft_probs) == budget
 
 
 def test_each_guess_costs_a_pass_and_the_last_opinion_one_more() -> None:
     for opinions, passes in ((False, 5), (True, 6)):
         model = toy(1)
-        followed = Followed(RagDrafter(model, READING, Guessing(GREEDY, opinions)))
+        sampling = DRAWN if opinions else GREEDY
+        followed = Followed(RagDrafter(model, READING, Guessing(sampling, opinions)))
+        followed.propose(1)  # reads the prompt
         for kept in (5, 2, 0):
             before = model.passes
             tree = followed.propose(5)
@@ -116,6 +121,7 @@ def test_copies_come_from_what_it_reads_and_cost_one_pass() -> None:
     model = toy(1)
     reading = [0, 1, 2, 3, 4, 5, 5, 4]
     followed = Followed(RagDrafter(model, reading, Guessing(DRAWN, opinions=True, copy_from=3)), [1, 2, 3])
+    followed.propose(0)  # reads the prompt
     before = model.passes
     tree = followed.propose(3)
     assert model.passes - before == 1
@@ -148,24 +154,24 @@ def test_where_its_context_ends_nothing_is_proposed_unless_its_opinion_is_needed
     short = toy(1, context_length=10)
     assert len(Followed(RagDrafter(short, READING, Guessing(GREEDY)), [1] * 4).propose(20)) == 4
     assert len(Followed(RagDrafter(short, READING, Guessing(GREEDY)), [1] * 8).propose(20)) == 0
-    needed = Guessing(GREEDY, opinions=True)
+    needed = Guessing(DRAWN, opinions=True)
     assert len(Followed(RagDrafter(short, READING, needed), [1] * 4).propose(20)) == 3
     with pytest.raises(ContextLengthError):
         Followed(RagDrafter(short, READING, needed), [1] * 8).propose(20)
 
 
-def test_an_unlikely_guess_ends_the_chain_but_not_the_opinions() -> None:
+def test_an_unlikely_guess_ends_the_chain() -> None:
     whole = Followed(RagDrafter(toy(2), READING, Guessing(GREEDY))).propose(10)
     confidences = [
-        warp(toy(2).logits([*READING, *whole.tokens[:count]]), UNIT).dense(VOCAB).max() for count in range(10)
+        warp(toy(2).logits([*READING, *whole.tokens[:count]]), SamplingParams(temperature=1.0))
+        .dense(VOCAB)
+        .max()
+        for count in range(10)
     ]
     least = float(sorted(confidences)[3])
     ended = next(place for place, value in enumerate(confidences) if value < least)
-    for opinions in (False, True):
-        guessing = Guessing(GREEDY, opinions, min_confidence=least)
-        tree = Followed(RagDrafter(toy(2), READING, guessing)).propose(10)
-        assert tree.tokens == whole.tokens[: ended + 1]
-        assert len(tree.opinions) == (ended + 2 if opinions else 0)
+    tree = Followed(RagDrafter(toy(2), READING, Guessing(GREEDY, min_confidence=least))).propose(10)
+    assert tree.tokens == whole.tokens[: ended + 1]
 
 
 def test_wrong_values_are_refused() -> None:
@@ -174,7 +180,9 @@ def test_wrong_values_are_refused() -> None:
     with pytest.raises(InputError, match="min_confidence"):
         Guessing(GREEDY, min_confidence=1.5)
     with pytest.raises(InputError, match="copy_from"):
-        Guessing(GREEDY, opinions=True, copy_from=-1)
+        Guessing(DRAWN, opinions=True, copy_from=-1)
+    with pytest.raises(InputError, match="greedy text needs none"):
+        Guessing(GREEDY, opinions=True)
     with pytest.raises(InputError, match="SuffixDrafter"):
         Guessing(GREEDY, copy_from=3)
 
@@ -185,7 +193,6 @@ ROUNDS = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 10**6)), min_size=
 GUESSINGS = {
     "likeliest": Guessing(GREEDY),
     "coupled": Guessing(DRAWN),
-    "opinions": Guessing(GREEDY, opinions=True),
     "drawn": Guessing(DRAWN, opinions=True),
     "copying": Guessing(DRAWN, opinions=True, copy_from=2),
 }
@@ -237,6 +244,7 @@ def in_the_loop(
     guessing: Guessing,
     rule: Rule,
     budgets: list[int],
+    processors: Sequence[LogitsProcessor] = (),
 ) -> tuple[Law, Counter[str]]:
     """The law of the loop's text, with sessions and caches; only random numbers are replaced by dice."""
     target = toy(vocab_size=SMALL)
@@ -246,12 +254,14 @@ def in_the_loop(
         monkeypatch.setattr(TargetView, "uniform", DiceView.uniform)
         monkeypatch.setattr(TargetView, "dice", dice, raising=False)
         monkeypatch.setattr(TargetView, "draw_from", DiceView.draw_from)
+        monkeypatch.setattr(TargetView, "tree", property(lambda view: view._tree), raising=False)
+        monkeypatch.setattr(TargetView, "guess_from", DiceView.guess_from)
         monkeypatch.setattr(TargetView, "draw", lambda view, node: dice.throw(view.probs(node).dense(SMALL)))
         monkeypatch.setattr(
             RagDrafter, "_guess_from", lambda _, opinion, __: rag_module._Guess(dice.throw(opinion), 1.0)
         )
         drafter = RagDrafter(near(target), PROMPT_READ, guessing)
-        wanted = Settings(StopConditions(TOKENS), params)
+        wanted = Settings(StopConditions(TOKENS), params, processors=processors)
         decoded = run(decoding(target, [1, 2], wanted, drafter, Budgets(budgets), rule=rule))
         for step in decoded.steps:
             seen.update(step.drafted_by)
@@ -295,17 +305,120 @@ def test_without_transfer_the_text_is_plain_decodings(sampling: SamplingParams) 
         assert sum(step.accepted for step in text.steps) > 10
 
 
-def test_greedy_text_does_not_depend_on_the_number_of_guesses() -> None:
-    target = toy()
-    wanted = Settings(StopConditions(60), GREEDY)
-    texts = []
-    for budgets, copy_from in (([4], 0), ([9, 0, 2], 0), ([6], 3)):
-        guessing = Guessing(GREEDY, opinions=True, copy_from=copy_from)
-        drafter = RagDrafter(near(target), READING, guessing)
-        rule = Augmented(AugmentedSettings(10.0), GREEDY)
-        texts.append(run(decoding(target, PROMPT, wanted, drafter, Budgets(budgets), rule=rule)).tokens)
-    assert texts[0] == texts[1] == texts[2]
-    assert texts[0] != plain_decoding(target, PROMPT, max_tokens=60, sampling=GREEDY).tokens
+@pytest.mark.parametrize("residual", ["exact", "paper"])
+@pytest.mark.parametrize("seed", range(5))
+def test_one_seed_gives_one_text_whatever_is_guessed(seed: int, residual: Residual) -> None:
+    """One, two, five or ten guesses a round, none, copies, or as many as a clock says."""
+    target, params = toy(), replace(DRAWN, seed=seed)
+    wanted = Settings(StopConditions(60), params)
+    rule = Augmented(AugmentedSettings(10.0, residual), params)
+    texts = set()
+    for budgets, copy_from in (([1], 0), ([2], 0), ([5], 0), ([10], 0), ([9, 0, 2], 0), ([6, 1], 3)):
+        drafter = RagDrafter(near(target), READING, Guessing(params, opinions=True, copy_from=copy_from))
+        made = run(decoding(target, PROMPT, wanted, drafter, Budgets(budgets), rule=rule))
+        assert sum(step.accepted for step in made.steps) > 5
+        texts.add(tuple(made.tokens))
+    schedule = ChainLength(ChainCosts(), most=10, most_copies=0, source=RAG)
+    drafter = RagDrafter(near(target), READING, Guessing(params, opinions=True))
+    texts.add(tuple(run(decoding(target, PROMPT, wanted, drafter, schedule, rule=rule)).tokens))
+    assert len(texts) == 1
+    assert texts != {tuple(plain_decoding(target, PROMPT, max_tokens=60, sampling=params).tokens)}
+
+
+def test_keyed_numbers_give_p_hat_and_accept_as_often_as_any_rule_can() -> None:
+    """No dice: the first two tokens over many seeds, the second behind a kept guess or a rejected one."""
+    target, rounds = toy(vocab_size=SMALL), 4000
+    setting, plain = AugmentedSettings(5.0), PARAMS["plain"]
+    counts: Counter[tuple[int, ...]] = Counter()
+    accepted = 0
+    for seed in range(rounds):
+        params = replace(plain, seed=seed)
+        drafter = RagDrafter(near(target), PROMPT_READ, Guessing(params, opinions=True))
+        wanted, rule = Settings(StopConditions(2), params), Augmented(setting, params)
+        made = run(decoding(target, [1, 2], wanted, drafter, Budgets([1]), rule=rule))
+        counts[tuple(made.tokens)] += 1
+        accepted += made.steps[0].accepted
+    law = augmented_law(target, near(target), plain, setting, count=2)
+    chi_square = sum(
+        (counts[pair] - rounds * chance) ** 2 / (rounds * chance) for pair, chance in law.items()
+    )
+    assert chi_square < 37.7  # 15 degrees of freedom: exceeded once in a thousand
+    q = warp(near(target).logits(PROMPT_READ), plain).dense(SMALL)
+    first = augmented_law(target, near(target), plain, setting, count=1)
+    share = sum(min(first.get((token,), 0.0), q[token]) for token in range(SMALL))
+    assert accepted / rounds == pytest.approx(share, abs=4 * 0.5 / rounds**0.5)
+
+
+class Alternating:
+    """A grammar: even and odd tokens take turns; what follows a forbidden one is not defined."""
+
+    def start(self, prompt: Sequence[int]) -> int:
+        del prompt
+        return 0
+
+    def advance(self, state: int, token: int) -> int:
+        assert token % 2 == state
+        return 1 - state
+
+    def apply(self, logits: NDArray[np.float32], state: int) -> NDArray[np.float32]:
+        allowed = np.arange(len(logits)) % 2 == state
+        return np.where(allowed, logits, np.float32(-np.inf))
+
+
+PENALISED = replace(
+    PARAMS["plain"], presence_penalty=0.7, frequency_penalty=0.2, repetition_penalty=1.3, logit_bias={1: -1.5}
+)
+
+
+@pytest.mark.parametrize(
+    ("params", "processors"),
+    [
+        (PENALISED, ()),
+        (replace(PARAMS["plain"], logit_bias={2: -np.inf}), ()),
+        (replace(PENALISED, logit_bias={}), (Alternating(),)),
+    ],
+)
+@pytest.mark.parametrize("copy_from", [0, 1])
+def test_penalties_bans_and_grammars_change_both_opinions(
+    params: SamplingParams,
+    processors: tuple[LogitsProcessor, ...],
+    copy_from: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """p and q are what is left behind them, by the target's own prompt and output; p-hat follows from these."""
+    setting = AugmentedSettings(5.0)
+    guessing = Guessing(params, opinions=True, copy_from=copy_from, processors=processors)
+    law, seen = in_the_loop(monkeypatch, params, guessing, Augmented(setting, params), [1, 0, 2], processors)
+    target = toy(vocab_size=SMALL)
+    expected: Law = {(): 1.0}
+    chain = build_processors(params, processors)
+    for _ in range(TOKENS):
+        longer: Law = defaultdict(float)
+        for output, weight in expected.items():
+            state = chain.start([1, 2])
+            for token in output:
+                state = chain.advance(state, token)
+            logits = chain.apply(target.logits([1, 2, *output]), state)
+            draft = chain.apply(near(target).logits([*PROMPT_READ, *output]), state)
+            q = warp(draft, params).dense(SMALL)
+            for token, prob in enumerate(slowly(logits.tolist(), q.tolist(), params, setting)):
+                if prob:
+                    longer[*output, token] += weight * prob
+        expected = longer
+    assert distance(law, expected) < 1e-9
+    assert seen["accepted"] > 0 or copy_from  # a copy may be forbidden
+
+
+def test_nothing_is_read_before_the_first_guess() -> None:
+    model = toy(1)
+    watch = Stopwatch(iter(range(100)).__next__)
+    followed = Followed(RagDrafter(model, READING, Guessing(GREEDY), watch))
+    assert (model.passes, watch.seconds) == (0, 0.0)
+    followed.propose(1)
+    assert model.passes > 0
+    assert watch.seconds == 1
+    followed.propose(1)
+    assert watch.seconds == 1
 
 
 def test_a_fresh_seed_gives_another_text_and_the_same_seed_the_same() -> None:
@@ -373,7 +486,7 @@ def test_nothing_is_left_out_of_a_proposal() -> None:
 
 
 def test_the_schedules_number_of_copies_is_kept_to() -> None:
-    guessing = Guessing(GREEDY, opinions=True, copy_from=3, most_copies=lambda: allowed)
+    guessing = Guessing(DRAWN, opinions=True, copy_from=3, most_copies=lambda: allowed)
     for allowed in (2, 0):
         followed = Followed(RagDrafter(toy(1), [0, 1, 2, 3, 4, 5, 5, 4], guessing), [1, 2, 3])
         tree = followed.propose(6)

@@ -19,7 +19,7 @@ from specrag.engine.session import Session
 from specrag.engine.stopping import StopConditions
 from specrag.errors import InputError
 from specrag.models.toy import ToyModel
-from specrag.speculation.acceptance import Matching, Rejection, RowNeeds, Rule, View, reject
+from specrag.speculation.acceptance import Matching, Rejection, RowNeeds, Rule, View, coupled, reject
 from specrag.speculation.decode import Settings
 from specrag.speculation.target import TargetView
 from specrag.speculation.tree import ROOT, DraftTree, Verdict
@@ -300,25 +300,16 @@ def test_a_residual_of_ones_own_takes_the_rejected_guesss_place() -> None:
     params = PARAMS["plain"]
     p, q = target_probs(target, params, [1, 2]), draft_probs(drafter, [1, 2])
     own = np.array([0.0, 2.0, 0.0, 6.0])
-    asked: list[int] = []
-
-    def residual(node: int) -> Probs:
-        asked.append(node)
-        return own
 
     def play(dice: Dice) -> tuple[int, ...]:
         tree = drawn_chain(dice, drafter, [1, 2], 1)
-        view = DiceView(target, params, [1, 2], tree, dice)
-        verdict = reject(tree, view, lambda node: view.probs(node).dense(VOCAB), residual)
-        assert verdict.bonus is not None
-        return (tree.tokens[0] if verdict.path else verdict.bonus,)
+        return (coupled(DiceView(target, params, [1, 2], tree, dice), ROOT, q, p, own),)
 
     law = outcomes(play)
     kept = np.minimum(p, q)
     for token in range(VOCAB):
         wanted = kept[token] + (1 - kept.sum()) * own[token] / own.sum()
         assert law.get((token,), 0.0) == pytest.approx(wanted)
-    assert set(asked) == {ROOT}
 
 
 # --- what cannot be judged -----------------------------------------------------------------------------------

@@ -277,6 +277,35 @@ def test_a_context_is_cut_and_encoded_once(
     assert retriever.documents([document(FILLER * 30, "Title")], tokenizer_file) is not first
 
 
+def test_what_one_tenant_sent_serves_no_other(
+    tokenizer_file: Path, encoder: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither chunks nor vectors, in memory or on disk: an answer that comes sooner would tell."""
+    texts: list[str] = []
+
+    def encode(some: Sequence[str]) -> np.ndarray:
+        texts.extend(some)
+        return Encoder.encode_passages(encoder, some)
+
+    monkeypatch.setattr(encoder, "encode_passages", encode)
+    for folder in (None, tmp_path):
+        texts.clear()
+        retriever = ContextRetriever(encoder=encoder, vectors=folder)
+        for tenant in ("one", "two", ""):
+            first = retriever.documents([document(FILLER * 30)], tokenizer_file, tenant)
+            before = len(texts)
+            retriever.select(QUESTION, first)
+            assert len(texts) > before
+            # The tenant's own text is known, also as a part of another one.
+            assert retriever.documents([document(FILLER * 30)], tokenizer_file, tenant) is first
+            retriever.select(QUESTION, first.only([0]))
+            assert len(texts) == before + len(set(texts))
+        said = [{"role": "user", "content": FILLER * 3}]
+        assert retriever.messages(said, tokenizer_file, "one") is not retriever.messages(
+            said, tokenizer_file, "two"
+        )
+
+
 # -- files --------------------------------------------------------------------------------------------------
 
 

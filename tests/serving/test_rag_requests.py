@@ -233,6 +233,11 @@ def test_a_long_text_of_the_request_itself_is_answered_by_rapid(server: LiveServ
     refused = post(server, "/v1/chat/completions", bare)
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == "messages"
+    greedy = {**asked, "specrag": {"method": "rapid", "options": {"eta": 5}}}
+    refused = post(server, "/v1/chat/completions", greedy)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "specrag.options.eta"
+    assert post(server, "/v1/chat/completions", {**greedy, "temperature": 0.5}).status_code == 200
 
 
 def test_a_question_that_nothing_answers_is_not_answered(server: LiveServer) -> None:

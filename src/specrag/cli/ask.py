@@ -159,7 +159,9 @@ def ask(
             }
         )
         ask_speculative.refuse(own.given(), method)
-        reading = asked.decoding(lambda: speculation.method_of(method, drafter, relaxed, tolerance, corpus))
+        reading = asked.decoding(
+            lambda: speculation.method_of(method, drafter, relaxed, tolerance, corpus), temperature
+        )
         settings = asked.settings()
         check_options(options)
         asking = _first_question(question, file, chat, as_json)

@@ -125,11 +125,14 @@ class ContextChoice:
             if value is not None and value is not False:
                 raise InputError(option, value, "leave it out; --context has no use for it")
 
-    def decoding(self, other: Callable[[], str | DecodingMethod]) -> str | DecodingMethod | ReadsPart:
+    def decoding(
+        self, other: Callable[[], str | DecodingMethod], temperature: float
+    ) -> str | DecodingMethod | ReadsPart:
         """The method itself.
 
         Args:
             other: makes it where it is not one of long contexts alone.
+            temperature: of the request.
 
         Raises:
             InputError: the options do not fit together.
@@ -139,6 +142,9 @@ class ContextChoice:
         for option, value in (("--eta", self.eta), ("--gamma", self.gamma)):
             if value is not None and self.method != "rapid":
                 raise InputError(option, value, "only --method rapid takes it; add it")
+        if self.eta is not None and self.eta > 0 and temperature == 0:
+            remedy = "at temperature 0 the answer is the model's own whatever it is; add --temperature, such as 0.1"
+            raise InputError("--eta", self.eta, remedy)
         if self.method not in _ONLY_HERE:
             given = other()
             if isinstance(given, str):

@@ -106,13 +106,16 @@ def _show_chunks(answer: ContextAnswer) -> None:
     part = answer.reading.part
     if part is None or answer.reading.fallback:
         return
-    reader = "the drafter" if answer.reading.drafter_tokens else "the model"
+    reads = "the drafter read" if answer.reading.drafter_tokens else "the model read"
+    if answer.reading.drafter_tokens and not answer.stats.drafter_tokens:
+        reads = "the drafter was never asked; it would have read"
     console = Console(highlight=False)
     console.print()
     console.print(
-        f"{reader} read {len(part.chunks)} of {part.context_chunks} chunks, "
+        f"{reads} {len(part.chunks)} of {part.context_chunks} chunks, "
         f"{part.tokens:,} of {part.context_tokens:,} tokens:",
         style="dim",
+        soft_wrap=True,
     )
     for scored in part.chunks:
         chunk = scored.chunk

@@ -8,20 +8,23 @@ and transformers inside its functions, so that ``specrag --help`` answers at onc
 from __future__ import annotations
 
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from specrag.errors import SpecragError
+from specrag.errors import InputError, SpecragError
 
 COMMANDS = ("models", "index", "search", "generate", "perplexity", "ask", "serve", "bench", "train", "doctor")
 """In the order of ``specrag --help``."""
+
+_QUOTES = "'\""
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -72,6 +75,29 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
+def _as_typed(error: SpecragError, words: Sequence[str]) -> str:
+    """The message with arguments of Python named as this command's options: ``--max-tokens`` for ``max_tokens``."""
+    if not isinstance(error, InputError):
+        return str(error)
+    command: Any = typer.main.get_command(app)
+    for word in words:
+        command = getattr(command, "commands", {}).get(word, command)
+    options = {
+        parameter.name: max(parameter.opts, key=len)
+        for parameter in command.params
+        if parameter.opts[0].startswith("-")
+    }
+
+    def option(found: re.Match[str]) -> str:
+        name, value = found["name"], found["value"] or ""
+        if name not in options or not (value or "_" in name):
+            return found[0]
+        return f"{options[name]} {value.strip(_QUOTES)}".removesuffix(" True").strip()
+
+    remedy = re.sub(r"\b(?P<name>[a-z]\w*)\b(=(?P<value>[\w.'\"-]+))?", option, error.remedy)
+    return str(InputError(options.get(error.field, error.field), error.value, remedy))
+
+
 def _report_error(message: str) -> None:
     typer.echo(f"error: {_one_line(message)}", err=True)
 
@@ -120,7 +146,7 @@ def run(args: Sequence[str]) -> int:
     except SpecragError as error:
         if debug:
             traceback.print_exc()
-        _report_error(str(error))
+        _report_error(_as_typed(error, words))
         return EXIT_FAILED
     except Exception as error:
         if debug:

@@ -6,10 +6,13 @@ one of those alone, delete the ``*.nbi`` files below ``__pycache__``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar, cast
 
 from numba import cfunc, njit, types
+from numba.core import event
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -51,6 +54,50 @@ def inlined(function: Callable[Parameters, Result]) -> Callable[Parameters, Resu
     """
     made = njit(forceinline=True, fastmath=True, error_model="numpy")(function)
     return cast(Callable[Parameters, Result], made)
+
+
+class _Compilation(event.Listener):
+    """A clock that stands still while anything is compiled or fetched from the disk, in any thread."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._open = 0
+        self._began = 0.0
+        self._seconds = 0.0
+
+    def now(self) -> float:
+        with self._lock:
+            return (self._began if self._open else self._clock()) - self._seconds
+
+    def on_start(self, event: Any) -> None:
+        del event
+        with self._lock:
+            if not self._open:
+                self._began = self._clock()
+            self._open += 1
+
+    def on_end(self, event: Any) -> None:
+        del event
+        with self._lock:
+            if self._open == 1:
+                self._seconds += self._clock() - self._began
+            self._open = max(self._open - 1, 0)  # what began before this listened ends uncounted
+
+
+@contextmanager
+def without_compiling(clock: Callable[[], float]) -> Iterator[Callable[[], float]]:
+    """A clock that leaves out the time of compiling: a first run's figures are then those of the next one.
+
+    Args:
+        clock: seconds.
+    """
+    compilation = _Compilation(clock)
+    event.register("numba:compiler_lock", compilation)  # type: ignore[no-untyped-call]
+    try:
+        yield compilation.now
+    finally:
+        event.unregister("numba:compiler_lock", compilation)  # type: ignore[no-untyped-call]
 
 
 def _kept(function: Callable[Parameters, Result], **options: Any) -> Callable[Parameters, Result]:

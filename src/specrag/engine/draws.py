@@ -65,6 +65,20 @@ def keyed_gumbel(seed: int, position: int, tokens: NDArray[np.integer]) -> NDArr
     return noise
 
 
+def keyed_choice(seed: int, position: int, weights: NDArray[np.floating], stream: int = 0) -> int:
+    """A token drawn in proportion to its weight: Gumbel-max with noise keyed by (seed, position, token).
+
+    Args:
+        seed, position: as of :func:`keyed_uniform`.
+        weights: ``[V]``, not negative, not all 0; they need not sum to 1.
+        stream: added to the token ids, so that draws for other purposes are independent at the same position.
+    """
+    tokens = np.flatnonzero(weights > 0)
+    noise = keyed_gumbel(seed, position, tokens + stream)
+    noise += np.log(weights[tokens])
+    return int(tokens[np.argmax(noise)])
+
+
 def _key_words(seed: int, position: int) -> tuple[np.uint64, np.uint64]:
     # Hexadecimal, since Python refuses to print very long integers in decimal.
     text = f"{operator.index(seed):x}/{operator.index(position):x}"

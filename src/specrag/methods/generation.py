@@ -21,7 +21,7 @@ Prompt: TypeAlias = str | Sequence[Mapping[str, str]] | Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Wall-clock seconds of a request.
+    """Wall-clock seconds of a request, without those of compiling at a first run.
 
     Attributes:
         prefill: from the start to the first token, exclusive of its pass where nothing else ran.

@@ -249,6 +249,7 @@ class LongContext:
             () if found else earlier,
             options.get("max_tokens", DEFAULT_MAX_TOKENS),
             checked.raw,
+            checked.tenant,
         )
 
     def _free_bytes(self) -> int | None:
@@ -274,9 +275,8 @@ class LongContext:
 
 def _sum_up(plan: Plan, known: PrefixRead, generation: Generation, steps: Sequence[Step]) -> ContextAnswer:
     reading, timing, usage = plan.reading, generation.timing, generation.usage
-    # The drafter reads its prompt before the first guess: what the first round took beside its guesses and its pass.
-    first = steps[0] if steps and usage.drafted else None
-    drafter_prefill = 0.0 if first is None else max(first.seconds - first.drafting - first.verifying, 0.0)
+    # A drafter that was never asked for a guess has read nothing.
+    drafter_prefill = sum(step.reading for step in steps)
     stats = ContextStats(
         retrieval_seconds=reading.retrieval_seconds,
         tokenizing_seconds=reading.tokenizing_seconds,
@@ -286,7 +286,7 @@ def _sum_up(plan: Plan, known: PrefixRead, generation: Generation, steps: Sequen
         decode_seconds=timing.decode - drafter_prefill,
         prompt_tokens=usage.prompt_tokens,
         cached_tokens=known.known if known.prefill_seconds else usage.cached_tokens,
-        drafter_tokens=reading.drafter_tokens,
+        drafter_tokens=reading.drafter_tokens if drafter_prefill else 0,
         completion_tokens=usage.completion_tokens,
     )
     return ContextAnswer(generation.text.strip(), reading, generation, stats, known.note)

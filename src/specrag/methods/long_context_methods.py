@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from specrag.errors import InputError
 from specrag.methods.base import DecodingMethod
-from specrag.methods.plain import Plain
 from specrag.methods.registry import METHODS, make_method
 
 if TYPE_CHECKING:
@@ -19,6 +18,9 @@ if TYPE_CHECKING:
 RAG = "rag"
 #: Those whose drafter reads the part, and the one whose drafter reads the two ends.
 RAPID, NAIVE_SD, STREAMING = "rapid", "naive-sd", "streaming-drafter"
+
+#: Decodes in place of a method whose drafter has nothing else to read than the target: copies cost no pass.
+FALLBACK = "respec"
 
 _OWN = (RAPID, RAG, NAIVE_SD, STREAMING)
 NAMES = (*_OWN, *(name for name in METHODS if name not in _OWN))
@@ -48,13 +50,14 @@ class ContextMethod:
 
     Attributes:
         name: as it was asked for.
-        decoding: how the target's text is decoded; for one that reads a part, where the part is everything.
+        decoding: how the target's text is decoded, a name for the default settings, whose measured costs the
+            language model keeps; for one that reads a part, where the part is everything.
         part: drafts from the part; ``None`` where no drafter reads one.
         reads_part_only: the target itself reads the part in place of everything.
     """
 
     name: str
-    decoding: DecodingMethod
+    decoding: str | DecodingMethod
     part: ReadsPart | None = None
     reads_part_only: bool = False
 
@@ -72,7 +75,8 @@ class ContextMethod:
         """
         if self.part is not None:
             self.part.check_drafter(loaded)
-        self.decoding.check(loaded)
+        made = make_method(self.decoding) if isinstance(self.decoding, str) else self.decoding
+        made.check(loaded)
 
 
 def context_method(given: str | DecodingMethod | ReadsPart) -> ContextMethod:
@@ -82,12 +86,12 @@ def context_method(given: str | DecodingMethod | ReadsPart) -> ContextMethod:
         InputError: there is no such method.
     """
     if isinstance(given, ReadsPart):
-        return ContextMethod(given.name, Plain(), given)
+        return ContextMethod(given.name, FALLBACK, given)
     if not isinstance(given, str):
         return ContextMethod(given.name, given)
     check_name(given)
     if given == RAG:
-        return ContextMethod(RAG, Plain(), reads_part_only=True)
+        return ContextMethod(RAG, "plain", reads_part_only=True)
     # Imported when they are asked for, as in the registry.
     if given == RAPID:
         from specrag.methods import rapid
@@ -98,7 +102,7 @@ def context_method(given: str | DecodingMethod | ReadsPart) -> ContextMethod:
 
         made = rapid_baselines.naive_sd() if given == NAIVE_SD else rapid_baselines.StreamingDrafter()
         return context_method(made)
-    return ContextMethod(given, make_method(given))
+    return ContextMethod(given, given)
 
 
 def check_name(name: str) -> None:

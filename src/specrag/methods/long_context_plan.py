@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from specrag.errors import ContextLengthError
 from specrag.methods.base import DecodingMethod
-from specrag.methods.long_context_methods import ContextMethod
+from specrag.methods.long_context_methods import FALLBACK, ContextMethod
 from specrag.methods.long_context_prompt import (
     ContextQuestion,
     common_length,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 #: Why a drafter with the target's own weights does not draft from everything that the target reads.
 NOTHING_LEFT_OUT = (
     "the relevant part is the whole context, so that the drafter would repeat the target's own work: "
-    "decoded plainly"
+    f"decoded by {FALLBACK}"
 )
 
 # Tokens that joining chunks may add.
@@ -50,6 +50,7 @@ class LongQuestion:
         messages: the conversation that is the context; empty where it is documents.
         max_tokens: of the answer.
         raw: leave the chat template out.
+        tenant: who asks.
     """
 
     asked: ContextQuestion
@@ -57,6 +58,7 @@ class LongQuestion:
     messages: tuple[Message, ...]
     max_tokens: int
     raw: bool
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ class Plan:
 
     reading: ContextReading
     tokens: tuple[int, ...]
-    method: DecodingMethod
+    method: str | DecodingMethod
 
 
 class Ends(NamedTuple):
@@ -134,7 +136,8 @@ class Planner:
             InputError: the keys and values do not fit the memory, or the context holds no text.
         """
         started = self._clock()
-        drafts, decoding, fallback = self.method.part, self.method.decoding, ""
+        drafts, fallback = self.method.part, ""
+        decoding: str | DecodingMethod = self.method.decoding
         fitted: _Fitted | None = None
         read_by_drafter: list[int] = []
         if self.method.reads_part_only:
@@ -153,7 +156,7 @@ class Planner:
         retrieval = 0.0 if fitted is None else fitted.part.seconds
         reading = ContextReading(
             question=question.asked.question,
-            method=decoding.name if fallback else self.method.name,
+            method=FALLBACK if fallback else self.method.name,
             fallback=fallback,
             part=None if fitted is None else fitted.part,
             prompt_tokens=len(target.tokens),
@@ -188,8 +191,8 @@ class Planner:
         if not self.truncate_middle:
             remedy = (
                 f"the model's window leaves room for {max(room, 0):,} behind {question.max_tokens} new ones; shorten "
-                "the context, let its middle be left out (truncate_middle), read only the relevant part (method rag), "
-                "or take a model with a longer window"
+                "the context, let its middle be left out (truncate_middle=True), read only the relevant part "
+                "(method='rag'), or take a model with a longer window"
             )
             raise ContextLengthError("context", f"{len(tokens):,} tokens", remedy)
         return self._without_middle(question, len(tokens), room)
@@ -251,8 +254,8 @@ class Planner:
     def _context(self, question: LongQuestion) -> ContextIndex:
         tokenizer_file = self.loaded.files.folder / "tokenizer.json"
         if question.documents:
-            return self.retriever.documents(question.documents, tokenizer_file)
-        return self.retriever.messages(question.messages, tokenizer_file)
+            return self.retriever.documents(question.documents, tokenizer_file, question.tenant)
+        return self.retriever.messages(question.messages, tokenizer_file, question.tenant)
 
     # -- what fits ------------------------------------------------------------------------------------------
 

@@ -22,7 +22,8 @@ class ContextReading:
         fallback: why this is another method than the one asked for; empty where it is not.
         part: the chunks that the drafter, or with ``rag`` the target, reads; ``None`` where nobody reads a part.
         prompt_tokens: that the target reads.
-        drafter_tokens: that the drafter reads; 0 where there is none, or it reads what the target reads.
+        drafter_tokens: that the drafter reads as soon as it is asked for a guess; 0 where there is none, or it reads
+            what the target reads.
         left_out_tokens: of the middle of the context, where it was cut to fit.
         memory: the estimate.
         retrieval_seconds: cutting, encoding and ranking the chunks; 0 where nobody reads a part.
@@ -54,11 +55,11 @@ class ContextStats:
         retrieval_seconds, tokenizing_seconds: as of :class:`ContextReading`.
         prefix_seconds: of reading keys and values from the disk, and writing them there.
         prefill_seconds: of the target's prompt.
-        drafter_prefill_seconds: of what the drafter reads before its first guess; 0 where nothing was guessed.
+        drafter_prefill_seconds: of what the drafter read before its first guess.
         decode_seconds: of the text itself.
         prompt_tokens: that the target read or knew.
         cached_tokens: those of them that it knew from an earlier question or from the disk.
-        drafter_tokens: that the drafter read.
+        drafter_tokens: that the drafter read; 0 where it was never asked for a guess.
         completion_tokens: generated.
     """
 

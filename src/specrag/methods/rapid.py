@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from specrag.engine.outputs import Row
 from specrag.engine.passes import Coroutine, SessionModel
+from specrag.engine.sampling import SamplingParams
 from specrag.engine.session import Session, check_room
 from specrag.engine.stopping import FinishReason
 from specrag.errors import InputError
@@ -25,7 +26,7 @@ from specrag.scheduling.tokens import FixedBudget
 from specrag.speculation.acceptance import Matching
 from specrag.speculation.augmented_target import Augmented, AugmentedSettings, Guard, Residual
 from specrag.speculation.decode import Settings, Speculation, TextSink, decode
-from specrag.speculation.drafters.base import Drafter
+from specrag.speculation.drafters.base import Drafter, Stopwatch
 from specrag.speculation.drafters.rag import RAG, Guessing, RagDrafter
 from specrag.speculation.drafters.rag_translated import TranslatedRagDrafter
 from specrag.speculation.drafters.recycling import Recycling
@@ -57,15 +58,16 @@ class RAPID:
         drafter: ``self`` for the target's own weights in a second session (self-speculation), a model's name, or a
             loaded :class:`~specrag.LanguageModel`; it may be larger (upward speculation). One of another vocabulary
             drafts at ``eta=0`` only.
-        eta: strength of the knowledge transfer from the drafter (Eq. 6); 0 gives the target's own text. The paper
-            takes 5 to 20 for self-speculation, 40 and 50 for upward speculation.
+        eta: strength of the knowledge transfer from the drafter (Eq. 6); 0 gives the target's own text, as does
+            temperature 0, the limit of Eq. 6 (docs/decisions/0018). The paper takes 5 to 20 for self-speculation, 40
+            and 50 for upward speculation.
         gamma: guesses in a round, the most of them where they are weighed.
         residual: ``exact`` gives p-hat, ``paper`` what the paper prints.
         guard: of the tail (Eq. 9): ``renormalised``, ``raw`` or ``off``; by default renormalised where the residual
             is exact, else raw.
         cost_aware: weigh guesses by their measured cost: at ``eta=0`` down to none, above only their number changes.
         suffix: copy behind a repetition before the drafter guesses; above ``eta=0`` from what the drafter reads, with
-            its opinion of the copies. By default wherever that is defined: not with the paper's residual. At
+            its opinion of the copies. By default not with the paper's residual, since the paper has none. At
             ``eta=0``, where guesses are weighed, copies and recycled tokens as ReSpec has them, and the drafter beside
             them where it promises more.
         mask: tokens that the drafter gives less than this share of its likeliest's probability are not moved (0.1 in
@@ -95,8 +97,6 @@ class RAPID:
         self.augmented  # noqa: B018 - checks the values
         if isinstance(self.gamma, bool) or not isinstance(self.gamma, int) or self.gamma < 1:
             raise InputError("gamma", self.gamma, "give the number of tokens to guess, at least 1")
-        if self.suffix and self.eta > 0 and self.residual == "paper":
-            raise InputError("suffix", True, "the paper's residual knows no copies; take residual='exact'")
         object.__setattr__(self, "_model", DrafterModel(self.drafter))
 
     @property
@@ -172,10 +172,14 @@ class RAPID:
             remedy = "a drafter of another vocabulary has no opinion of the target's tokens; take eta=0"
             raise InputError("eta", self.eta, remedy)
 
-    def _schedule(self, own_context: int | None) -> TokenSchedule:
+    def _transfers(self, sampling: SamplingParams) -> bool:
+        """Whether the drafter's opinion has a share in the text."""
+        return self.eta > 0 and not sampling.greedy
+
+    def _schedule(self, own_context: int | None, sampling: SamplingParams) -> TokenSchedule:
         if not self.cost_aware:
             return FixedBudget(self.gamma)
-        if self.eta > 0:
+        if self._transfers(sampling):
             return ChainLength(self._chain_costs, self.gamma, MOST_COPIES if self.copies else 0, RAG)
         return CostAware(self._costs, own_context=own_context)
 
@@ -186,25 +190,28 @@ class RAPID:
         tokens: Sequence[int],
         settings: Settings,
         schedule: TokenSchedule,
+        watch: Stopwatch,
     ) -> Drafter:
         """The drafter of one request; whoever asks closes it."""
         least = 0.0
         if self.cost_aware:
             least = _LEAST_CONFIDENCE_SELF if fit.model is target else _LEAST_CONFIDENCE_OTHER
-        if self.eta > 0:
+        if self._transfers(settings.sampling):
             copy_from = MIN_MATCH if self.copies else 0
-            guessing = Guessing(settings.sampling, opinions=True, copy_from=copy_from)
+            guessing = Guessing(
+                settings.sampling, opinions=True, copy_from=copy_from, processors=settings.processors
+            )
             if isinstance(schedule, ChainLength):
                 guessing = replace(
                     guessing, most=lambda: schedule.length, most_copies=lambda: schedule.copies
                 )
-            return RagDrafter(fit.model, tokens, guessing)
+            return RagDrafter(fit.model, tokens, guessing, watch)
         drafter: Drafter
         if fit.pair is not None:
-            drafter = TranslatedRagDrafter(fit.model, fit.pair, tokens, self.gamma, least)
+            drafter = TranslatedRagDrafter(fit.model, fit.pair, tokens, self.gamma, least, watch)
         else:
             guessing = Guessing(settings.sampling, most=lambda: self.gamma, min_confidence=least)
-            drafter = RagDrafter(fit.model, tokens, guessing)
+            drafter = RagDrafter(fit.model, tokens, guessing, watch)
         if not self.copies:
             return drafter
 
@@ -264,17 +271,18 @@ class Reading:
         """See :class:`~specrag.methods.base.DecodingMethod`.
 
         Raises:
-            ContextLengthError: eta is above 0 and the drafter's model cannot read the longest output too.
+            ContextLengthError: every token needs the drafter's opinion, and its model cannot read the longest output.
         """
-        method = self.method
+        method, sampling, watch = self.method, settings.sampling, Stopwatch(clock)
         fit = method._model.known_fit(session.model)
-        if method.eta > 0:
+        transfers = method._transfers(sampling)
+        if transfers:
             check_room(fit.model, len(self.tokens) + settings.stop.max_tokens)
-        schedule = method._schedule(len(self.tokens) if fit.model is session.model else None)
-        rule = Augmented(method.augmented, settings.sampling) if method.eta > 0 else Matching()
-        drafter = method._drafter(fit, session.model, self.tokens, settings, schedule)
+        schedule = method._schedule(len(self.tokens) if fit.model is session.model else None, sampling)
+        rule = Augmented(method.augmented, sampling) if transfers else Matching()
+        drafter = method._drafter(fit, session.model, self.tokens, settings, schedule, watch)
         try:
-            speculation = Speculation(drafter, rule, schedule)
+            speculation = Speculation(drafter, rule, schedule, watch)
             return (yield from decode(session, settings, text, speculation, clock, prompt_rows))
         finally:
             drafter.close()

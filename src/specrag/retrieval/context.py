@@ -33,6 +33,9 @@ MOST_CONTEXTS = 8
 class ContextRetriever:
     """Cuts contexts and finds the parts that matter. Safe to use from several threads.
 
+    Whoever calls for several tenants names the tenant with every context: what is kept of one tenant's texts, chunks or
+    vectors, never serves another, whose answer would come sooner and so tell that the text was there.
+
     Args:
         settings: chunks, threshold and budget.
         encoder: a sentence encoder or the name of one, loaded at the first question that needs it.
@@ -68,11 +71,14 @@ class ContextRetriever:
         context = ContextIndex([chunk], vectors, self.settings.pooling)
         context.score("warm-up", self.settings.scoring, self.settings.threshold)
 
-    def documents(self, documents: Sequence[Document], tokenizer_file: Path) -> ContextIndex:
+    def documents(
+        self, documents: Sequence[Document], tokenizer_file: Path, tenant: str = ""
+    ) -> ContextIndex:
         """Documents as one context; cut once, however often it is asked for.
 
         Args:
             tokenizer_file: the ``tokenizer.json`` that counts the tokens of a chunk, the target's.
+            tenant: whose documents they are.
 
         Raises:
             InputError: there is no text in them.
@@ -81,21 +87,22 @@ class ContextRetriever:
             text for document in documents for text in (document.title, *(p.text for p in document.parts))
         ]
         names = [f"{document.source}\n{len(document.parts)}" for document in documents]
-        key = self._key(tokenizer_file, [*names, *parts])
-        return self._context(key, lambda: cut_documents(documents, self._cutter(tokenizer_file)))
+        key = self._key(tokenizer_file, tenant, [*names, *parts])
+        return self._context(key, lambda: cut_documents(documents, self._cutter(tokenizer_file)), tenant)
 
-    def messages(self, messages: Sequence[Message], tokenizer_file: Path) -> ContextIndex:
+    def messages(self, messages: Sequence[Message], tokenizer_file: Path, tenant: str = "") -> ContextIndex:
         """A conversation as one context.
 
         Args:
             messages: ``{"role": ..., "content": ...}``, oldest first, without the question.
-            tokenizer_file: as for :meth:`documents`.
+            tokenizer_file, tenant: as for :meth:`documents`.
 
         Raises:
             InputError: there is no text in them.
         """
-        key = self._key(tokenizer_file, [text for m in messages for text in (m["role"], m["content"])])
-        return self._context(key, lambda: cut_messages(messages, self._cutter(tokenizer_file)))
+        texts = [text for m in messages for text in (m["role"], m["content"])]
+        key = self._key(tokenizer_file, tenant, texts)
+        return self._context(key, lambda: cut_messages(messages, self._cutter(tokenizer_file)), tenant)
 
     def select(self, question: str, context: ContextIndex, most: int | None = None) -> ContextPart:
         """The part of a context that a drafter reads for a question.
@@ -131,7 +138,7 @@ class ContextRetriever:
 
     # -- what is kept ---------------------------------------------------------------------------------------
 
-    def _context(self, key: bytes, cut: Callable[[], tuple[ContextChunk, ...]]) -> ContextIndex:
+    def _context(self, key: bytes, cut: Callable[[], tuple[ContextChunk, ...]], tenant: str) -> ContextIndex:
         with self._lock:
             if key in self._contexts:
                 self._contexts.move_to_end(key)
@@ -140,16 +147,16 @@ class ContextRetriever:
         if not chunks:
             raise InputError("context", "", "it holds no text; give at least one word")
         vectors = None if self.settings.scoring == "bm25" else self._text_vectors()
-        context = ContextIndex(chunks, vectors, self.settings.pooling)
+        context = ContextIndex(chunks, vectors, self.settings.pooling, tenant)
         with self._lock:
             self._contexts[key] = context
             while len(self._contexts) > MOST_CONTEXTS:
                 self._contexts.popitem(last=False)
         return context
 
-    def _key(self, tokenizer_file: Path, texts: Sequence[str]) -> bytes:
+    def _key(self, tokenizer_file: Path, tenant: str, texts: Sequence[str]) -> bytes:
         digest = hashlib.sha256(str(tokenizer_file).encode())
-        for text in texts:
+        for text in (tenant, *texts):
             data = text.encode("utf-8", "surrogatepass")
             digest.update(len(data).to_bytes(8, "little") + data)
         return digest.digest()

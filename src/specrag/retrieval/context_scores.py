@@ -63,13 +63,19 @@ class ContextIndex:
         chunks: in document order.
         vectors: encodes; ``None`` where only ``bm25`` is asked for.
         pooling: how the windows of a chunk make one score.
+        tenant: whose the chunks are; their vectors serve nobody else.
     """
 
     def __init__(
-        self, chunks: Sequence[ContextChunk], vectors: TextVectors | None, pooling: Pooling = "max"
+        self,
+        chunks: Sequence[ContextChunk],
+        vectors: TextVectors | None,
+        pooling: Pooling = "max",
+        tenant: str = "",
     ) -> None:
         self.chunks = tuple(chunks)
         self.pooling = pooling
+        self.tenant = tenant
         self._vectors = vectors
         self._cutters: dict[int, Chunker] = {}
 
@@ -80,7 +86,8 @@ class ContextIndex:
 
     def only(self, numbers: Sequence[int]) -> ContextIndex:
         """Some of the chunks as a context of their own; nothing is encoded twice."""
-        return ContextIndex([self.chunks[number] for number in numbers], self._vectors, self.pooling)
+        chunks = [self.chunks[number] for number in numbers]
+        return ContextIndex(chunks, self._vectors, self.pooling, self.tenant)
 
     def score(self, question: str, scoring: Scoring, threshold: float) -> ChunkScores:
         """Score every chunk.
@@ -137,7 +144,7 @@ class ContextIndex:
         """Unit vectors ``[windows, dimension]``, and the chunk that each belongs to."""
         assert self._vectors is not None
         windows = [self._windows_of(chunk) for chunk in self.chunks]
-        vectors = self._vectors.encode([window for some in windows for window in some])
+        vectors = self._vectors.encode([window for some in windows for window in some], self.tenant)
         owners = np.repeat(np.arange(len(windows)), [len(some) for some in windows])
         if self.pooling == "max":
             return vectors, owners

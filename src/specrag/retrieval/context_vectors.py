@@ -36,8 +36,8 @@ _AT_ONCE = 500  # keys in one question to SQLite
 class TextVectors:
     """The vectors of an encoder's texts. Safe to use from several threads.
 
-    A key is the hash of the encoder's fingerprint and the text, so that no other encoder's vector is ever taken. One
-    that was damaged on disk is computed again.
+    A key is the hash of the encoder's fingerprint, the tenant and the text, so that neither another encoder's vector
+    is ever taken nor another tenant's. One that was damaged on disk is computed again.
 
     Args:
         encoder: computes the vectors of texts that are new.
@@ -57,13 +57,17 @@ class TextVectors:
         self._kept: OrderedDict[bytes, Floats] = OrderedDict()
         self._lock = threading.Lock()
 
-    def encode(self, texts: Sequence[str]) -> Floats:
+    def encode(self, texts: Sequence[str], tenant: str = "") -> Floats:
         """Vectors of unit length, float32 ``[texts, dimension]``.
+
+        Args:
+            texts: what to encode.
+            tenant: whose texts they are.
 
         Raises:
             KnowledgeBaseError: the folder cannot be written.
         """
-        keys = [self._key(text) for text in texts]
+        keys = [self._key(text, tenant) for text in texts]
         found = self._remembered(keys)
         if self.folder is not None:
             found |= self._read(sorted({key for key in keys if key not in found}))
@@ -79,8 +83,10 @@ class TextVectors:
             return np.empty((0, self.encoder.dimension), dtype=np.float32)
         return np.stack([found[key] for key in keys])
 
-    def _key(self, text: str) -> bytes:
-        return hashlib.sha256(f"{self.encoder.fingerprint}\n{text}".encode("utf-8", "surrogatepass")).digest()
+    def _key(self, text: str, tenant: str) -> bytes:
+        key = hashlib.sha256(f"{self.encoder.fingerprint}\n{text}".encode("utf-8", "surrogatepass")).digest()
+        # Without a tenant as it always was, so that vectors kept on disk are found again.
+        return hashlib.sha256(hashlib.sha256(tenant.encode()).digest() + key).digest() if tenant else key
 
     def _remembered(self, keys: Sequence[bytes]) -> dict[bytes, Floats]:
         with self._lock:

@@ -180,6 +180,9 @@ def plan_rapid(ask: Ask, options: RapidOptions) -> Plan:
         remedy = "leave it out; rapid reads a long text that the request itself holds"
         raise InputError("specrag.kb", ask.wish.kb, remedy)
     refuse_form(ask, "a long text is answered freely")
+    if options.eta and ask.options["temperature"] == 0:
+        remedy = "at temperature 0 the answer is the model's own whatever it is; raise the temperature, or leave it out"
+        raise InputError("specrag.options.eta", options.eta, remedy)
     documents: tuple[str, ...] = ()
     question, history = ask.question, ask.history
     if not history:

@@ -37,6 +37,9 @@ class View(Protocol):
     def draw_from(self, node: int, probs: NDArray[np.float64]) -> int:
         """A token from another distribution, drawn in the node's place."""
 
+    def guess_from(self, node: int, draft: NDArray[np.float64]) -> int:
+        """The token that a drafter of this distribution guesses after a node, whether or not it did."""
+
 
 @dataclass(frozen=True, slots=True)
 class RowNeeds:
@@ -99,29 +102,50 @@ def match(tree: DraftTree, draw: Callable[[int], int]) -> Verdict:
         node = child
 
 
-def reject(
-    tree: DraftTree,
+def coupled(
     target: View,
-    target_probs: Callable[[int], NDArray[np.float64]],
-    residual: Callable[[int], NDArray[np.float64]] | None = None,
-    bonus_probs: Callable[[int], NDArray[np.float64]] | None = None,
-) -> Verdict:
+    node: int,
+    draft: NDArray[np.float64],
+    wanted: NDArray[np.float64],
+    left: NDArray[np.float64] | None = None,
+) -> int:
+    """The token of one position by speculative sampling, from the drafter's distribution and the wanted one alone.
+
+    The guess x, drawn from q, is taken with probability min(1, p(x) / q(x)), else a token of the residual. All three
+    random numbers are keyed by seed and position, so that neither the token nor its law, which is p, depends on
+    whether anything was guessed here. A drafter that guesses by :meth:`View.guess_from` is right as often as any
+    guess can be: with probability sum min(p, q).
+
+    Args:
+        target: the source of random numbers.
+        node: a node or :data:`ROOT` that the token follows.
+        draft: q, float64 ``[vocab_size]``.
+        wanted: p, the same; may sum to something else if ``left`` is given.
+        left: the residual, up to a factor; by default max(p - q, 0).
+    """
+    guess = target.guess_from(node, draft)
+    # u < p / q. The number is below 1, so that no minimum is needed.
+    if target.uniform(node) * draft[guess] < wanted[guess]:
+        return guess
+    if left is None:
+        left = np.maximum(wanted - draft, 0.0)
+    # Nothing is left only where p and q are equal but for rounding.
+    return target.draw_from(node, left if left.any() else wanted)
+
+
+def reject(tree: DraftTree, target: View, target_probs: Callable[[int], NDArray[np.float64]]) -> Verdict:
     """Accept drawn guesses in proportion to the target's probabilities (Leviathan et al. 2023, Algorithm 1).
 
     A guess x, drawn from q, is accepted with probability min(1, p(x) / q(x)). In place of the first rejected
-    one a token is drawn from the residual, behind a chain without rejections one from p. The law of every
-    token is then p, if p and the residual are those of the paper and every guess was really drawn from its q;
-    whether a guess is verified at all may not depend on its token.
+    one a token is drawn from the residual max(p - q, 0), behind a chain without rejections one from p. The law of
+    every token is then p, if every guess was really drawn from its q; whether a guess is verified at all may not
+    depend on its token.
 
     Args:
         tree: a chain with ``draft_probs``.
         target: the source of random numbers.
         target_probs: from a node or :data:`ROOT` to the distribution p of the token behind it, float64
             ``[vocab_size]``.
-        residual: from a node or :data:`ROOT` to the distribution, up to a factor, of the token that takes a
-            rejected guess's place behind it; by default max(p - q, 0).
-        bonus_probs: from the last node to the distribution of the token behind a chain without rejections; by
-            default p.
 
     Raises:
         InputError: the tree branches, has no ``draft_probs``, or holds a token that its q excludes.
@@ -137,12 +161,11 @@ def reject(
         # u < p / q. The number is below 1, so that no minimum is needed.
         if target.uniform(before) * draft[token] < wanted[token]:
             continue
-        left = np.maximum(wanted - draft, 0.0) if residual is None else residual(before)
+        left = np.maximum(wanted - draft, 0.0)
         # Nothing is left only where p and q are equal but for rounding.
         return Verdict(tuple(range(node)), target.draw_from(before, left if left.any() else wanted))
     last = len(tree) - 1
-    bonus = target.draw_from(last, (bonus_probs or target_probs)(last))
-    return Verdict(tuple(range(len(tree))), bonus)
+    return Verdict(tuple(range(len(tree))), target.draw_from(last, target_probs(last)))
 
 
 def check_chain(tree: DraftTree) -> None:

@@ -9,9 +9,7 @@ drafter's N(0, 1) beside them, no guard) the total variation to p is 0.17, 0.22,
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Literal, get_args
 
 import numpy as np
@@ -19,7 +17,7 @@ from numpy.typing import NDArray
 
 from specrag.engine.sampling import Distribution, SamplingParams
 from specrag.errors import InputError
-from specrag.speculation.acceptance import RowNeeds, View, match, reject
+from specrag.speculation.acceptance import RowNeeds, View, coupled, match
 from specrag.speculation.tree import DraftTree, Verdict
 
 #: Least share of the likeliest token's probability below which a token keeps the target's own (Eq. 9).
@@ -124,18 +122,21 @@ class AugmentedSettings:
         return self.guard or ("renormalised" if self.residual == "exact" else "raw")
 
 
-#: Greedy decoding reads p and q at temperature 1: Eq. 6 has no limit of its own there but plain greedy decoding.
-UNIT = SamplingParams(temperature=1.0)
-
-
 @dataclass(frozen=True, slots=True)
 class Augmented:
     """Judges guesses by p-hat; every token that it adds has the drafter's opinion, the bonus included.
 
-    Drawn chains are accepted by ratio, so that the text follows p-hat (``exact``) or what the paper's formulas give
-    (``paper``, where a token behind a chain without rejections is drawn from p). Other guesses, such as copies, are
-    accepted if they are the draw from p-hat. Greedy decoding is not defined in the paper; ours takes the likeliest
-    token of the guarded p-hat at temperature 1, the smaller id on a tie.
+    A token is made from p, q and p-hat of its position: a guess drawn from q, accepted with probability
+    min(1, p-hat / q), else a draw from the residual, all keyed by seed and position
+    (:func:`~specrag.speculation.acceptance.coupled`). What was guessed is kept as far as it *is* those tokens. So one
+    seed gives one text, whatever was drawn or copied, and wherever rounds end; its law is p-hat (``exact``), or that
+    of a verified token in Algorithm 1 (``paper``), also where the algorithm has no token behind a full chain.
+
+    Penalties, bans and grammars change the logits of target and drafter alike, by the target's own text; p and q are
+    the distributions behind them, and p-hat has nothing where p has not.
+
+    Greedy decoding takes the target's own likeliest token and needs no opinion: as T falls to 0, ``z / T`` outgrows
+    ``eta (q - p)``, which is never more than eta.
 
     Args:
         settings: p-hat and the residual.
@@ -147,51 +148,29 @@ class Augmented:
 
     @property
     def needs(self) -> RowNeeds:
-        """The target's logits, and the drafter's opinions."""
-        return RowNeeds(logits=True, opinions=True)
+        """The target's logits, and the drafter's opinions, where tokens are drawn."""
+        return RowNeeds() if self.sampling.greedy else RowNeeds(logits=True, opinions=True)
 
     def judge(self, tree: DraftTree, target: View) -> Verdict:
         """See :class:`~specrag.speculation.acceptance.Rule`.
 
         Raises:
-            InputError: an opinion is missing, or copies are to be judged by the paper's residual, which is defined
-                for drawn guesses only.
+            InputError: an opinion is missing.
         """
+        if self.sampling.greedy:
+            return match(tree, target.draw)
         if len(tree.opinions) != 1 + len(tree):
             raise InputError(
                 "opinions", len(tree.opinions), "give the drafter's distribution behind every node"
             )
-        vocab_size = len(tree.opinions[0])
-        greedy = self.sampling.greedy
+        return match(tree, lambda node: self._token(node, tree, target))
 
-        @cache  # both the chance of a guess and its residual are asked for
-        def augmented(node: int) -> Probs:
-            own = target.probs(node, UNIT if greedy else None)
-            moved = augmented_probs(own, tree.opinions[node + 1], self.settings.eta, self.settings.mask)
-            probs = np.zeros(vocab_size)
-            probs[own.tokens] = guarded(moved, own, self.settings.effective_guard)
-            return probs
-
-        if greedy:
-            return match(tree, lambda node: int(augmented(node).argmax()))
+    def _token(self, node: int, tree: DraftTree, target: View) -> int:
+        """The token that follows a node."""
+        own, draft = target.probs(node), tree.opinions[node + 1]
+        moved = augmented_probs(own, draft, self.settings.eta, self.settings.mask)
+        wanted = np.zeros(len(draft))
+        wanted[own.tokens] = guarded(moved, own, self.settings.effective_guard)
         if self.settings.residual == "exact":
-            if tree.draft_probs:
-                return reject(tree, target, augmented)
-            return match(tree, lambda node: target.draw_from(node, augmented(node)))
-        if not len(tree):
-            return Verdict((), target.draw(-1))
-        return self._judge_as_printed(tree, target, augmented)
-
-    def _judge_as_printed(self, tree: DraftTree, target: View, augmented: Callable[[int], Probs]) -> Verdict:
-        if not tree.draft_probs:
-            raise InputError(
-                "residual", "paper", "copied guesses have no residual there; take residual='exact'"
-            )
-
-        def own(node: int) -> Probs:
-            return target.probs(node).dense(len(tree.opinions[0]))
-
-        def residual(node: int) -> Probs:
-            return paper_residual(own(node), augmented(node), np.asarray(tree.opinions[node + 1]))
-
-        return reject(tree, target, augmented, residual, own)
+            return coupled(target, node, draft, wanted)
+        return coupled(target, node, draft, wanted, paper_residual(own.dense(len(draft)), wanted, draft))

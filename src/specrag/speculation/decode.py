@@ -18,7 +18,7 @@ from specrag.engine.sampling import SamplingParams
 from specrag.engine.session import Session
 from specrag.engine.stopping import FinishReason, StopChecker, StopConditions
 from specrag.speculation.acceptance import Rule
-from specrag.speculation.drafters.base import Drafter
+from specrag.speculation.drafters.base import Drafter, Stopwatch
 from specrag.speculation.schedule import Timed, TokenSchedule
 from specrag.speculation.target import Alternative, Target
 from specrag.speculation.tree import EMPTY, DraftTree, Round, Verdict
@@ -70,7 +70,7 @@ class Step:
         drafting: seconds of it until the draft was made.
         verifying: seconds of it in the target's pass, waiting for others included.
         finish_reason: why the text has ended, in the last step only.
-        reading: seconds of it in which the drafter read the prompt, in the first step only.
+        reading: seconds of it in which the drafter read its prompt.
     """
 
     tokens: tuple[DecodedToken, ...]
@@ -119,11 +119,14 @@ class Speculation:
         drafter: proposes; made for this request, closed by whoever made it.
         rule: accepts.
         schedule: says how much to guess, this request's own.
+        watch: runs while the drafter reads its prompt, where that waits for the first proposal; ``None`` where it is
+            a part of the start.
     """
 
     drafter: Drafter
     rule: Rule
     schedule: TokenSchedule
+    watch: Stopwatch | None = None
 
 
 def decode(
@@ -148,6 +151,7 @@ def decode(
         ContextLengthError: the session is longer than the model's context.
     """
     drafter, rule, schedule = speculation.drafter, speculation.rule, speculation.schedule
+    watch = speculation.watch
     target = Target(
         session, settings.sampling, settings.log_probs, settings.processors, rule.needs, drafter.outputs
     )
@@ -155,17 +159,18 @@ def decode(
     left = settings.stop.max_tokens
     last = clock()
     yield from drafter.start(session, prompt_rows)
-    reading = clock() - last
+    reading = clock() - last if watch is None else 0.0
     while True:
         began = clock()
         room = session.model.context_length - len(session)
         # The bonus token needs no guess: a budget beyond what may still come would be wasted.
         budget = max(min(schedule.budget(runs_passes=drafter.runs_passes), left - 1, room), 0)
-        proposed = EMPTY
+        proposed, read_before = EMPTY, 0.0 if watch is None else watch.seconds
         if budget or rule.needs.opinions:
             proposed = yield from drafter.propose(session, budget)
         tree = schedule.choose(proposed, len(session))
-        asked = clock()
+        asked, read = clock(), 0.0 if watch is None else watch.seconds - read_before
+        reading += read
         rows = yield from session.score(tree, target.outputs)
         answered = clock()
         verdict = rule.judge(tree, target.view(tree, rows))
@@ -196,9 +201,9 @@ def decode(
             end = checker.finish(text.finish())
             shown, reason = shown + end.text, end.finish_reason or reason
         now = clock()
-        drafting, verifying = asked - began, answered - asked
+        drafting, verifying = asked - began - read, answered - asked
         context = len(session) - len(committed)
-        schedule.observe(round, Timed(context, drafting, verifying, now - began, session.report))
+        schedule.observe(round, Timed(context, drafting, verifying, now - began - read, session.report))
         yield Emit(
             Step(
                 tuple(drawn),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from specrag.engine.draws import keyed_uniform
+from specrag.engine.draws import keyed_choice, keyed_uniform
 from specrag.engine.outputs import Outputs, Row
 from specrag.engine.processors import Chain, LogitsProcessor, State, build_processors
 from specrag.engine.sampling import Distribution, SamplingParams, choose, log_softmax, warp
@@ -19,6 +19,7 @@ from specrag.speculation.tree import ROOT, DraftTree
 #: Streams of random numbers beside the token draws; a token id never has such a value.
 _ACCEPTANCE_STREAM = np.array([2**62])
 _RESIDUAL_STREAM = 2**61
+_DRAFT_STREAM = 2**60
 
 
 class TargetView:
@@ -91,10 +92,11 @@ class TargetView:
 
     def draw_from(self, node: int, probs: NDArray[np.float64]) -> int:
         """A token from another distribution (``[vocab_size]``, need not sum to 1), drawn in the node's place."""
-        tokens = np.flatnonzero(probs > 0)
-        uniform = keyed_uniform(self._sampling.seed, self._position(node), tokens + _RESIDUAL_STREAM)
-        noise = -np.log(-np.log(uniform))
-        return int(tokens[np.argmax(np.log(probs[tokens]) + noise)])
+        return keyed_choice(self._sampling.seed, self._position(node), probs, _RESIDUAL_STREAM)
+
+    def guess_from(self, node: int, draft: NDArray[np.float64]) -> int:
+        """The token that a drafter of this distribution (``[vocab_size]``) guesses after a node, by its keyed draw."""
+        return draw_guess(draft, self._sampling.seed, self._position(node))
 
     def _logits(self, node: int) -> NDArray[np.floating]:
         logits = self._rows[node + 1].logits
@@ -111,6 +113,19 @@ class TargetView:
         if node not in self._positions:
             self._positions[node] = self._position(self._tree.parents[node]) + 1
         return self._positions[node]
+
+
+def draw_guess(draft: NDArray[np.float64], seed: int, position: int) -> int:
+    """A drafter's guess, drawn from its distribution independently of the target.
+
+    Keyed by seed and position, so that a rule can tell what would have been guessed where no guess was made.
+
+    Args:
+        draft: ``[vocab_size]``.
+        seed: the request's.
+        position: of the guessed token in the target's sequence.
+    """
+    return keyed_choice(seed, position, draft, _DRAFT_STREAM)
 
 
 @dataclass(frozen=True, slots=True)

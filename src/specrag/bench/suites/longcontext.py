@@ -78,7 +78,8 @@ class LongContextSuite:
     name = "longcontext"
     summary = (
         "RAPID: a drafter that reads the relevant part of a long context guesses for a target that reads all of it. "
-        "Every row's prompt is read once, then all methods decode behind it in turns, bf16, greedy. The ratio is that "
+        "Every row's prompt is read once, then all methods decode behind it in turns, bf16, greedy, with eta > 0 at "
+        "temperature 0.1. The ratio is that "
         "of decoding alone against the long context decoded plainly (`long-context`), and against naive speculative "
         "decoding; `end to end speedup` counts retrieval and all prefills, the shared one for everybody who reads it. "
         "`rapid` is lossless (eta = 0) and weighs its guesses; `published` are the paper's 10 guesses a round. `steps"

@@ -27,17 +27,17 @@ from specrag.bench.suites.longcontext_labels import (
 )
 from specrag.engine.outputs import LOGITS
 from specrag.engine.passes import Coroutine, SessionModel
-from specrag.engine.sampling import log_softmax, warp
+from specrag.engine.sampling import SamplingParams, log_softmax, warp
 from specrag.engine.session import Session
 from specrag.methods.long_context_prompt import ContextQuestion, encode, text_of
-from specrag.methods.rapid import RAPID
+from specrag.methods.rapid import RAPID, Reading
 from specrag.methods.rapid_baselines import StreamingDrafter
 from specrag.retrieval.context import ContextRetriever
 from specrag.retrieval.context_chunks import ContextChunk
 from specrag.retrieval.context_files import documents_of
 from specrag.retrieval.context_settings import ContextSettings
 from specrag.retrieval.encoder import DEFAULT_ENCODER, Encoder, load_encoder
-from specrag.speculation.augmented_target import UNIT, augmented_probs, guarded
+from specrag.speculation.augmented_target import augmented_probs, guarded
 from specrag.speculation.tree import DraftTree
 
 if TYPE_CHECKING:
@@ -53,6 +53,8 @@ T = TypeVar("T")
 #: Tokens of a chunk; the paper's 512 would be a whole part here.
 CHUNK_TOKENS = 128
 _MOST_GOLD = 32
+#: Of the paper's two temperatures the lower one, where a method needs one.
+LEAST_TEMPERATURE = 0.1
 
 
 @dataclass
@@ -195,12 +197,14 @@ class Subjects:
         Args:
             new: tokens to write.
             ends: stop where the model ends its text, and say whether it is right.
-            temperature: 0 is greedy.
+            temperature: 0 is greedy, but where the drafter's opinion has a share, which it has in drawn texts only.
         """
 
         def run() -> Outcome:
             method, tokens = self._method(label, prepared)
-            options: Options = {"max_tokens": new, "ignore_eos": not ends, "temperature": temperature}
+            transfers = isinstance(method, Reading) and method.method.eta > 0
+            heat = temperature or (LEAST_TEMPERATURE if transfers else 0.0)
+            options: Options = {"max_tokens": new, "ignore_eos": not ends, "temperature": heat}
             started = time.perf_counter()
             made, reading = _drained(self.llm, tokens, {**options, "method": method})
             total = time.perf_counter() - started
@@ -244,6 +248,7 @@ class Subjects:
         Args:
             drafter: another model of the same vocabulary that reads the part too; empty for the target alone.
         """
+        unit = SamplingParams(temperature=1.0)
         gold = self.encode(prepared.row.answers[0])[:_MOST_GOLD]
         assert self._held is not None
         target = self._run(_behind(self._held.fork(), gold))
@@ -259,7 +264,7 @@ class Subjects:
             for eta in (0, *ETAS):
                 laws = []
                 for mine, theirs in zip(target, opinions, strict=True):
-                    own, opinion = warp(mine, UNIT), warp(theirs, UNIT).dense(len(mine))
+                    own, opinion = warp(mine, unit), warp(theirs, unit).dense(len(mine))
                     moved = guarded(augmented_probs(own, opinion, eta), own, "renormalised")
                     laws.append(np.log(np.maximum(moved, 1e-300)))
                 prepared.gold[with_eta(eta, reader)] = _mean_nats(laws, gold)

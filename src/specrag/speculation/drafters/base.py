@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from specrag.engine.outputs import NOTHING, Outputs, Row
 from specrag.engine.passes import Coroutine
 from specrag.engine.session import Session
 from specrag.speculation.tree import EMPTY, DraftTree, Round
+
+
+@dataclass
+class Stopwatch:
+    """Seconds in which a drafter read its prompt, which are no part of the price of its guesses."""
+
+    clock: Callable[[], float] = time.perf_counter
+    seconds: float = 0.0
+
+    def timed(self, reading: Coroutine[object]) -> Coroutine[None]:
+        """Run to the end and add the time of it."""
+        began = self.clock()
+        yield from reading
+        self.seconds += self.clock() - began
 
 
 class Drafter(Protocol):
@@ -23,7 +39,7 @@ class Drafter(Protocol):
         """Whether a proposal costs passes, so that its price must be weighed before it is made."""
 
     def start(self, session: Session, rows: Sequence[Row]) -> Coroutine[None]:
-        """Read the prompt, which the session holds.
+        """Read the prompt, which the session holds; what takes passes may wait for the first proposal.
 
         Args:
             session: the target's session.

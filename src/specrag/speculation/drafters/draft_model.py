@@ -11,12 +11,12 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from specrag.engine.draws import keyed_gumbel
 from specrag.engine.outputs import LOGITS, NOTHING, Outputs, Row
 from specrag.engine.passes import Coroutine, SessionModel
 from specrag.engine.sampling import SamplingParams, warp
 from specrag.engine.session import Session
 from specrag.errors import InputError
+from specrag.speculation.target import draw_guess
 from specrag.speculation.tree import EMPTY, DraftTree, Round
 
 #: Source of a draft model's tokens.
@@ -26,8 +26,6 @@ DRAFT_MODEL = "draft-model"
 CONFIDENCES = (0.2, 0.4, 0.6, 0.8, 0.9, 0.97)
 #: Drawn guesses are graded by their depth, from this grade on.
 _DRAWN_GRADE, _MOST_DEPTH = 8, 7
-#: Stream of random numbers beside the target's; a token id never has such a value.
-_DRAFT_STREAM = 2**60
 #: Up to here, tokens to catch up with go into the pass of the first guess, every row of which is answered.
 FEW = 32
 _TOP = Outputs(top_k=1)
@@ -187,10 +185,9 @@ class DraftModel:
             assert row.top_log_probs is not None
             return _Guess(int(row.top_tokens[0]), math.exp(row.top_log_probs[0]))
         assert row.logits is not None
-        found = warp(row.logits[:vocab_size], self._sampling)
-        noise = keyed_gumbel(self._sampling.seed, position, found.tokens + _DRAFT_STREAM)
-        drawn = int(np.argmax(noise + found.log_probs))
-        return _Guess(int(found.tokens[drawn]), math.exp(found.log_probs[drawn]), found.dense(vocab_size))
+        probs = warp(row.logits[:vocab_size], self._sampling).dense(vocab_size)
+        token = draw_guess(probs, self._sampling.seed, position)
+        return _Guess(token, float(probs[token]), probs)
 
     def _tree(self, guesses: Sequence[_Guess]) -> DraftTree:
         if self._sampling is None:

@@ -10,21 +10,23 @@ import math
 from bisect import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specrag.engine.draws import keyed_gumbel
 from specrag.engine.outputs import LOGITS, NOTHING, Outputs, Row
 from specrag.engine.passes import Coroutine, SessionModel
+from specrag.engine.processors import Chain, LogitsProcessor, State, build_processors
 from specrag.engine.sampling import SamplingParams, choose, warp
 from specrag.engine.session import Session, check_room
 from specrag.errors import InputError
-from specrag.speculation.augmented_target import UNIT
+from specrag.speculation.drafters.base import Stopwatch
 from specrag.speculation.drafters.copied import copy_grade
 from specrag.speculation.drafters.draft_model import CONFIDENCES, FEW
 from specrag.speculation.drafters.suffix import SUFFIX
 from specrag.speculation.suffix.automaton import SuffixAutomaton
+from specrag.speculation.target import draw_guess
 from specrag.speculation.tree import EMPTY, DraftTree, Round
 
 #: Source of the RAG drafter's own guesses.
@@ -32,8 +34,6 @@ RAG = "rag"
 
 #: Guesses that were not the likeliest are graded by their depth, from this grade on.
 _DRAWN_GRADE, _MOST_DEPTH = 8, 7
-#: Stream of random numbers beside the target's; a token id never has such a value.
-_DRAFT_STREAM = 2**60
 _TOP = Outputs(top_k=1)
 
 
@@ -43,14 +43,16 @@ class Guessing:
 
     Args:
         sampling: the request's. Greedy: the likeliest token.
-        opinions: the rule reads the drafter's distributions. Guesses are then drawn independently of the target;
-            without, the drafter takes the very random numbers that the target will take, so that two like
-            distributions mostly give one token (Daliri et al. 2024, "Coupling without communication").
+        opinions: the rule reads the drafter's distributions, behind the request's penalties, bans and processors.
+            Guesses are then drawn from them independently of the target; without, the drafter takes the very random
+            numbers that the target will take, so that two like distributions mostly give one token (Daliri et al.
+            2024, "Coupling without communication"). Not for a greedy text, which needs none.
         most: how many guesses of its own are worth a pass each; by default as many as the loop asks for.
         min_confidence: end a chain behind a likeliest token that the drafter gives a smaller probability; 0: never.
         copy_from: copy what followed the newest tokens in the drafter's own text, if at least this many agree; all
             copies of a round take one pass of the drafter. 0: never. Needs ``opinions``.
         most_copies: how many copies are worth that pass; by default as many as the loop asks for.
+        processors: the request's own logits processors; they change the opinions.
     """
 
     sampling: SamplingParams
@@ -59,10 +61,13 @@ class Guessing:
     min_confidence: float = 0.0
     copy_from: int = 0
     most_copies: Callable[[], int] | None = None
+    processors: Sequence[LogitsProcessor] = ()
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_confidence <= 1:
             raise InputError("min_confidence", self.min_confidence, "give a probability, 0 for no early end")
+        if self.opinions and self.sampling.greedy:
+            raise InputError("opinions", True, "a greedy text needs none; give a temperature above 0")
         if self.copy_from < 0:
             raise InputError("copy_from", self.copy_from, "give a number of tokens, 0 for no copies")
         if self.copy_from and not self.opinions:
@@ -80,6 +85,8 @@ class _Guess:
 class RagDrafter:
     """Guesses with a model of the target's vocabulary that reads another prompt, and tells its own distributions.
 
+    The prompt is read when it is first asked for a guess, since a schedule may never do that.
+
     After :meth:`truncate` it is as if it had never seen the tokens taken back. Behind its model's context nothing is
     proposed; where its opinion is needed that is an error.
 
@@ -87,6 +94,7 @@ class RagDrafter:
         model: the drafter's model, or the target itself.
         reading: tokens that it reads in place of the target's prompt.
         guessing: how guesses are made.
+        watch: runs while the prompt is read.
 
     Raises:
         InputError: there is nothing to read.
@@ -95,26 +103,38 @@ class RagDrafter:
     outputs: Outputs = NOTHING
     runs_passes = True
 
-    def __init__(self, model: SessionModel, reading: Sequence[int], guessing: Guessing) -> None:
+    def __init__(
+        self,
+        model: SessionModel,
+        reading: Sequence[int],
+        guessing: Guessing,
+        watch: Stopwatch | None = None,
+    ) -> None:
         if not len(reading):
             raise InputError("reading", list(reading), "give the drafter at least one token to read")
         self._model = model
         self._reading = tuple(reading)
         self._guessing = guessing
+        self._watch = watch or Stopwatch()
         self._session = Session(model)
         self._first: int | None = None  # the session's tokens in front of the output
         self._followed = 0  # leading tokens of the output that the own session holds
         self._text = SuffixAutomaton() if guessing.copy_from else None
+        # Only opinions are processed: a guess that is compared with the target's own draw may ignore a penalty.
+        self._chain = (
+            build_processors(guessing.sampling, guessing.processors) if guessing.opinions else Chain(())
+        )
+        self._prompt = 0  # tokens of the session that the processors take for the prompt
+        self._state: State | None = None  # of the processors, behind the first tokens of the session
+        self._stated = 0  # how many
 
     def start(self, session: Session, rows: Sequence[Row]) -> Coroutine[None]:
         """See :class:`~specrag.speculation.drafters.base.Drafter`; the first call is where the output begins."""
         del rows
         if self._first is None:
             self._first = len(session)
-        missing = self._missing(session)
-        if missing and self._can_read(missing):
-            yield from self._session.extend(missing)
-        self._note_followed(session)
+        self._prompt, self._state = len(session), None
+        yield from ()
 
     def propose(self, session: Session, budget: int) -> Coroutine[DraftTree]:
         """See :class:`~specrag.speculation.drafters.base.Drafter`.
@@ -127,13 +147,16 @@ class RagDrafter:
             if self._guessing.opinions:
                 check_room(self._model, len(self._session) + len(missing))
             return EMPTY
-        if len(missing) > FEW or not self._session.tokens:
+        if not self._session.tokens:
+            yield from self._watch.timed(self._session.extend(missing))
+            missing = []
+        elif len(missing) > FEW:
             yield from self._session.extend(missing)
             missing = []
         room = self._model.context_length - len(self._session) - len(missing)
         copies = self._copies(min(budget, room), missing)
         if copies:
-            tree = yield from self._scored(copies, missing, session.model.vocab_size)
+            tree = yield from self._scored(copies, missing, session)
             self._note_followed(session)
             return tree
         guessing = self._guessing
@@ -159,11 +182,15 @@ class RagDrafter:
             self._session.truncate(kept)
         if self._text is not None and kept < len(self._text):
             self._text.truncate(kept)
+        self._prompt = min(self._prompt, length)
+        if length < self._stated:
+            self._state = None
 
     def fork(self) -> RagDrafter:
         """See :class:`~specrag.speculation.drafters.base.Drafter`."""
-        other = RagDrafter(self._model, self._reading, self._guessing)
+        other = RagDrafter(self._model, self._reading, self._guessing, self._watch)
         other._session = self._session.fork()
+        other._prompt, other._state, other._stated = self._prompt, self._state, self._stated
         other._first, other._followed = self._first, self._followed
         if self._text is not None:
             other._text = self._text.fork()
@@ -210,17 +237,20 @@ class RagDrafter:
     def _guessed(self, most: int, missing: list[int], session: Session) -> Coroutine[DraftTree]:
         """A chain of guesses, a pass each, and one more pass where the opinion behind the last is needed."""
         guessing, vocab_size = self._guessing, session.model.vocab_size
-        outputs = _TOP if guessing.sampling.greedy and not guessing.opinions else LOGITS
+        outputs = _TOP if guessing.sampling.greedy else LOGITS
         guesses: list[_Guess] = []
         opinions: list[NDArray[np.float64]] = []
+        state = self._state_behind(session)
         while len(guesses) < most or (guessing.opinions and len(opinions) <= len(guesses)):
             rows = yield from self._session.score(DraftTree.chain(missing, RAG), outputs)
             if guessing.opinions:
-                opinions.append(self._opinion(rows[-1], vocab_size))
+                logits = self._processed(rows[-1], state, vocab_size)
+                opinions.append(warp(logits, guessing.sampling).dense(vocab_size))
                 if len(guesses) >= most:
                     self._session.commit(range(len(missing)))
                     break
                 guess = self._guess_from(opinions[-1], len(session) + len(guesses))
+                state = self._chain.advance(state, guess.token)
             else:
                 guess = self._guess(rows[-1], len(session) + len(guesses), vocab_size)
             if guess.token >= vocab_size:  # a column that pads the logits
@@ -244,33 +274,36 @@ class RagDrafter:
         return _Guess(int(row.top_tokens[0]), math.exp(row.top_log_probs[0]))
 
     def _guess_from(self, opinion: NDArray[np.float64], position: int) -> _Guess:
-        """The likeliest token, or one drawn from the opinion independently of the target."""
-        sampling = self._guessing.sampling
-        if sampling.greedy:
-            likeliest = int(opinion.argmax())
-            return _Guess(likeliest, float(opinion[likeliest]))
-        tokens = np.flatnonzero(opinion)
-        noise = keyed_gumbel(sampling.seed, position, tokens + _DRAFT_STREAM)
-        return _Guess(int(tokens[np.argmax(noise + np.log(opinion[tokens]))]), 1.0)
+        """One drawn from the opinion independently of the target."""
+        return _Guess(draw_guess(opinion, self._guessing.sampling.seed, position), 1.0)
 
-    def _opinion(self, row: Row, vocab_size: int) -> NDArray[np.float64]:
-        """``[vocab_size]``, as the request's temperature, top-k and top-p make it; at temperature 1 if it is greedy."""
+    def _processed(self, row: Row, state: State, vocab_size: int) -> NDArray[np.floating]:
+        """``[vocab_size]``, behind the request's penalties, bans and own processors."""
         assert row.logits is not None
-        sampling = self._guessing.sampling
-        return warp(row.logits[:vocab_size], UNIT if sampling.greedy else sampling).dense(vocab_size)
+        return self._chain.apply(row.logits[:vocab_size], state)
+
+    def _state_behind(self, session: Session) -> State:
+        """Of the processors, behind the target's tokens: its prompt counts, not the drafter's."""
+        if not self._chain.processors:
+            return ()
+        if self._state is None:
+            self._state, self._stated = self._chain.start(session.tokens[: self._prompt]), self._prompt
+        for token in session.tokens[self._stated :]:
+            self._state = self._chain.advance(self._state, token)
+        self._stated = len(session)
+        return self._state
 
     def _tree(self, guesses: Sequence[_Guess], opinions: Sequence[NDArray[np.float64]]) -> DraftTree:
         if self._guessing.sampling.greedy:
             grades = [bisect(CONFIDENCES, guess.confidence) for guess in guesses]
         else:  # a schedule reads the grades, and must not choose by what was drawn
             grades = [_DRAWN_GRADE + min(depth, _MOST_DEPTH) for depth in range(len(guesses))]
-        drawn = bool(opinions) and not self._guessing.sampling.greedy
         return DraftTree(
             tuple(guess.token for guess in guesses),
             tuple(range(-1, len(guesses) - 1)),
             (RAG,) * len(guesses),
             tuple(grades),
-            tuple(opinions[: len(guesses)]) if drawn else (),
+            tuple(opinions[: len(guesses)]),
             tuple(opinions),
         )
 
@@ -291,13 +324,22 @@ class RagDrafter:
         copied: list[int] = self._text.continuation(self._text.first_occurrence(match), most).tolist()
         return copied
 
-    def _scored(self, copies: list[int], missing: Sequence[int], vocab_size: int) -> Coroutine[DraftTree]:
-        """The copies as a chain, with the drafter's opinion of each, in one pass."""
+    def _scored(self, copies: list[int], missing: Sequence[int], session: Session) -> Coroutine[DraftTree]:
+        """The copies as a chain up to a forbidden one, with the drafter's opinion of each, in one pass."""
         assert self._text is not None
+        vocab_size = session.model.vocab_size
         matched = self._text.longest_match().length
         rows = yield from self._session.score(DraftTree.chain([*missing, *copies], SUFFIX), LOGITS)
         self._session.commit(range(len(missing) + len(copies)))
-        opinions = tuple(self._opinion(row, vocab_size) for row in rows[len(missing) :])
+        state, opinions = self._state_behind(session), []
+        for row, token in zip_longest(rows[len(missing) :], copies):
+            logits = self._processed(row, state, vocab_size)
+            opinions.append(warp(logits, self._guessing.sampling).dense(vocab_size))
+            # A grammar need not know what follows a token that it forbids.
+            if token is None or logits[token] == -np.inf:
+                break
+            state = self._chain.advance(state, token)
+        copies = copies[: len(opinions) - 1]
         grades = tuple(copy_grade(matched + depth, 0, None) for depth in range(len(copies)))
         chain = DraftTree.chain(copies, SUFFIX, grades)
-        return DraftTree(chain.tokens, chain.parents, chain.sources, chain.grades, (), opinions)
+        return DraftTree(chain.tokens, chain.parents, chain.sources, chain.grades, (), tuple(opinions))

@@ -9,6 +9,7 @@ from specrag.engine.outputs import NOTHING, Outputs, Row
 from specrag.engine.passes import Coroutine, SessionModel
 from specrag.engine.session import Session
 from specrag.errors import InputError
+from specrag.speculation.drafters.base import Stopwatch
 from specrag.speculation.drafters.cross_vocabulary import CrossVocabulary
 from specrag.speculation.tree import DraftTree, Round
 from specrag.speculation.vocabularies import VocabularyPair
@@ -23,6 +24,7 @@ class TranslatedRagDrafter:
         reading: what it reads in place of the target's prompt, in its own tokens.
         max_tokens: most guesses of the draft model in a round, in its own tokens.
         min_confidence: end a draft behind a token that the draft model gives a smaller probability; 0: never.
+        watch: runs while the prompt is read, which waits for the first proposal.
 
     Raises:
         InputError: there is nothing to read.
@@ -38,6 +40,7 @@ class TranslatedRagDrafter:
         reading: Sequence[int],
         max_tokens: int = 16,
         min_confidence: float = 0.0,
+        watch: Stopwatch | None = None,
     ) -> None:
         if not len(reading):
             raise InputError("reading", list(reading), "give the drafter at least one token to read")
@@ -45,16 +48,23 @@ class TranslatedRagDrafter:
         behind.front = tuple(reading)
         self._drafter = CrossVocabulary(model, behind, max_tokens, min_confidence)
         self._first: int | None = None
+        self._watch = watch or Stopwatch()
+        self._read = False
 
     def start(self, session: Session, rows: Sequence[Row]) -> Coroutine[None]:
         """See :class:`~specrag.speculation.drafters.base.Drafter`; the first call is where the output begins."""
+        del rows
         if self._first is None:
             self._first = len(session)
-        yield from self._drafter.start(self._output_of(session), rows)
+        yield from ()
 
     def propose(self, session: Session, budget: int) -> Coroutine[DraftTree]:
         """See :class:`~specrag.speculation.drafters.base.Drafter`."""
-        return (yield from self._drafter.propose(self._output_of(session), budget))
+        output = self._output_of(session)
+        if not self._read:
+            self._read = True
+            yield from self._watch.timed(self._drafter.start(output, ()))
+        return (yield from self._drafter.propose(output, budget))
 
     def observe(self, round: Round) -> None:
         """See :class:`~specrag.speculation.drafters.base.Drafter`."""
