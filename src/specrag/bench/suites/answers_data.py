@@ -132,7 +132,7 @@ def _best(question: Question, encoder: Encoder | None) -> Question:
     size, passages = SIZES[question.set], question.passages
     if not size.retrieved and encoder is not None:
         texts = [passage_text(passage.title, passage.text) for passage in passages]
-        scores = encoder.encode_passages(texts) @ encoder.encode_queries([question.task.question])[0]
+        scores = encoder.encode_passages(texts) @ encoder.encode_queries([question.task.text])[0]
         passages = tuple(passages[place] for place in np.argsort(-scores, kind="stable"))
     return replace(question, passages=passages[: size.passages])
 
