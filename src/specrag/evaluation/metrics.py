@@ -24,9 +24,7 @@ def normalize_answer(text: str) -> str:
     As SQuAD's script does for ASCII. Beyond it, all Unicode punctuation goes (curly quotes, dashes), and
     composed and decomposed accents are made equal (NFC).
     """
-    lowered = unicodedata.normalize("NFC", text).lower()
-    bare = "".join(character for character in lowered if not _is_punctuation(character))
-    return " ".join(_ARTICLES.sub(" ", bare).split())
+    return _normalized(text, "")
 
 
 def exact_match(response: str, gold: str | Sequence[str]) -> bool:
@@ -36,14 +34,15 @@ def exact_match(response: str, gold: str | Sequence[str]) -> bool:
 
 
 def contains_answer(response: str, gold: str | Sequence[str]) -> bool:
-    """Whether a gold answer occurs in the response, both normalised; the rule for free-form answers.
+    """Whether a gold answer occurs in the response as whole words, both normalised; the rule for free-form answers.
 
-    Whole words: "LA" is not in "Tulsa, Oklahoma". Self-RAG and Speculative RAG take any substring, which counts such
-    answers as right. A gold answer of which normalisation leaves nothing ("The") occurs in no response.
+    Self-RAG and Speculative RAG take any substring, so that "LA" counts as said in "Oklahoma". Punctuation may be
+    dropped or stand between words: "Curie" occurs in "Curie's" and in "Joliot-Curie", "US" in "U.S.". A gold answer
+    of which normalisation leaves nothing ("The") occurs in no response.
     """
-    normalized = normalize_answer(response)
-    wanted = (normalize_answer(answer) for answer in _answers(gold))
-    return any(answer and _occurs(answer, normalized) for answer in wanted)
+    readings = [f" {_normalized(response, gap)} " for gap in ("", " ")]
+    wanted = {_normalized(answer, gap) for answer in _answers(gold) for gap in ("", " ")}
+    return any(answer and f" {answer} " in reading for answer in wanted for reading in readings)
 
 
 def token_f1(response: str, gold: str | Sequence[str]) -> float:
@@ -71,20 +70,11 @@ def _answers(gold: str | Sequence[str]) -> Sequence[str]:
     return answers
 
 
-def _occurs(words: str, text: str) -> bool:
-    """Whether the words stand in a text and are no part of longer ones."""
-    place = text.find(words)
-    while place >= 0:
-        end = place + len(words)
-        if not _joined(text[place - 1 : place], words[0]) and not _joined(words[-1], text[end : end + 1]):
-            return True
-        place = text.find(words, place + 1)
-    return False
-
-
-def _joined(left: str, right: str) -> bool:
-    """Whether two neighbouring characters belong to one word; scripts without spaces do not tell."""
-    return all(one.isalnum() and unicodedata.category(one) != "Lo" for one in (left, right))
+def _normalized(text: str, gap: str) -> str:
+    """:func:`normalize_answer` with ``gap`` in place of each punctuation mark."""
+    lowered = unicodedata.normalize("NFC", text).lower()
+    bare = "".join(gap if _is_punctuation(character) else character for character in lowered)
+    return " ".join(_ARTICLES.sub(" ", bare).split())
 
 
 def _is_punctuation(character: str) -> bool:
