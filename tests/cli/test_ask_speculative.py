@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from specrag.cli import main as frame
+from specrag.cli.ask_speculative import Models
 from tests.cli.shell import Result, specrag
 from tests.sample import build_sample
 
@@ -99,6 +100,25 @@ def test_json_holds_everything(kb: str) -> None:
         "smollm2-135m",
         "speculative-rag",
     )
+    assert found["verifies_itself"]
+
+
+@pytest.mark.parametrize(
+    ("model", "adapter", "wanted"),
+    [
+        ("smollm2-135m", None, "smollm2-135m-drafter"),
+        ("smollm2-135m", "none", None),
+        ("smollm2-135m", "mine", "mine"),
+        ("qwen2.5-coder-1.5b", None, None),
+        ("http://localhost:1/v1#m", None, None),
+    ],
+)
+def test_the_drafter_that_comes_with_specrag_is_the_default(
+    model: str, adapter: str | None, wanted: str | None
+) -> None:
+    given = Path(adapter) if adapter else None
+    models = Models(model, None, None, "bf16", None, given, False, "auto")
+    assert (None if models.tuned is None else models.tuned.name) == wanted
 
 
 REFUSED = [

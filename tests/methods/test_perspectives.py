@@ -131,6 +131,34 @@ def test_clusters_are_those_of_the_vectors() -> None:
     assert found == cluster(vectors[order].astype(np.float32), 3, seed=0)
 
 
+def outlying() -> np.ndarray:
+    """Nine passages about one thing, and one about another."""
+    generator = np.random.default_rng(0)
+    near = np.array([1.0, 0, 0, 0]) + generator.normal(0, 0.05, (9, 4))
+    return np.concatenate([near, [[0, 0, 0, 1.0]]]).astype(np.float32)
+
+
+def test_a_passage_that_every_draft_reads_is_told() -> None:
+    clusters = cluster_for("multi-perspective", outlying(), 2, seed=0)
+    sampled = sample_subsets(10, 5, 2, "multi-perspective", clusters, seed=0)
+    assert (sampled.shared, sampled.possible) == ((9,), 9)
+    assert any("every draft reads passage 10" in note and "balanced" in note for note in sampled.notes)
+    assert sample_subsets(10, 1, 2, "multi-perspective", clusters, seed=0).shared == ()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_balanced_clusters_leave_no_passage_alone(seed: int) -> None:
+    clusters = cluster_for("balanced", outlying(), 2, seed=seed)
+    assert min(Counter(clusters).values()) >= 2
+    assert clusters[0] == 0
+    sampled = sample_subsets(10, 5, 2, "balanced", clusters, seed=seed)
+    assert sampled.shared == ()
+    assert sampled.possible > 9
+    assert len(sampled.subsets) == 5
+    few = cluster_for("balanced", outlying()[-3:], 2, seed=seed)
+    assert sorted(Counter(few).values()) == [1, 2], "three passages make no two pairs"
+
+
 def test_equal_vectors_make_one_cluster_without_a_warning() -> None:
     vectors = np.array([[1, 0], [1, 0], [0, 1]], dtype=np.float32)
     assert cluster(vectors, 3, seed=0) == (0, 0, 1)

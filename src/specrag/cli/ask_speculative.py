@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from specrag.models.endpoint import Endpoint
     from specrag.models.roles import TextGenerator, TextScorer
 
+#: Given as ``--adapter``: a drafter as its model comes.
+NO_ADAPTER = "none"
 #: Tokens of a rationale, of a draft's; the rest is the answer's.
 _RATIONALE_SHARE = 5 / 8
 
@@ -105,7 +107,7 @@ class Models:
         model: of ``-m``: here the number of drafts, as the paper's m, or the model of a role that has none.
         drafter: writes drafts.
         decoder: how it decodes.
-        adapter: the drafter's.
+        adapter: the drafter's; by default one that comes with specrag for this model, and none if it is "none".
     """
 
     model: str
@@ -133,6 +135,15 @@ class Models:
     def writer(self) -> str:
         """Who writes drafts."""
         return self.drafter or (DEFAULT_MODEL if self.model.isdigit() else self.model)
+
+    @property
+    def tuned(self) -> Path | None:
+        """The adapter that the drafter gets."""
+        from specrag.models.adapters import shipped_adapters
+
+        if self.adapter is not None:
+            return None if str(self.adapter) == NO_ADAPTER else self.adapter
+        return next(iter(shipped_adapters(self.writer)), None)
 
     def check(self) -> None:
         """Check all that needs no model.
@@ -164,9 +175,9 @@ class Models:
                 return Pair(endpoint, endpoint)
             drafter = endpoint
         else:
-            llm = self._load(self.writer, self.adapter, opened)
+            llm = self._load(self.writer, self.tuned, opened)
             drafter = LocalGenerator(llm, method=self.decoder or "plain")
-            if judge == self.writer and self.adapter is None:
+            if judge == self.writer and self.tuned is None:
                 return Pair(drafter, LocalScorer(llm.loaded))
         if is_endpoint(judge):
             return Pair(drafter, _open(judge, opened))

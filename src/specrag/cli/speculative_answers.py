@@ -62,6 +62,7 @@ def describe_speculative(answer: SpeculativeAnswer) -> dict[str, object]:
         "scoring": asdict(answer.scoring),
         "drafter": answer.drafter,
         "verifier": answer.verifier,
+        "verifies_itself": answer.verifies_itself,
         "usage": asdict(answer.usage),
         "timing": {
             **{f"{name}_seconds": value for name, value in asdict(answer.timing).items()},
@@ -152,6 +153,10 @@ def _show_notes(answer: SpeculativeAnswer) -> None:
     from rich.console import Console
 
     notes = [*(answer.sampling.notes if answer.sampling is not None else ())]
+    if answer.drafts and answer.verifies_itself:
+        notes.append(
+            f"one model, {answer.drafter}, drafted and verified; name a larger one with --verifier to choose better"
+        )
     if answer.fallback is not None:
         notes.append(answer.fallback)
     elif answer.malformed:

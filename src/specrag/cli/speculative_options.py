@@ -49,7 +49,8 @@ Strategy = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="How they are dealt out: multi-perspective (default), random, same-cluster, anchored or anchored-whole.",
+        help="How they are dealt out: multi-perspective (default), balanced, random, same-cluster, "
+        "anchored or anchored-whole.",
         rich_help_panel=_PANEL,
         show_default=False,
     ),

@@ -21,8 +21,11 @@ from specrag.errors import InputError
 #: ``multi-perspective``: one passage of each cluster. ``random``: any k passages. ``same-cluster``: all passages of one
 #: cluster (Table 3's ablation). ``anchored``, our own: the best passage and one of each cluster of the others, since a
 #: draft from the others alone may be about somebody of the same name. ``anchored-whole``: the same, but for the first
-#: draft, which reads all passages.
-Strategy: TypeAlias = Literal["multi-perspective", "random", "same-cluster", "anchored", "anchored-whole"]
+#: draft, which reads all passages. ``balanced``, our own: as ``multi-perspective``, but a passage that lies apart from
+#: all others is no cluster of its own, which every draft would read: it joins the nearest one.
+Strategy: TypeAlias = Literal[
+    "multi-perspective", "random", "same-cluster", "anchored", "anchored-whole", "balanced"
+]
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 _ANCHORED = ("anchored", "anchored-whole")
 
@@ -41,6 +44,7 @@ class Sampled:
         subsets: for each draft the indices of its passages; no two hold the same passages.
         clusters: the cluster of each passage; ``None`` where nothing was clustered.
         possible: how many distinct subsets there are.
+        shared: indices of the passages that every one of several drafts reads.
         notes: what was asked for and could not be had, for people.
     """
 
@@ -48,6 +52,7 @@ class Sampled:
     clusters: tuple[int, ...] | None
     possible: int
     notes: tuple[str, ...] = ()
+    shared: tuple[int, ...] = ()
 
 
 def needs_clusters(strategy: Strategy, passages: int, k: int) -> bool:
@@ -61,6 +66,8 @@ def cluster_for(strategy: Strategy, vectors: np.ndarray, k: int, seed: int) -> t
     Args:
         vectors, k, seed: as :func:`cluster` takes them.
     """
+    if strategy == "balanced":
+        return _balanced(vectors, k, seed)
     if strategy not in _ANCHORED:
         return cluster(vectors, k, seed)
     return (0, *(1 + label for label in cluster(vectors[1:], k - 1, seed)))
@@ -85,6 +92,28 @@ def cluster(vectors: np.ndarray, k: int, seed: int) -> tuple[int, ...]:
     found = KMeans(n_clusters=count, n_init=_RESTARTS, random_state=seed).fit_predict(exact)
     numbers: dict[int, int] = {}
     return tuple(numbers.setdefault(int(label), len(numbers)) for label in found)
+
+
+def _balanced(vectors: np.ndarray, k: int, seed: int) -> tuple[int, ...]:
+    """Clusters of two passages or more, as far as there are enough: who would be alone joins the nearest one."""
+    kept = list(range(len(vectors)))
+    labels = cluster(vectors, k, seed)
+    while True:
+        alone = [place for place, label in zip(kept, labels, strict=True) if labels.count(label) == 1]
+        if not alone or len(kept) - len(alone) < 2 * k:
+            break
+        kept = [place for place in kept if place not in alone]
+        labels = cluster(vectors[kept], k, seed)
+    found = dict(zip(kept, labels, strict=True))
+    centres = {label: vectors[[p for p in kept if found[p] == label]].mean(axis=0) for label in set(labels)}
+    numbers: dict[int, int] = {}
+    for place in range(len(vectors)):
+        if place not in found:
+            found[place] = min(
+                centres, key=lambda label: float(np.linalg.norm(vectors[place] - centres[label]))
+            )
+        numbers.setdefault(found[place], len(numbers))
+    return tuple(numbers[found[place]] for place in range(len(vectors)))
 
 
 def sample_subsets(
@@ -138,7 +167,12 @@ def sample_subsets(
     possible = drawn.possible + len(whole) * (k < passages)
     if len(subsets) < m:
         notes.append(f"m is {len(subsets)} in place of {m}: there are no more distinct subsets")
-    return Sampled(subsets, None if clusters is None else tuple(clusters), possible, tuple(notes))
+    shared = _shared(strategy, clusters) if len(subsets) > 1 else ()
+    if shared:
+        read = " and ".join(str(passage + 1) for passage in shared)
+        remedy = "; strategy='balanced' deals it out like the others" if strategy != "balanced" else ""
+        notes.append(f"every draft reads passage {read}, alone in its cluster{remedy}")
+    return Sampled(subsets, None if clusters is None else tuple(clusters), possible, tuple(notes), shared)
 
 
 def check_count(name: str, value: int) -> None:
@@ -169,6 +203,13 @@ class _Drawn:
 
     subsets: Sequence[tuple[int, ...]]
     possible: int
+
+
+def _shared(strategy: Strategy, clusters: Sequence[int] | None) -> tuple[int, ...]:
+    """The passages that are alone in their cluster, where a draft takes one of each."""
+    if clusters is None or strategy not in ("multi-perspective", "balanced"):
+        return ()
+    return tuple(passage for passage, label in enumerate(clusters) if list(clusters).count(label) == 1)
 
 
 def _groups(clusters: Sequence[int]) -> list[list[int]]:

@@ -65,6 +65,7 @@ class Sampling:
         clusters: the cluster of each passage, in their order; ``None`` where nothing was clustered.
         possible: how many distinct subsets there were.
         notes: what was asked for and could not be had, for people.
+        shared: numbers of the passages that every one of several drafts read.
     """
 
     strategy: Strategy
@@ -72,6 +73,7 @@ class Sampling:
     clusters: tuple[int, ...] | None
     possible: int
     notes: tuple[str, ...]
+    shared: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +156,11 @@ class SpeculativeAnswer:
     verifier: str | None
     timing: SpeculativeTiming
     usage: SpeculativeUsage
+
+    @property
+    def verifies_itself(self) -> bool:
+        """Whether one model drafted and verified, with an adapter or without."""
+        return self.verifier == self.drafter
 
     @property
     def malformed(self) -> int:

@@ -118,7 +118,8 @@ def deal(
     notes = sampled.notes
     if duplicates:
         notes = (f"{duplicates} of the passages found say the same as others and were left out", *notes)
-    sampling = Sampling(dealing.strategy, encoder, sampled.clusters, sampled.possible, notes)
+    shared = tuple(index + 1 for index in sampled.shared)
+    sampling = Sampling(dealing.strategy, encoder, sampled.clusters, sampled.possible, notes, shared)
     return Dealt(sampled.subsets, sampling, embedded - started, clock() - embedded)
 
 
