@@ -9,6 +9,7 @@ import pytest
 
 from specrag.engine.executor import run
 from specrag.engine.outputs import Row
+from specrag.engine.passes import Coroutine
 from specrag.engine.session import Session
 from specrag.models.toy import ToyModel
 from specrag.speculation.drafters.base import NoDrafter
@@ -102,14 +103,14 @@ def test_all_that_share_the_accepted_path_win() -> None:
 
 def test_one_that_left_the_accepted_path_loses() -> None:
     followed = Followed([1, 2, 30, 31, 10, 1, 2, 30, 32, 11, 1, 2])
-    followed.accept(30, 31)
-    assert followed.score(2) == pytest.approx((1 - RATE) * FIRST_SCORE + RATE * 2 / 3)
+    followed.accept(30, 31, 10)
+    assert followed.score(2) == pytest.approx((1 - RATE) * FIRST_SCORE + RATE * 3 / 4)
     assert followed.score(7) == pytest.approx((1 - RATE) * FIRST_SCORE)
 
 
 def test_every_place_of_a_merged_copy_is_rewarded() -> None:
     followed = Followed([*([1, 2, 30, 31, 32, 33] * 2), 1, 2, 40, 41, 42, 1, 2])
-    followed.accept(30, 31, 32)
+    followed.accept(30, 31, 32, 33)
     won = (1 - RATE) * FIRST_SCORE + RATE
     assert [followed.score(position) for position in (2, 8)] == pytest.approx([won, won])
 
@@ -123,14 +124,14 @@ def test_no_more_than_the_best_few_are_merged(candidates: int) -> None:
 
 def test_an_old_place_that_proved_good_is_copied_beside_many_newer_ones() -> None:
     followed = Followed([1, 2, 30, 10, 1, 2])
-    followed.accept(30, 10, 1)
+    followed.accept(*[30, 10, 1, 2] * 2, 30)
     newer = [token for follower in range(40, 41 + MOST_OCCURRENCES) for token in (follower, 10, 1, 2)]
     assert first_guesses(followed.propose(*newer))[0] == 30
 
 
 def test_an_old_good_place_behind_another_key_is_not() -> None:
     followed = Followed([1, 2, 30, 10, 1, 2])
-    followed.accept(30, 10, 1)
+    followed.accept(*[30, 10, 1, 2] * 2, 30)
     newer = [token for follower in range(40, 42 + MOST_OCCURRENCES) for token in (6, 7, follower)]
     guesses = first_guesses(followed.propose(*newer, 6, 7))
     assert len(guesses) == 3
@@ -169,3 +170,48 @@ def test_a_corpus_is_asked_for_a_whole_key() -> None:
     corpus = corpus_of([1, 2, 50, 51])
     assert len(Followed([8, 3, 2], corpus=corpus).propose()) == 0
     assert first_guesses(Followed([8, 1, 2], corpus=corpus).propose()) == [50]
+
+
+# -- lengths --------------------------------------------------------------------------------------------------
+
+LONG = [1, 2, *range(10, 90)]
+
+
+def test_a_lone_copy_takes_the_whole_tree() -> None:
+    alone = Followed([*LONG, 1, 2], replace(SHORT, draft_size=60)).propose()
+    assert alone.tokens == tuple(range(10, 70))
+    corpus = Followed([5, 1, 2], replace(SHORT, draft_size=60), corpus=corpus_of(LONG)).propose()
+    assert corpus.tokens == tuple(range(10, 70))
+    assert set(corpus.sources) == {CORPUS}
+
+
+def test_two_copies_share_it() -> None:
+    tree = Followed([*LONG, 1, 2, *LONG[::-1], 1, 2], replace(SHORT, draft_size=60)).propose()
+    assert len(tree) == 60
+    assert first_guesses(tree) == [89, 10]
+    assert [tree.tokens.index(token) for token in (60, 39)] == [29, 59]
+
+
+def test_beside_free_guesses_a_copy_takes_what_they_leave() -> None:
+    guesses = DraftTree((91, 92, 93), (ROOT,) * 3, ("free",) * 3)
+
+    class Free(NoDrafter):
+        def propose(self, session: Session, budget: int) -> Coroutine[DraftTree]:
+            yield from ()
+            return guesses
+
+    session = Session(MODEL, tokens=[*LONG, 1, 2])
+    made = RetrievalDrafter(RetrievalSettings(), Free(), lambda: 0)
+    run(made.start(session, ()))
+    tree = run(made.propose(session, 60))
+    assert len(tree) == 60
+    assert first_guesses(tree) == [10, 91, 92, 93]
+    assert tree.sources.count(SUFFIX) == 57
+
+
+def test_of_places_that_agree_at_first_those_win_that_hold_the_accepted_path() -> None:
+    """Both copies begin with three equal tokens; the newer one goes on."""
+    followed = Followed([1, 2, 30, 31, 32, 33, 10, 1, 2, 30, 31, 32, 34, 11, 1, 2])
+    assert followed.accept(30, 31, 32, 34).tokens[:4] == (30, 31, 32, 34)
+    assert followed.score(9) == pytest.approx((1 - RATE) * FIRST_SCORE + RATE * 4 / 9)
+    assert followed.score(2) == FIRST_SCORE
