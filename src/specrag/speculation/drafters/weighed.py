@@ -15,6 +15,8 @@ from specrag.speculation.tree import DraftTree, merge
 class Weighed(Pair):
     """Free guesses in every round, and beside them those of a drafter that runs passes, where that pays.
 
+    A token that both guess has the source and grade that promise more, and stays a copy where one of them copied it.
+
     Args:
         free: costs no passes; deterministic drafts.
         priced: runs passes; deterministic drafts.
@@ -39,7 +41,7 @@ class Weighed(Pair):
             return free
         guessed = yield from self._second.propose(session, asked)
         self._outlook.heard(guessed)
-        return merge([guessed, free], budget)
+        return merge([guessed, free], budget, self._outlook.rate)
 
     def fork(self) -> Weighed:
         """See :class:`~specrag.speculation.drafters.base.Drafter`."""
