@@ -218,6 +218,20 @@ def test_proposals_are_always_valid(
 
 
 @settings(max_examples=30, deadline=None)
+@given(PROMPTS, OPERATIONS, st.integers(1, 5))
+def test_no_path_is_longer_than_asked_for(
+    subject: Subject, prompt: list[int], operations: list[Operation], depth: int
+) -> None:
+    request = Request(subject.make(), prompt)
+    apply(request, operations)
+    tree: DraftTree = run(request.drafter.propose(request.session, 60, depth))
+    depths: list[int] = []
+    for parent in tree.parents:
+        depths.append(1 if parent == ROOT else 1 + depths[parent])
+    assert max(depths, default=0) <= depth
+
+
+@settings(max_examples=30, deadline=None)
 @given(PROMPTS, OPERATIONS, OPERATIONS, OPERATIONS, st.booleans())
 def test_forks_are_independent(
     subject: Subject,

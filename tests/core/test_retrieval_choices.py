@@ -12,7 +12,7 @@ from specrag.engine.outputs import Row
 from specrag.engine.passes import Coroutine
 from specrag.engine.session import Session
 from specrag.models.toy import ToyModel
-from specrag.speculation.drafters.base import NoDrafter
+from specrag.speculation.drafters.base import ANY_DEPTH, NoDrafter
 from specrag.speculation.drafters.retrieval import MOST_OCCURRENCES, RetrievalDrafter, RetrievalSettings
 from specrag.speculation.drafters.suffix import CORPUS, SUFFIX
 from specrag.speculation.entropy_trigger import EntropyTrigger
@@ -196,7 +196,7 @@ def test_beside_free_guesses_a_copy_takes_what_they_leave() -> None:
     guesses = DraftTree((91, 92, 93), (ROOT,) * 3, ("free",) * 3)
 
     class Free(NoDrafter):
-        def propose(self, session: Session, budget: int) -> Coroutine[DraftTree]:
+        def propose(self, session: Session, budget: int, depth: int = ANY_DEPTH) -> Coroutine[DraftTree]:
             yield from ()
             return guesses
 

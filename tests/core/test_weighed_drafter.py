@@ -12,7 +12,7 @@ from specrag.engine.session import Session
 from specrag.models.toy import ToyModel
 from specrag.scheduling.cost_aware import CostAware, SharedCosts
 from specrag.scheduling.cost_model import CostModel
-from specrag.speculation.drafters.base import NoDrafter
+from specrag.speculation.drafters.base import ANY_DEPTH, NoDrafter
 from specrag.speculation.drafters.copied import copy_grade
 from specrag.speculation.drafters.suffix import SUFFIX
 from specrag.speculation.drafters.weighed import Weighed
@@ -32,7 +32,7 @@ class Scripted(NoDrafter):
         self.tree, self.asked = tree, 0
         self.runs_passes = runs_passes
 
-    def propose(self, session: Session, budget: int) -> Coroutine[DraftTree]:
+    def propose(self, session: Session, budget: int, depth: int = ANY_DEPTH) -> Coroutine[DraftTree]:
         del session
         yield from ()
         self.asked += 1

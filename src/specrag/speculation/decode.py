@@ -159,11 +159,13 @@ def decode(
     while True:
         began = clock()
         room = session.model.context_length - len(session)
-        # The bonus token needs no guess: a budget beyond what may still come would be wasted.
-        budget = max(min(schedule.budget(runs_passes=drafter.runs_passes), left - 1, room), 0)
+        # The bonus token needs no guess: a path beyond what may still come would be wasted.
+        depth = max(min(left - 1, room), 0)
+        budget = schedule.budget(runs_passes=drafter.runs_passes)
+        budget = budget if depth else 0
         proposed = EMPTY
         if budget or rule.needs.opinions:
-            proposed = yield from drafter.propose(session, budget)
+            proposed = yield from drafter.propose(session, budget, depth)
         tree = schedule.choose(proposed, len(session))
         asked = clock()
         rows = yield from session.score(tree, target.outputs)

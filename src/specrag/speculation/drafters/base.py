@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -9,6 +10,9 @@ from specrag.engine.outputs import NOTHING, Outputs, Row
 from specrag.engine.passes import Coroutine
 from specrag.engine.session import Session
 from specrag.speculation.tree import EMPTY, DraftTree, Round
+
+#: No limit on the length of a path.
+ANY_DEPTH = sys.maxsize
 
 
 class Drafter(Protocol):
@@ -31,8 +35,14 @@ class Drafter(Protocol):
                 asked for and are known.
         """
 
-    def propose(self, session: Session, budget: int) -> Coroutine[DraftTree]:
-        """Guess at most ``budget`` tokens behind the session's newest token."""
+    def propose(self, session: Session, budget: int, depth: int = ANY_DEPTH) -> Coroutine[DraftTree]:
+        """Guess behind the session's newest token.
+
+        Args:
+            session: the target's session.
+            budget: most nodes of the tree.
+            depth: longest path worth proposing: the tokens that may still come, without the bonus.
+        """
 
     def observe(self, round: Round) -> None:
         """Learn what became of a proposal; the round's tokens are committed already."""
@@ -57,8 +67,8 @@ class NoDrafter:
         del session, rows
         yield from ()
 
-    def propose(self, session: Session, budget: int) -> Coroutine[DraftTree]:
-        del session, budget
+    def propose(self, session: Session, budget: int, depth: int = ANY_DEPTH) -> Coroutine[DraftTree]:
+        del session, budget, depth
         yield from ()
         return EMPTY
 

@@ -21,6 +21,7 @@ from specrag.engine.sampling import SamplingParams, choose, warp
 from specrag.engine.session import Session, check_room
 from specrag.errors import InputError
 from specrag.speculation.augmented_target import UNIT
+from specrag.speculation.drafters.base import ANY_DEPTH
 from specrag.speculation.drafters.copied import copy_grade
 from specrag.speculation.drafters.draft_model import CONFIDENCES, FEW
 from specrag.speculation.drafters.suffix import SUFFIX
@@ -116,7 +117,7 @@ class RagDrafter:
             yield from self._session.extend(missing)
         self._note_followed(session)
 
-    def propose(self, session: Session, budget: int) -> Coroutine[DraftTree]:
+    def propose(self, session: Session, budget: int, depth: int = ANY_DEPTH) -> Coroutine[DraftTree]:
         """See :class:`~specrag.speculation.drafters.base.Drafter`.
 
         Raises:
@@ -130,6 +131,7 @@ class RagDrafter:
         if len(missing) > FEW or not self._session.tokens:
             yield from self._session.extend(missing)
             missing = []
+        budget = min(budget, depth)
         room = self._model.context_length - len(self._session) - len(missing)
         copies = self._copies(min(budget, room), missing)
         if copies:

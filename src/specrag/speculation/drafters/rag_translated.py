@@ -9,6 +9,7 @@ from specrag.engine.outputs import NOTHING, Outputs, Row
 from specrag.engine.passes import Coroutine, SessionModel
 from specrag.engine.session import Session
 from specrag.errors import InputError
+from specrag.speculation.drafters.base import ANY_DEPTH
 from specrag.speculation.drafters.cross_vocabulary import CrossVocabulary
 from specrag.speculation.tree import DraftTree, Round
 from specrag.speculation.vocabularies import VocabularyPair
@@ -52,9 +53,9 @@ class TranslatedRagDrafter:
             self._first = len(session)
         yield from self._drafter.start(self._output_of(session), rows)
 
-    def propose(self, session: Session, budget: int) -> Coroutine[DraftTree]:
+    def propose(self, session: Session, budget: int, depth: int = ANY_DEPTH) -> Coroutine[DraftTree]:
         """See :class:`~specrag.speculation.drafters.base.Drafter`."""
-        return (yield from self._drafter.propose(self._output_of(session), budget))
+        return (yield from self._drafter.propose(self._output_of(session), budget, depth))
 
     def observe(self, round: Round) -> None:
         """See :class:`~specrag.speculation.drafters.base.Drafter`."""

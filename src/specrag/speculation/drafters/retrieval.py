@@ -13,7 +13,7 @@ from specrag.engine.outputs import NOTHING, Outputs, Row
 from specrag.engine.passes import Coroutine
 from specrag.engine.session import Session
 from specrag.errors import InputError
-from specrag.speculation.drafters.base import Drafter
+from specrag.speculation.drafters.base import ANY_DEPTH, Drafter
 from specrag.speculation.drafters.copied import Opinionated, copy_grade
 from specrag.speculation.drafters.suffix import CORPUS, OwnText
 from specrag.speculation.entropy_trigger import EntropyTrigger
@@ -132,16 +132,16 @@ class RetrievalDrafter:
         self._entropies = [row.entropy for row in read if row.entropy is not None]
         yield from self._fallback.start(session, rows)
 
-    def propose(self, session: Session, budget: int) -> Coroutine[DraftTree]:
+    def propose(self, session: Session, budget: int, depth: int = ANY_DEPTH) -> Coroutine[DraftTree]:
         """See :class:`~specrag.speculation.drafters.base.Drafter`."""
         self._text.follow(session)
         self._candidates = self._retrieve(session)
         size = min(budget, self._settings.draft_size)
-        copies = self._copies(session.tokens[-1], size)
+        copies = self._copies(session.tokens[-1], min(size, depth))
         if copies and not self._combining:
             return merge(copies, size)
         asked = min(budget, self._fallback_budget()) if self._fallback.runs_passes else budget
-        guessed = (yield from self._fallback.propose(session, asked)) if asked else EMPTY
+        guessed = (yield from self._fallback.propose(session, asked, depth)) if asked else EMPTY
         # What a copy holds beyond its share takes the room that guesses leave: it is seldom reached.
         shares = [copy.kept(range(min(len(copy), self._share))) for copy in copies]
         return merge([*shares, guessed, *copies], budget)
