@@ -74,6 +74,10 @@ def weighed(priced: Drafter) -> Weighed:
         def heard(self, guessed: DraftTree) -> None:
             """Kept until a round ends, which those driven by hand never tell."""
 
+        def rate(self, source: str, grade: int) -> float:
+            """Not remembered until the round ends, either: that is the schedule's memory."""
+            return self._acceptance.rate(source, grade)
+
     return Weighed(Recycling(), priced, Dissatisfied(SharedCosts()), lambda: 4)
 
 
