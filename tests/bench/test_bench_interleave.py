@@ -183,7 +183,15 @@ def test_summaries_are_right_to_the_last_figure(stage: Stage) -> None:
             return Outcome(tokens=10, output="x", passes=10, correct=1.0)
         output = "x" if stage.ran[-1].startswith("a") else "y"
         return Outcome(
-            tokens=10, output=output, passes=4, drafted=20, accepted=6, correct=0.0, figures={"peak_mib": 7.0}
+            tokens=10,
+            output=output,
+            passes=4,
+            drafted=20,
+            accepted=6,
+            drafted_by={"suffix": 5, "recycling": 15},
+            accepted_by={"suffix": 4, "recycling": 3 if output == "x" else 0},
+            correct=0.0,
+            figures={"peak_mib": 7.0},
         )
 
     rows = [
@@ -200,6 +208,9 @@ def test_summaries_are_right_to_the_last_figure(stage: Stage) -> None:
     assert overall.speedup.value == pytest.approx(4.0)
     assert (overall.n, overall.identical, overall.mat) == (2, 0.5, 2.5)
     assert (overall.acceptance, overall.accuracy) == (0.3, 0.0)
+    assert qa.acceptance_by_source == {"recycling": 0.2, "suffix": 0.8}
+    assert overall.acceptance_by_source == {"recycling": 0.1, "suffix": 0.8}
+    assert by_name["qa", "plain"].acceptance_by_source is None
     assert overall.tokens_per_second == pytest.approx(20 / 2)
     assert overall.extra["peak_mib"] == 7.0
     assert overall.extra["milliseconds"] == pytest.approx(1000)

@@ -24,6 +24,8 @@ outcomes = st.builds(
     passes=st.none() | st.integers(0, 1000),
     drafted=st.none() | st.integers(0, 1000),
     accepted=st.none() | st.integers(0, 1000),
+    drafted_by=st.none() | st.dictionaries(st.text(), st.integers(0, 1000), max_size=3),
+    accepted_by=st.none() | st.dictionaries(st.text(), st.integers(0, 1000), max_size=3),
     correct=st.none() | st.floats(0, 1),
     figures=st.dictionaries(st.text(), finite, max_size=3),
 )
@@ -40,6 +42,7 @@ measurements = st.builds(
     n=st.integers(0, 99),
     speedup=st.none() | st.floats(0, 100),
     tokens_per_second=st.none() | st.floats(0, 1e6),
+    acceptance_by_source=st.none() | st.dictionaries(st.text(), st.floats(0, 1), max_size=3),
     identical=st.none() | st.floats(0, 1),
     simulated=st.booleans(),
     command=st.text(min_size=1),
@@ -81,11 +84,20 @@ def test_the_published_fields_are_all_there_and_null_where_they_do_not_apply() -
     values = json.loads(entry.to_json())
     published = (
         "suite task method baseline model dtype device n speedup speedup_low speedup_high tokens_per_second "
-        "mat acceptance identical accuracy simulated command version date"
+        "mat acceptance acceptance_by_source identical accuracy simulated command version date"
     )
     assert set(published.split()) | {"extra"} == set(values)
     assert values["baseline"] is None
+    assert values["acceptance_by_source"] is None
     assert values["simulated"] is False
+
+
+def test_lines_from_before_sources_were_told_are_still_read() -> None:
+    record = Record(suite="s", version="1", setting="here", key=KEY, outcome=Outcome(seconds=1.0))
+    line = json.loads(record.to_json())
+    assert line["outcome"]["drafted_by"] is None
+    del line["outcome"]["drafted_by"], line["outcome"]["accepted_by"]
+    assert Record.from_json(json.dumps(line)) == record
 
 
 @pytest.mark.parametrize(
@@ -96,6 +108,7 @@ def test_the_published_fields_are_all_there_and_null_where_they_do_not_apply() -
         ("baseline", {"baseline": "none"}),
         ("dtype", {"dtype": "int4"}),
         ("identical", {"identical": 1.5}),
+        ("acceptance_by_source.suffix", {"acceptance_by_source": {"suffix": 1.5}}),
         ("speedup", {"speedup": float("nan")}),
         ("speedup", {"speedup": 1.0, "speedup_low": 1.1, "speedup_high": 1.2}),
         ("speedup", {"speedup_low": 1.1}),

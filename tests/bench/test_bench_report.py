@@ -64,6 +64,12 @@ def test_the_page_says_what_is_needed_to_believe_it() -> None:
     assert "MAT" not in row
 
 
+def test_acceptance_is_shown_by_source_where_a_run_tells() -> None:
+    told = replace(ENTRY, acceptance_by_source={"recycling": 0.1, "suffix": 0.625})
+    assert cells(render(PAGE, [told]))["acceptance by source"] == "recycling 10.0%, suffix 62.5%"
+    assert "acceptance by source" not in cells(render(PAGE, [ENTRY]))
+
+
 def test_simulated_stands_in_the_cell_itself() -> None:
     row = cells(render(PAGE, [ENTRY, replace(ENTRY, simulated=True)]), row=1)
     assert row["speed-up"].endswith("(simulated)")

@@ -74,6 +74,10 @@ def weighed(priced: Drafter) -> Weighed:
         def heard(self, guessed: DraftTree) -> None:
             """Kept until a round ends, which those driven by hand never tell."""
 
+        def rate(self, source: str, grade: int) -> float:
+            """Not remembered until the round ends, either: that is the schedule's memory."""
+            return self._acceptance.rate(source, grade)
+
     return Weighed(Recycling(), priced, Dissatisfied(SharedCosts()), lambda: 4)
 
 
@@ -214,6 +218,20 @@ def test_proposals_are_always_valid(
     request = Request(subject.make(), prompt)
     apply(request, operations)
     request.propose(budget)
+
+
+@settings(max_examples=30, deadline=None)
+@given(PROMPTS, OPERATIONS, st.integers(1, 5))
+def test_no_path_is_longer_than_asked_for(
+    subject: Subject, prompt: list[int], operations: list[Operation], depth: int
+) -> None:
+    request = Request(subject.make(), prompt)
+    apply(request, operations)
+    tree: DraftTree = run(request.drafter.propose(request.session, 60, depth))
+    depths: list[int] = []
+    for parent in tree.parents:
+        depths.append(1 if parent == ROOT else 1 + depths[parent])
+    assert max(depths, default=0) <= depth
 
 
 @settings(max_examples=30, deadline=None)

@@ -17,13 +17,18 @@ from specrag.engine.stopping import FinishReason
 from specrag.models.toy import ToyModel
 from specrag.speculation.acceptance import Matching, Rule
 from specrag.speculation.decode import Settings, Speculation, Step, TextSink, decode
-from specrag.speculation.drafters.base import Drafter
+from specrag.speculation.drafters.base import ANY_DEPTH, Drafter
 from specrag.speculation.schedule import Timed, TokenSchedule
 from specrag.speculation.tree import EMPTY, ROOT, DraftTree, Round
 
 
-def random_tree(rng: random.Random, budget: int, vocab_size: int, likely: Sequence[int] = ()) -> DraftTree:
-    """A random tree of at most ``budget`` nodes; the tokens of ``likely`` come often, as a chain."""
+def random_tree(
+    rng: random.Random, budget: int, vocab_size: int, likely: Sequence[int] = (), most: int = ANY_DEPTH
+) -> DraftTree:
+    """A random tree of at most ``budget`` nodes and ``most`` levels.
+
+    The tokens of ``likely`` come often, as a chain.
+    """
     tokens: list[int] = []
     parents: list[int] = []
     sources: list[str] = []
@@ -34,7 +39,7 @@ def random_tree(rng: random.Random, budget: int, vocab_size: int, likely: Sequen
         parent = rng.randint(ROOT, node - 1) if rng.random() < 0.5 else node - 1
         depth = 0 if parent == ROOT else depths[parent] + 1
         guess = likely[depth] if depth < len(likely) and rng.random() < 0.6 else rng.randrange(vocab_size)
-        if (parent, guess) in used:
+        if (parent, guess) in used or depth >= most:
             continue
         used.add((parent, guess))
         tokens.append(guess)
@@ -64,10 +69,12 @@ class RandomDrafter:
         self.prompt_rows = list(rows)
         yield from ()
 
-    def propose(self, session: Session, budget: int) -> Coroutine[DraftTree]:
+    def propose(self, session: Session, budget: int, depth: int = ANY_DEPTH) -> Coroutine[DraftTree]:
         yield from ()
         likely = self.answer[len(session) - self.prompt_length :]
-        self.proposed.append(random_tree(self._rng, self._rng.randint(0, budget), self.vocab_size, likely))
+        self.proposed.append(
+            random_tree(self._rng, self._rng.randint(0, budget), self.vocab_size, likely, depth)
+        )
         return self.proposed[-1]
 
     def observe(self, round: Round) -> None:
@@ -87,17 +94,17 @@ class RandomDrafter:
 class OracleDrafter(RandomDrafter):
     """Always right."""
 
-    def propose(self, session: Session, budget: int) -> Coroutine[DraftTree]:
+    def propose(self, session: Session, budget: int, depth: int = ANY_DEPTH) -> Coroutine[DraftTree]:
         yield from ()
         start = len(session) - self.prompt_length
-        self.proposed.append(DraftTree.chain(self.answer[start : start + budget], "oracle"))
+        self.proposed.append(DraftTree.chain(self.answer[start : start + min(budget, depth)], "oracle"))
         return self.proposed[-1]
 
 
 class SilentDrafter(RandomDrafter):
     """Has a budget and proposes nothing."""
 
-    def propose(self, session: Session, budget: int) -> Coroutine[DraftTree]:
+    def propose(self, session: Session, budget: int, depth: int = ANY_DEPTH) -> Coroutine[DraftTree]:
         yield from ()
         self.proposed.append(EMPTY)
         return EMPTY

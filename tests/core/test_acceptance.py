@@ -18,6 +18,7 @@ from specrag.engine.stopping import StopConditions
 from specrag.models.toy import ToyModel
 from specrag.speculation.acceptance import Matching, RowNeeds, Rule, View
 from specrag.speculation.decode import Settings
+from specrag.speculation.drafters.base import ANY_DEPTH
 from specrag.speculation.tree import ROOT, DraftTree, Verdict
 from tests.core.enumeration import PARAMS, TOKENS, Dice, DiceView, Law, distance, outcomes, plain_law
 from tests.core.guessing import Budgets, PruningBudgets, RandomDrafter, decoding, random_tree
@@ -118,9 +119,9 @@ def test_the_check_sees_a_wrong_rule(rule: Rule) -> None:
 class ContextDrafter(RandomDrafter):
     """The same tree after the same tokens, and never an empty one."""
 
-    def propose(self, session: Session, budget: int) -> Coroutine[DraftTree]:
+    def propose(self, session: Session, budget: int, depth: int = ANY_DEPTH) -> Coroutine[DraftTree]:
         yield from ()
-        return random_tree(random.Random(f"{self.seed}{session.tokens}"), budget, self.vocab_size)
+        return random_tree(random.Random(f"{self.seed}{session.tokens}"), budget, self.vocab_size, most=depth)
 
 
 @pytest.mark.parametrize("name", ["plain", "all"])

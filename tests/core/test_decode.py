@@ -22,7 +22,7 @@ from specrag.engine.stopping import StopConditions
 from specrag.models.toy import ToyModel
 from specrag.speculation.acceptance import Matching, View
 from specrag.speculation.decode import TARGET, Settings, Speculation, decode
-from specrag.speculation.drafters.base import NoDrafter
+from specrag.speculation.drafters.base import ANY_DEPTH, NoDrafter
 from specrag.speculation.schedule import Timed
 from specrag.speculation.tree import ROOT, DraftTree, Verdict
 from tests.core.guessing import (
@@ -375,9 +375,9 @@ class SlowDrafter(OracleDrafter):
         self.ticks.now += 10
         yield from super().start(session, rows)
 
-    def propose(self, session: Session, budget: int) -> Coroutine[DraftTree]:
+    def propose(self, session: Session, budget: int, depth: int = ANY_DEPTH) -> Coroutine[DraftTree]:
         self.ticks.now += 3
-        return (yield from super().propose(session, budget))
+        return (yield from super().propose(session, budget, depth))
 
 
 @dataclass
@@ -444,14 +444,34 @@ def test_no_more_is_proposed_than_may_still_come(
     model = ToyModel(VOCAB, order=3, seed=4, context_length=context_length)
 
     class Asked(SilentDrafter):
-        def propose(self, session: Session, budget: int) -> Coroutine[DraftTree]:
-            asked.append(budget)
-            return (yield from super().propose(session, budget))
+        def propose(self, session: Session, budget: int, depth: int = ANY_DEPTH) -> Coroutine[DraftTree]:
+            assert budget == 50
+            asked.append(depth)
+            return (yield from super().propose(session, budget, depth))
 
     asked: list[int] = []
     run(decoding(model, [1, 2, 3], Settings(StopConditions(max_tokens)), Asked(0, VOCAB), Budgets([50])))
     assert asked[:1] == wanted
     assert asked == list(range(len(asked), 0, -1))
+
+
+@pytest.mark.parametrize(("max_tokens", "context_length"), [(2, 99), (99, 4)])
+def test_near_the_end_a_tree_is_as_wide_as_its_budget(max_tokens: int, context_length: int) -> None:
+    """One guess may still come, and five tokens are guessed at it."""
+    model = ToyModel(VOCAB, order=3, seed=4, context_length=context_length)
+
+    class Wide(NoDrafter):
+        def propose(self, session: Session, budget: int, depth: int = ANY_DEPTH) -> Coroutine[DraftTree]:
+            yield from ()
+            assert depth == 1
+            return DraftTree(
+                tuple(range(min(budget, 5))), (ROOT,) * min(budget, 5), ("wide",) * min(budget, 5)
+            )
+
+    decoded = run(decoding(model, [1, 2, 3], Settings(StopConditions(max_tokens)), Wide(), Budgets([50])))
+    assert decoded.steps[0].drafted == 5
+    truth = plain_decoding(model, [1, 2, 3], max_tokens=max_tokens, sampling=SamplingParams())
+    assert decoded.tokens == truth.tokens
 
 
 def test_a_stop_token_leaves_no_text_behind() -> None:

@@ -21,6 +21,7 @@ from specrag.errors import InputError
 from specrag.models.toy import ToyModel
 from specrag.speculation.acceptance import Matching, Rejection, RowNeeds, Rule, View, coupled, reject
 from specrag.speculation.decode import Settings
+from specrag.speculation.drafters.base import ANY_DEPTH
 from specrag.speculation.target import TargetView
 from specrag.speculation.tree import ROOT, DraftTree, Verdict
 from tests.core.enumeration import (
@@ -348,9 +349,9 @@ class DrawingDrafter(RandomDrafter):
     model: ToyModel = field(default_factory=ToyModel)
     dice: Dice = field(default_factory=lambda: Dice([]))
 
-    def propose(self, session: Session, budget: int) -> Coroutine[DraftTree]:
+    def propose(self, session: Session, budget: int, depth: int = ANY_DEPTH) -> Coroutine[DraftTree]:
         yield from ()
-        return drawn_chain(self.dice, self.model, session.tokens, budget)
+        return drawn_chain(self.dice, self.model, session.tokens, min(budget, depth))
 
 
 @pytest.mark.parametrize("name", ["plain", "top-k", "all"])
@@ -391,7 +392,7 @@ def test_keyed_numbers_give_the_same_text_again_and_the_targets_law() -> None:
 
         @dataclass
         class Seeded(DrawingDrafter):
-            def propose(self, session: Session, budget: int) -> Coroutine[DraftTree]:
+            def propose(self, session: Session, budget: int, depth: int = ANY_DEPTH) -> Coroutine[DraftTree]:
                 yield from ()
                 tokens: list[int] = []
                 probs: list[Probs] = []

@@ -12,9 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specrag.engine.passes import Others, PassReport
+from specrag.engine.session import Session
+from specrag.engine.stopping import StopConditions
 from specrag.errors import InputError
+from specrag.methods.baselines import Drafted
+from specrag.methods.respec import ReSpec
+from specrag.models.toy import ToyModel
+from specrag.scheduling.by_model import ByModel
 from specrag.scheduling.cost_aware import CostAware, SharedCosts, children_of
 from specrag.scheduling.tokens import FixedBudget
+from specrag.speculation.decode import Settings
 from specrag.speculation.drafters.copied import copy_grade
 from specrag.speculation.drafters.suffix import SUFFIX
 from specrag.speculation.schedule import Timed
@@ -272,3 +279,39 @@ def test_a_fixed_budget_keeps_everything() -> None:
     for wrong in (-1, 1.5, True):
         with pytest.raises(InputError, match="budget"):
             FixedBudget(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", [ReSpec(drafter="none"), Drafted("prompt-lookup", "lookup", None)])
+def test_models_are_priced_apart(method: ReSpec | Drafted) -> None:
+    """A pass of one model takes a second, one of the other a thousandth."""
+
+    def ask(model: ToyModel, seconds: float) -> float:
+        schedule = method.speculation(Session(model), Settings(StopConditions(9))).schedule
+        for rows in (1, 2, 1, 2):
+            schedule.observe(
+                a_round(DraftTree.chain([1] * (rows - 1), "a"), [1] * rows), Timed(10, 0, seconds, seconds)
+            )
+        assert isinstance(schedule, CostAware)
+        return float(schedule._costs.seconds(1, 10))
+
+    slow, fast = ToyModel(vocab_size=9), ToyModel(vocab_size=9)
+    assert ask(slow, 1.0) == pytest.approx(1.0, rel=0.2)
+    assert ask(fast, 0.001) == pytest.approx(0.001, rel=0.2)
+    assert ask(slow, 1.0) == pytest.approx(1.0, rel=0.2)
+
+
+def test_what_is_learned_goes_with_the_weights_their_device_and_their_type() -> None:
+    class Weights:
+        pass
+
+    class Wrapped(ToyModel):
+        def __init__(self, module: Weights, device: str, dtype: str) -> None:
+            super().__init__(vocab_size=9)
+            self.module, self.device, self.dtype = module, device, dtype
+
+    weights, learned = Weights(), ByModel(SharedCosts)
+    first = learned.of(Wrapped(weights, "cpu", "bf16"))
+    assert learned.of(Wrapped(weights, "cpu", "bf16")) is first
+    others = [("cuda", "bf16"), ("cpu", "fp32")]
+    assert all(learned.of(Wrapped(weights, *other)) is not first for other in others)
+    assert learned.of(Wrapped(Weights(), "cpu", "bf16")) is not first

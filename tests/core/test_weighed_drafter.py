@@ -12,10 +12,11 @@ from specrag.engine.session import Session
 from specrag.models.toy import ToyModel
 from specrag.scheduling.cost_aware import CostAware, SharedCosts
 from specrag.scheduling.cost_model import CostModel
-from specrag.speculation.drafters.base import NoDrafter
+from specrag.speculation.drafters.base import ANY_DEPTH, NoDrafter
 from specrag.speculation.drafters.copied import copy_grade
 from specrag.speculation.drafters.suffix import SUFFIX
 from specrag.speculation.drafters.weighed import Weighed
+from specrag.speculation.relaxed import Relaxed
 from specrag.speculation.schedule import Timed
 from specrag.speculation.tree import EMPTY, DraftTree, Round, Verdict
 
@@ -31,11 +32,34 @@ class Scripted(NoDrafter):
         self.tree, self.asked = tree, 0
         self.runs_passes = runs_passes
 
-    def propose(self, session: Session, budget: int) -> Coroutine[DraftTree]:
+    def propose(self, session: Session, budget: int, depth: int = ANY_DEPTH) -> Coroutine[DraftTree]:
         del session
         yield from ()
         self.asked += 1
         return self.tree.kept(range(min(budget, len(self.tree))))
+
+
+class Asking(CostAware):
+    """Always asks the dear drafter too."""
+
+    def __init__(self, like: CostAware) -> None:
+        super().__init__(like._shared)
+
+    def prefers(self, tree: DraftTree) -> bool:
+        return False
+
+
+class Table:
+    """A target whose choice behind each node is given; every other token is one nat below it."""
+
+    def __init__(self, choices: dict[int, int]) -> None:
+        self._choices = choices
+
+    def draw(self, node: int) -> int:
+        return self._choices.get(node, 0)
+
+    def gap(self, node: int, token: int, top_k: int) -> float | None:
+        return 1.0
 
 
 def schedule(seconds: float = 0.001, rate: float = 0.7) -> CostAware:
@@ -75,6 +99,29 @@ def test_nothing_is_asked_of_a_drafter_that_rests() -> None:
     made = Weighed(Scripted(DOUBTFUL), priced, schedule(), lambda: 0)
     assert run(made.propose(Session(MODEL, tokens=[1]), 60)) == DOUBTFUL
     assert priced.asked == 0
+
+
+def test_a_token_that_both_guess_keeps_the_better_grade_and_what_a_copy_may() -> None:
+    """The sure copy outweighs what an unknown model guesses, the doubtful one does not; both may be relaxed."""
+    outlook = schedule()
+
+    for free, source in ((SURE, SUFFIX), (DOUBTFUL, "model")):
+        guessed = DraftTree.chain([free.tokens[0], 7, 8, 9], "model")
+        made = Weighed(Scripted(free), Scripted(guessed, runs_passes=True), Asking(outlook), lambda: 12)
+        tree = run(made.propose(Session(MODEL, tokens=[1]), 60))
+        assert tree.tokens[:4] == guessed.tokens
+        assert tree.sources[0] == source
+        assert tree.grades[0] == (free.grades[0] if source == SUFFIX else 0)
+        assert tree.sources_of(0) == {SUFFIX, "model"}
+        assert tree.kept([0, 1]).sources_of(0) == {SUFFIX, "model"}
+        assert tree.sources_of(1) == {"model"}
+        # The target would have written 5, and finds the rest right.
+        target = Table({-1: 5, 0: 7, 1: 8, 2: 9, 3: 1})
+        verdict = Relaxed(frozenset({SUFFIX})).judge(tree, target)  # type: ignore[arg-type]
+        assert verdict.path == (0, 1, 2, 3)
+        assert verdict.relaxed == {0}
+        alone = Relaxed(frozenset({SUFFIX})).judge(guessed, target)  # type: ignore[arg-type]
+        assert alone.path == ()
 
 
 def observed(outlook: CostAware, guessed: DraftTree, tree: DraftTree, tokens: tuple[int, ...]) -> None:

@@ -20,6 +20,7 @@ from specrag.engine.sampling import SamplingParams
 from specrag.engine.stopping import StopConditions
 from specrag.errors import ContextLengthError
 from specrag.integrations.transformers import Speculate, speculate
+from specrag.integrations.transformers_model import Borrowed
 from specrag.methods.respec import ReSpec
 from specrag.models import catalog
 from specrag.models.toy import ToyModel
@@ -320,18 +321,21 @@ def test_an_object_learns_over_its_calls_and_verifies_a_model_once(llama: Any) -
     hook = llama.base_model.register_forward_pre_hook(
         lambda _module, _args, kwargs: passes.append(kwargs["input_ids"].shape[1]), with_kwargs=True
     )
-    counts = []
+    counts, learned = [], []
     try:
         for _ in range(2):
             passes.clear()
             llama.generate(**batch(ROW), max_new_tokens=1, custom_generate=speculation)
             counts.append(len(passes))
+            with Borrowed(llama) as borrowed:
+                learned.append(method._costs.of(borrowed.model))
     finally:
         hook.remove()
     # Prompt and first token; before them two packed passes and the module's own.
     assert counts == [5, 2]
     assert speculation.method is method
-    assert float(method._costs.passes.seconds(1, len(ROW))) > 0
+    assert learned[0] is learned[1]
+    assert learned[1].passes.measured
 
 
 def test_relaxed_verification_passes_through(llama: Any) -> None:

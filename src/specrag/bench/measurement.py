@@ -99,6 +99,7 @@ class Measurement:
         tokens_per_second: output tokens per second of ``method``.
         mat: mean accepted tokens per pass of the target.
         acceptance: accepted / drafted tokens, 0 to 1.
+        acceptance_by_source: the same by who guessed (``suffix``, ``recycling``), where a run tells.
         identical: share of outputs equal to the baseline's, 0 to 1.
         accuracy: share of right answers, 0 to 1.
         simulated: true if any part of the figure is modelled in place of measured.
@@ -129,6 +130,7 @@ class Measurement:
     tokens_per_second: float | None = None
     mat: float | None = None
     acceptance: float | None = None
+    acceptance_by_source: Mapping[str, float] | None = None
     identical: float | None = None
     accuracy: float | None = None
     simulated: bool = False
@@ -158,6 +160,9 @@ class Measurement:
                 raise InputError(name, value, "give a finite number, 0 or more, or None")
             if name in _SHARES and value > 1:
                 raise InputError(name, value, "give a share from 0 to 1")
+        for source, share in (self.acceptance_by_source or {}).items():
+            if not 0 <= share <= 1:
+                raise InputError(f"acceptance_by_source.{source}", share, "give a share from 0 to 1")
         for key, figure in self.extra.items():
             if not isinstance(figure, Extra):
                 raise InputError(f"extra.{key}", figure, "give a number, a text, a truth value or None")

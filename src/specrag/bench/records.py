@@ -31,6 +31,7 @@ class Outcome:
         output: a fingerprint of the output, compared with the baseline's; None where there is none.
         passes: passes of the target.
         drafted, accepted: tokens guessed, and guessed tokens kept.
+        drafted_by, accepted_by: the same by who guessed them; None where that is not told.
         correct: 1.0 for a right answer, 0.0 for a wrong one, or a score between.
         figures: anything else, the unit in the name (``prefill_ms``, ``peak_mib``).
     """
@@ -41,6 +42,8 @@ class Outcome:
     passes: int | None = None
     drafted: int | None = None
     accepted: int | None = None
+    drafted_by: Mapping[str, int] | None = None
+    accepted_by: Mapping[str, int] | None = None
     correct: float | None = None
     figures: Mapping[str, float] = field(default_factory=dict)
 

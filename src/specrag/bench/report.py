@@ -132,6 +132,7 @@ def _columns(section: str) -> list[_Column]:
         _Column("ms", _milliseconds),
         _Column("MAT", lambda row: _simulated(row, _number(row.mat))),
         _Column("acceptance", lambda row: _share(row, row.acceptance)),
+        _Column("acceptance by source", _by_source),
         _Column("identical", lambda row: _share(row, row.identical)),
         _Column("accuracy", lambda row: _share(row, row.accuracy)),
     ]
@@ -187,6 +188,11 @@ def _share(row: Measurement, value: object) -> str:
     # 99.97 % must not look like all of them.
     text = f"{value:.0%}" if value in (0, 1) else f"{min(value, 0.999) if value < 1 else value:.1%}"
     return _simulated(row, text)
+
+
+def _by_source(row: Measurement) -> str:
+    shares = (row.acceptance_by_source or {}).items()
+    return ", ".join(f"{_cell(source)} {_share(row, share)}" for source, share in shares)
 
 
 def _extra_cell(row: Measurement, value: object) -> str:

@@ -141,6 +141,7 @@ class BenchContext:
             tokens_per_second=None if summary is None else summary.tokens_per_second,
             mat=None if summary is None else summary.mat,
             acceptance=None if summary is None else summary.acceptance,
+            acceptance_by_source=None if summary is None else summary.acceptance_by_source,
             identical=None if summary is None else summary.identical,
             accuracy=None if summary is None else summary.accuracy,
             simulated=simulated,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
@@ -24,6 +24,7 @@ class Summary:
     tokens_per_second: float | None
     mat: float | None
     acceptance: float | None
+    acceptance_by_source: Mapping[str, float] | None
     identical: float | None
     accuracy: float | None
     extra: Mapping[str, Extra]
@@ -99,6 +100,7 @@ def _figures(
         tokens_per_second=_tokens_per_second(rows),
         mat=_ratio(outcomes, "tokens", "passes"),
         acceptance=_ratio(outcomes, "accepted", "drafted"),
+        acceptance_by_source=_acceptance_by_source(outcomes),
         identical=_identical(pairs),
         accuracy=_mean([outcome.correct for outcome in outcomes if outcome.correct is not None]),
         extra=extra,
@@ -141,6 +143,16 @@ def _ratio(outcomes: Sequence[Outcome], above: str, below: str) -> float | None:
     known = [o for o in outcomes if getattr(o, above) is not None and getattr(o, below) is not None]
     divisor = sum(getattr(outcome, below) for outcome in known)
     return sum(getattr(outcome, above) for outcome in known) / divisor if divisor else None
+
+
+def _acceptance_by_source(outcomes: Sequence[Outcome]) -> dict[str, float] | None:
+    drafted: Counter[str] = Counter()
+    accepted: Counter[str] = Counter()
+    for outcome in outcomes:
+        if outcome.drafted_by is not None and outcome.accepted_by is not None:
+            drafted.update(outcome.drafted_by)
+            accepted.update(outcome.accepted_by)
+    return {source: accepted[source] / drafted[source] for source in sorted(+drafted)} or None
 
 
 def _identical(pairs: Sequence[tuple[Outcome, Outcome]]) -> float | None:

@@ -11,6 +11,7 @@ from specrag.engine.session import Session
 from specrag.engine.stopping import FinishReason
 from specrag.methods.base import PromptNeeds
 from specrag.methods.fallbacks import NamedDrafter
+from specrag.scheduling.by_model import ByModel
 from specrag.scheduling.cost_aware import CostAware, SharedCosts
 from specrag.scheduling.tokens import FixedBudget
 from specrag.speculation.acceptance import Matching
@@ -39,7 +40,7 @@ class Drafted:
         self._drafter = NamedDrafter(drafter)
         self._budget = budget
         self._copy_first = copy_first
-        self._costs = SharedCosts()
+        self._costs = ByModel(SharedCosts)
 
     @property
     def prompt_needs(self) -> PromptNeeds:
@@ -68,7 +69,7 @@ class Drafted:
     def speculation(self, session: Session, settings: Settings) -> Speculation:
         """See :class:`~specrag.methods.base.TokenMethod`."""
         del settings
-        weighing = CostAware(self._costs) if self._budget is None else None
+        weighing = CostAware(self._costs.of(session.model)) if self._budget is None else None
         schedule: TokenSchedule = weighing or FixedBudget(self._budget or 0)
         drafter: Drafter = self._drafter.make(session.model, weighing)
         if self._copy_first:

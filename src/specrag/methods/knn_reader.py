@@ -117,7 +117,7 @@ class Reader:
 
     def _propose(self, speculation: Speculation, most: int) -> Coroutine[None]:
         drafter, schedule = speculation.drafter, speculation.schedule
-        budget = max(min(schedule.budget(runs_passes=drafter.runs_passes), most), 0)
-        if budget:
-            self._proposed = yield from drafter.propose(self._session, budget)
+        budget = schedule.budget(runs_passes=drafter.runs_passes)
+        if budget and most > 0:
+            self._proposed = yield from drafter.propose(self._session, budget, most)
         self._tree = schedule.choose(self._proposed, len(self._session))

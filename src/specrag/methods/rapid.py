@@ -20,6 +20,7 @@ from specrag.engine.stopping import FinishReason
 from specrag.errors import InputError
 from specrag.methods.base import PromptNeeds
 from specrag.methods.rapid_drafters import SELF, DrafterModel, Fit, Lends
+from specrag.scheduling.by_model import ByModel
 from specrag.scheduling.chain_length import ChainCosts, ChainLength
 from specrag.scheduling.cost_aware import CostAware, SharedCosts
 from specrag.scheduling.tokens import FixedBudget
@@ -88,8 +89,12 @@ class RAPID:
     mask: float = 0.0
     name: str = "rapid"
     _model: DrafterModel = field(init=False, repr=False, compare=False)
-    _costs: SharedCosts = field(default_factory=SharedCosts, init=False, repr=False, compare=False)
-    _chain_costs: ChainCosts = field(default_factory=ChainCosts, init=False, repr=False, compare=False)
+    _costs: ByModel[SharedCosts] = field(
+        default_factory=lambda: ByModel(SharedCosts), init=False, repr=False, compare=False
+    )
+    _chain_costs: ByModel[ChainCosts] = field(
+        default_factory=lambda: ByModel(ChainCosts), init=False, repr=False, compare=False
+    )
 
     prompt_needs = PromptNeeds()
 
@@ -172,6 +177,7 @@ class RAPID:
             remedy = "a drafter of another vocabulary has no opinion of the target's tokens; take eta=0"
             raise InputError("eta", self.eta, remedy)
 
+<<<<<<< HEAD
     def _transfers(self, sampling: SamplingParams) -> bool:
         """Whether the drafter's opinion has a share in the text."""
         return self.eta > 0 and not sampling.greedy
@@ -182,6 +188,16 @@ class RAPID:
         if self._transfers(sampling):
             return ChainLength(self._chain_costs, self.gamma, MOST_COPIES if self.copies else 0, RAG)
         return CostAware(self._costs, own_context=own_context)
+=======
+    def _schedule(self, target: SessionModel, own_context: int | None) -> TokenSchedule:
+        if not self.cost_aware:
+            return FixedBudget(self.gamma)
+        if self.eta > 0:
+            return ChainLength(
+                self._chain_costs.of(target), self.gamma, MOST_COPIES if self.copies else 0, RAG
+            )
+        return CostAware(self._costs.of(target), own_context=own_context)
+>>>>>>> token
 
     def _drafter(
         self,
@@ -278,9 +294,15 @@ class Reading:
         transfers = method._transfers(sampling)
         if transfers:
             check_room(fit.model, len(self.tokens) + settings.stop.max_tokens)
+<<<<<<< HEAD
         schedule = method._schedule(len(self.tokens) if fit.model is session.model else None, sampling)
         rule = Augmented(method.augmented, sampling) if transfers else Matching()
         drafter = method._drafter(fit, session.model, self.tokens, settings, schedule, watch)
+=======
+        schedule = method._schedule(session.model, len(self.tokens) if fit.model is session.model else None)
+        rule = Augmented(method.augmented, settings.sampling) if method.eta > 0 else Matching()
+        drafter = method._drafter(fit, session.model, self.tokens, settings, schedule)
+>>>>>>> token
         try:
             speculation = Speculation(drafter, rule, schedule, watch)
             return (yield from decode(session, settings, text, speculation, clock, prompt_rows))

@@ -19,6 +19,7 @@ from specrag.engine.session import Session
 from specrag.engine.stopping import FinishReason
 from specrag.methods.base import PromptNeeds
 from specrag.methods.fallbacks import NamedDrafter
+from specrag.scheduling.by_model import ByModel
 from specrag.scheduling.cost_aware import CostAware, SharedCosts
 from specrag.scheduling.tokens import FixedBudget
 from specrag.speculation.acceptance import Matching, Rule
@@ -72,7 +73,9 @@ class ReSpec:
     retrieval: RetrievalSettings = field(default_factory=RetrievalSettings)
     cost_aware: bool = True
     corpus: SuffixIndex | None = None
-    _costs: SharedCosts = field(default_factory=SharedCosts, init=False, repr=False, compare=False)
+    _costs: ByModel[SharedCosts] = field(
+        default_factory=lambda: ByModel(SharedCosts), init=False, repr=False, compare=False
+    )
 
     name = "respec"
 
@@ -126,7 +129,8 @@ class ReSpec:
 
     def speculation(self, session: Session, settings: Settings) -> Speculation:
         """See :class:`~specrag.methods.base.TokenMethod`."""
-        weighing = CostAware(self._costs, self.retrieval.draft_size) if self.cost_aware else None
+        costs = self._costs.of(session.model)
+        weighing = CostAware(costs, self.retrieval.draft_size) if self.cost_aware else None
         schedule: TokenSchedule = weighing or FixedBudget(self.retrieval.draft_size)
         rule: Rule = self._relaxed_rule if self.relaxed and settings.sampling.greedy else Matching()
         drafter = self._drafter(session, settings.references, schedule, weighing)

@@ -87,7 +87,7 @@ class Relaxed:
     decoding; a sampled text is verified by :class:`~specrag.speculation.acceptance.Matching`.
 
     Args:
-        sources: whose nodes may be relaxed; all others must match.
+        sources: whose nodes may be relaxed, whoever else guessed them; all others must match.
         top_k: K of the paper.
         tau: nats.
         attempts: relaxed checks in a round, for each candidate (Φ); 0 for none.
@@ -158,7 +158,7 @@ class Relaxed:
         ]
 
     def _tolerates(self, tree: DraftTree, target: View, node: int) -> bool:
-        if tree.sources[node] not in self.sources:
+        if self.sources.isdisjoint(tree.sources_of(node)):
             return False
         gap = target.gap(tree.parents[node], tree.tokens[node], self.top_k)
         return gap is not None and gap <= self.tau

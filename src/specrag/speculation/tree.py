@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -30,6 +30,7 @@ class DraftTree:
             (float64 ``[vocab_size]``); empty for deterministic drafts.
         opinions: the drafter's own distribution (``[vocab_size]``) behind the session's newest token and then
             behind each node, for rules that read it; empty for all others.
+        also: the other sources that guessed each node too; empty where no node has any.
 
     Raises:
         InputError: one of these rules is broken.
@@ -41,6 +42,7 @@ class DraftTree:
     grades: tuple[int, ...] = ()
     draft_probs: tuple[np.ndarray, ...] = field(default=(), compare=False)
     opinions: tuple[np.ndarray, ...] = field(default=(), compare=False)
+    also: tuple[frozenset[str], ...] = ()
 
     def __post_init__(self) -> None:
         if not self.grades:
@@ -52,6 +54,8 @@ class DraftTree:
             raise InputError("draft_probs", len(self.draft_probs), "give one for each node, or none")
         if len(self.opinions) not in (0, 1 + len(self.tokens)):
             raise InputError("opinions", len(self.opinions), "give one more than there are nodes, or none")
+        if len(self.also) not in (0, len(self.tokens)):
+            raise InputError("also", len(self.also), "give one for each node, or none")
         for node, parent in enumerate(self.parents):
             if not ROOT <= parent < node:
                 raise InputError("parents", parent, f"node {node} must follow an earlier node or -1")
@@ -77,6 +81,7 @@ class DraftTree:
         grades: tuple[int, ...],
         draft_probs: tuple[np.ndarray, ...] = (),
         opinions: tuple[np.ndarray, ...] = (),
+        also: tuple[frozenset[str], ...] = (),
     ) -> DraftTree:
         """A tree that need not be checked: the checks took an eighth of a proposal's time."""
         tree = object.__new__(cls)
@@ -87,6 +92,7 @@ class DraftTree:
             grades=grades,
             draft_probs=draft_probs,
             opinions=opinions,
+            also=also,
         )
         return tree
 
@@ -97,6 +103,11 @@ class DraftTree:
     def _children(self) -> dict[tuple[int, int], int]:
         pairs = zip(self.parents, self.tokens, strict=True)
         return {(parent, token): node for node, (parent, token) in enumerate(pairs)}
+
+    def sources_of(self, node: int) -> frozenset[str]:
+        """All who guessed a node."""
+        own = frozenset((self.sources[node],))
+        return own | self.also[node] if self.also else own
 
     def child(self, node: int, token: int) -> int | None:
         """The child of ``node`` that holds ``token``, if there is one."""
@@ -114,18 +125,22 @@ class DraftTree:
             tuple(self.grades[node] for node in nodes),
             tuple(self.draft_probs[node] for node in nodes) if self.draft_probs else (),
             tuple(self.opinions[node + 1] for node in (ROOT, *nodes)) if self.opinions else (),
+            tuple(self.also[node] for node in nodes) if self.also else (),
         )
 
 
 EMPTY = DraftTree()
 
 
-def merge(trees: Sequence[DraftTree], budget: int) -> DraftTree:
-    """One tree that holds every path of several; a node that two of them hold is the earlier tree's.
+def merge(
+    trees: Sequence[DraftTree], budget: int, rate: Callable[[str, int], float] | None = None
+) -> DraftTree:
+    """One tree that holds every path of several; a node that two of them hold is the earlier tree's, also the other's.
 
     Args:
         trees: deterministic drafts, the best first.
         budget: nodes that do not fit are left out, those of the last trees first.
+        rate: the chance of a source and grade; a node that two trees hold takes those that promise more.
     """
     full = [tree for tree in trees if len(tree)]
     if len(full) == 1 and len(full[0]) <= budget:
@@ -134,6 +149,7 @@ def merge(trees: Sequence[DraftTree], budget: int) -> DraftTree:
     parents: list[int] = []
     sources: list[str] = []
     grades: list[int] = []
+    also: dict[int, frozenset[str]] = {}
     children: dict[tuple[int, int], int] = {}
     for tree in full:
         place = {ROOT: ROOT}
@@ -150,8 +166,18 @@ def merge(trees: Sequence[DraftTree], budget: int) -> DraftTree:
                 parents.append(parent)
                 sources.append(tree.sources[node])
                 grades.append(tree.grades[node])
+                others = tree.also[node] if tree.also else frozenset[str]()
+            else:
+                source, grade = tree.sources[node], tree.grades[node]
+                others = tree.sources_of(node) | also.get(known, frozenset()) | {sources[known]}
+                if rate is not None and rate(source, grade) > rate(sources[known], grades[known]):
+                    sources[known], grades[known] = source, grade
+            others -= {sources[known]}
+            if others:
+                also[known] = others
             place[node] = known
-    return DraftTree._sound(tuple(tokens), tuple(parents), tuple(sources), tuple(grades))
+    beside = tuple(also.get(node, frozenset()) for node in range(len(tokens))) if also else ()
+    return DraftTree._sound(tuple(tokens), tuple(parents), tuple(sources), tuple(grades), also=beside)
 
 
 @dataclass(frozen=True, slots=True)

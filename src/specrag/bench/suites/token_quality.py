@@ -99,6 +99,8 @@ def _trials(
                 passes=made.usage.passes,
                 drafted=made.usage.drafted,
                 accepted=made.usage.accepted,
+                drafted_by=dict(made.usage.drafted_by),
+                accepted_by=dict(made.usage.accepted_by),
                 correct=None if right is None else float(right(made.text)),
                 figures={"relaxed": float(made.usage.relaxed), "rouge_l": rouge},
             )

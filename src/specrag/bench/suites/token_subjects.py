@@ -152,6 +152,8 @@ class OurTokens:
                 passes=usage.passes,
                 drafted=usage.drafted,
                 accepted=usage.accepted,
+                drafted_by=dict(usage.drafted_by),
+                accepted_by=dict(usage.accepted_by),
                 figures={
                     "prefill_ms": 1e3 * timing.prefill,
                     "decode_ms_per_token": 1e3 * timing.decode / max(usage.completion_tokens, 1),

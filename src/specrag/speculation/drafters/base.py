@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+<<<<<<< HEAD
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+=======
+import sys
+from collections.abc import Sequence
+>>>>>>> token
 from typing import Protocol
 
 from specrag.engine.outputs import NOTHING, Outputs, Row
 from specrag.engine.passes import Coroutine
 from specrag.engine.session import Session
 from specrag.speculation.tree import EMPTY, DraftTree, Round
+
+#: No limit on the length of a path.
+ANY_DEPTH = sys.maxsize
 
 
 @dataclass
@@ -47,8 +55,14 @@ class Drafter(Protocol):
                 asked for and are known.
         """
 
-    def propose(self, session: Session, budget: int) -> Coroutine[DraftTree]:
-        """Guess at most ``budget`` tokens behind the session's newest token."""
+    def propose(self, session: Session, budget: int, depth: int = ANY_DEPTH) -> Coroutine[DraftTree]:
+        """Guess behind the session's newest token.
+
+        Args:
+            session: the target's session.
+            budget: most nodes of the tree.
+            depth: longest path worth proposing: the tokens that may still come, without the bonus.
+        """
 
     def observe(self, round: Round) -> None:
         """Learn what became of a proposal; the round's tokens are committed already."""
@@ -73,8 +87,8 @@ class NoDrafter:
         del session, rows
         yield from ()
 
-    def propose(self, session: Session, budget: int) -> Coroutine[DraftTree]:
-        del session, budget
+    def propose(self, session: Session, budget: int, depth: int = ANY_DEPTH) -> Coroutine[DraftTree]:
+        del session, budget, depth
         yield from ()
         return EMPTY
 

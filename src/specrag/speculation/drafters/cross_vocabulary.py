@@ -17,6 +17,7 @@ from specrag.engine.outputs import NOTHING, Outputs, Row
 from specrag.engine.passes import Coroutine, SessionModel
 from specrag.engine.session import Session
 from specrag.errors import InputError
+from specrag.speculation.drafters.base import ANY_DEPTH
 from specrag.speculation.drafters.draft_model import CONFIDENCES, DRAFT_MODEL, FEW
 from specrag.speculation.retokenizing import Continuation, FollowedText
 from specrag.speculation.tree import EMPTY, DraftTree, Round
@@ -95,7 +96,7 @@ class CrossVocabulary:
         if missing and self._can_read(missing):
             yield from self._session.extend(missing)
 
-    def propose(self, session: Session, budget: int) -> Coroutine[DraftTree]:
+    def propose(self, session: Session, budget: int, depth: int = ANY_DEPTH) -> Coroutine[DraftTree]:
         """See :class:`~specrag.speculation.drafters.base.Drafter`."""
         missing = self._missing(session)
         if not self._can_read(missing):
@@ -103,6 +104,7 @@ class CrossVocabulary:
         if len(missing) > FEW or not self._session.tokens:
             yield from self._session.extend(missing)
             missing = []
+        budget = min(budget, depth)
         behind = Continuation(self._pair.target, session.tokens)
         draft = _Draft()
         found: list[int] = []

@@ -16,7 +16,11 @@ from specrag.engine.passes import Coroutine, SessionModel
 from specrag.engine.sampling import SamplingParams, warp
 from specrag.engine.session import Session
 from specrag.errors import InputError
+<<<<<<< HEAD
 from specrag.speculation.target import draw_guess
+=======
+from specrag.speculation.drafters.base import ANY_DEPTH
+>>>>>>> token
 from specrag.speculation.tree import EMPTY, DraftTree, Round
 
 #: Source of a draft model's tokens.
@@ -116,7 +120,7 @@ class DraftModel:
             yield from self._session.extend(missing)
             self._followed = len(session)
 
-    def propose(self, session: Session, budget: int) -> Coroutine[DraftTree]:
+    def propose(self, session: Session, budget: int, depth: int = ANY_DEPTH) -> Coroutine[DraftTree]:
         """See :class:`~specrag.speculation.drafters.base.Drafter`."""
         missing = self._missing(session)
         if not self._can_read(session, missing):
@@ -128,7 +132,7 @@ class DraftModel:
         room = self._model.context_length - len(session) + 1
         outputs = _TOP if self._sampling is None else LOGITS
         guesses: list[_Guess] = []
-        while len(guesses) < min(budget, self._max_tokens, room):
+        while len(guesses) < min(budget, depth, self._max_tokens, room):
             rows = yield from self._session.score(DraftTree.chain(missing, DRAFT_MODEL), outputs)
             guess = self._guess(rows[-1], len(session) + len(guesses), session.model.vocab_size)
             if guess.token >= session.model.vocab_size:  # a column that pads the logits

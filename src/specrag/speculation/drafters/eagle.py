@@ -17,6 +17,7 @@ from specrag.engine.outputs import NOTHING, Outputs, Row
 from specrag.engine.passes import Coroutine, Pass, Segment, SessionModel
 from specrag.engine.session import PREFILL_ROWS, Session
 from specrag.errors import InputError
+from specrag.speculation.drafters.base import ANY_DEPTH
 from specrag.speculation.tree import EMPTY, ROOT, DraftTree, Round
 
 #: Source of a head's tokens.
@@ -94,9 +95,9 @@ class Eagle:
         if self._cache.length < len(self._features) - 1:
             yield from self._read(session, len(self._features) - 1, NOTHING)
 
-    def propose(self, session: Session, budget: int) -> Coroutine[DraftTree]:
+    def propose(self, session: Session, budget: int, depth: int = ANY_DEPTH) -> Coroutine[DraftTree]:
         """See :class:`~specrag.speculation.drafters.base.Drafter`."""
-        if not self._features or budget < 1:
+        if not self._features or min(budget, depth) < 1:
             return EMPTY
         count = len(self._features)
         if self._cache.length == count:  # nothing came since the last proposal
@@ -105,7 +106,7 @@ class Eagle:
         answer = yield from self._read(session, count, wanted)
         growth = _Growth(self._top_k, budget)
         growth.expand([ROOT], [answer])
-        for _ in range(self._depth - 1):
+        for _ in range(min(self._depth, depth) - 1):
             frontier = growth.frontier()
             if not frontier or sum(math.exp(growth.log_probs[node]) for node in frontier) < self._min_gain:
                 break

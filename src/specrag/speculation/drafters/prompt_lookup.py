@@ -13,6 +13,7 @@ from specrag.engine.outputs import NOTHING, Outputs, Row
 from specrag.engine.passes import Coroutine
 from specrag.engine.session import Session
 from specrag.errors import InputError
+from specrag.speculation.drafters.base import ANY_DEPTH
 from specrag.speculation.tree import EMPTY, DraftTree, Round
 
 #: Source of tokens copied by prompt lookup.
@@ -55,7 +56,7 @@ class PromptLookup:
         self._follow(session)
         yield from ()
 
-    def propose(self, session: Session, budget: int) -> Coroutine[DraftTree]:
+    def propose(self, session: Session, budget: int, depth: int = ANY_DEPTH) -> Coroutine[DraftTree]:
         """See :class:`~specrag.speculation.drafters.base.Drafter`."""
         yield from ()
         self._follow(session)
@@ -63,7 +64,7 @@ class PromptLookup:
         for size in range(min(self._ngram_max, length), 0, -1):
             start = self._first.get(tuple(self._tokens[length - size :]))
             if start is not None:
-                copied = self._tokens[start : start + min(budget, self._max_tokens)]
+                copied = self._tokens[start : start + min(budget, depth, self._max_tokens)]
                 # A later place is reached only after more tokens agreed, so that it is surer.
                 grades = [min(size + depth, _MOST_AGREEING) for depth in range(len(copied))]
                 return DraftTree.chain(copied, LOOKUP, grades)

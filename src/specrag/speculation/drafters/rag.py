@@ -21,7 +21,12 @@ from specrag.engine.processors import Chain, LogitsProcessor, State, build_proce
 from specrag.engine.sampling import SamplingParams, choose, warp
 from specrag.engine.session import Session, check_room
 from specrag.errors import InputError
+<<<<<<< HEAD
 from specrag.speculation.drafters.base import Stopwatch
+=======
+from specrag.speculation.augmented_target import UNIT
+from specrag.speculation.drafters.base import ANY_DEPTH
+>>>>>>> token
 from specrag.speculation.drafters.copied import copy_grade
 from specrag.speculation.drafters.draft_model import CONFIDENCES, FEW
 from specrag.speculation.drafters.suffix import SUFFIX
@@ -136,7 +141,7 @@ class RagDrafter:
         self._prompt, self._state = len(session), None
         yield from ()
 
-    def propose(self, session: Session, budget: int) -> Coroutine[DraftTree]:
+    def propose(self, session: Session, budget: int, depth: int = ANY_DEPTH) -> Coroutine[DraftTree]:
         """See :class:`~specrag.speculation.drafters.base.Drafter`.
 
         Raises:
@@ -153,6 +158,7 @@ class RagDrafter:
         elif len(missing) > FEW:
             yield from self._session.extend(missing)
             missing = []
+        budget = min(budget, depth)
         room = self._model.context_length - len(self._session) - len(missing)
         copies = self._copies(min(budget, room), missing)
         if copies:

@@ -9,7 +9,11 @@ from specrag.engine.outputs import NOTHING, Outputs, Row
 from specrag.engine.passes import Coroutine, SessionModel
 from specrag.engine.session import Session
 from specrag.errors import InputError
+<<<<<<< HEAD
 from specrag.speculation.drafters.base import Stopwatch
+=======
+from specrag.speculation.drafters.base import ANY_DEPTH
+>>>>>>> token
 from specrag.speculation.drafters.cross_vocabulary import CrossVocabulary
 from specrag.speculation.tree import DraftTree, Round
 from specrag.speculation.vocabularies import VocabularyPair
@@ -58,13 +62,17 @@ class TranslatedRagDrafter:
             self._first = len(session)
         yield from ()
 
-    def propose(self, session: Session, budget: int) -> Coroutine[DraftTree]:
+    def propose(self, session: Session, budget: int, depth: int = ANY_DEPTH) -> Coroutine[DraftTree]:
         """See :class:`~specrag.speculation.drafters.base.Drafter`."""
+<<<<<<< HEAD
         output = self._output_of(session)
         if not self._read:
             self._read = True
             yield from self._watch.timed(self._drafter.start(output, ()))
         return (yield from self._drafter.propose(output, budget))
+=======
+        return (yield from self._drafter.propose(self._output_of(session), budget, depth))
+>>>>>>> token
 
     def observe(self, round: Round) -> None:
         """See :class:`~specrag.speculation.drafters.base.Drafter`."""

@@ -18,6 +18,7 @@ from itertools import pairwise
 from specrag.engine.outputs import Outputs, Row
 from specrag.engine.passes import Coroutine
 from specrag.engine.session import Session
+from specrag.speculation.drafters.base import ANY_DEPTH
 from specrag.speculation.schedule import Outlook
 from specrag.speculation.tree import ROOT, DraftTree, Round
 
@@ -143,7 +144,7 @@ class Recycling:
             self._read = len(tokens)
         yield from ()
 
-    def propose(self, session: Session, budget: int) -> Coroutine[DraftTree]:
+    def propose(self, session: Session, budget: int, depth: int = ANY_DEPTH) -> Coroutine[DraftTree]:
         """See :class:`~specrag.speculation.drafters.base.Drafter`."""
         yield from ()
         self._newest = session.tokens[-1]
@@ -155,11 +156,11 @@ class Recycling:
         outlook = self._outlook
         least = 0.0 if outlook is None else outlook.least_chance()
         chances = [1.0]  # of the root, then of each node
-        for parent, rank in zip(_SHAPE.parents, _SHAPE.ranks, strict=True):
+        for parent, rank, level in zip(_SHAPE.parents, _SHAPE.ranks, _SHAPE.depths, strict=True):
             if len(tokens) == budget or not found[0].tokens:
                 break
             place = filled[parent + 1]
-            if place is None or rank >= len(found[place + 1].tokens):
+            if place is None or level >= depth or rank >= len(found[place + 1].tokens):
                 filled.append(None)
                 continue
             candidates = found[place + 1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
@@ -13,7 +13,7 @@ from specrag.engine.outputs import NOTHING, Outputs, Row
 from specrag.engine.passes import Coroutine
 from specrag.engine.session import Session
 from specrag.errors import InputError
-from specrag.speculation.drafters.base import Drafter
+from specrag.speculation.drafters.base import ANY_DEPTH, Drafter
 from specrag.speculation.drafters.copied import Opinionated, copy_grade
 from specrag.speculation.drafters.suffix import CORPUS, OwnText
 from specrag.speculation.entropy_trigger import EntropyTrigger
@@ -39,7 +39,7 @@ class RetrievalSettings:
             and most recent win.
         score_threshold: θ_score.
         candidates: occurrences merged into a tree.
-        draft_size: nodes of the tree.
+        draft_size: nodes of the tree; each copy gets its share of them, a lone one all.
         combine: always look up, by the longest suffix, let a fallback whose guesses cost no pass add its own, and let
             the schedule weigh them all, so that nothing need be chosen by a trigger (not in the paper; docs/log.md has
             what it gave). A fallback that runs passes guesses where nothing is copied.
@@ -67,9 +67,10 @@ class RetrievalSettings:
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A continuation and every position that it was copied from; no positions for a corpus."""
+    """A continuation, the place that it was copied from, and all that agree with it; no positions for a corpus."""
 
     tokens: tuple[int, ...]
+    place: int
     positions: tuple[int, ...]
     score: float
     matched: int
@@ -131,17 +132,19 @@ class RetrievalDrafter:
         self._entropies = [row.entropy for row in read if row.entropy is not None]
         yield from self._fallback.start(session, rows)
 
-    def propose(self, session: Session, budget: int) -> Coroutine[DraftTree]:
+    def propose(self, session: Session, budget: int, depth: int = ANY_DEPTH) -> Coroutine[DraftTree]:
         """See :class:`~specrag.speculation.drafters.base.Drafter`."""
         self._text.follow(session)
         self._candidates = self._retrieve(session)
         size = min(budget, self._settings.draft_size)
-        copies = self._copies(session.tokens[-1], size)
+        copies = self._copies(session.tokens[-1], min(size, depth))
         if copies and not self._combining:
             return merge(copies, size)
         asked = min(budget, self._fallback_budget()) if self._fallback.runs_passes else budget
-        guessed = (yield from self._fallback.propose(session, asked)) if asked else EMPTY
-        return merge([*copies, guessed], budget)
+        guessed = (yield from self._fallback.propose(session, asked, depth)) if asked else EMPTY
+        # What a copy holds beyond its share takes the room that guesses leave: it is seldom reached.
+        shares = [copy.kept(range(min(len(copy), self._share))) for copy in copies]
+        return merge([*shares, guessed, *copies], budget)
 
     def observe(self, round: Round) -> None:
         """See :class:`~specrag.speculation.drafters.base.Drafter`."""
@@ -204,7 +207,26 @@ class RetrievalDrafter:
             found = self._own(self._with_best(ends, match.length))
         if self._corpus is not None and len(found) < self._settings.candidates:
             found += self._from_corpus(self._corpus, session, wanted)
-        return found[: self._settings.candidates]
+        return self._lengthened(found[: self._settings.candidates])
+
+    @property
+    def _share(self) -> int:
+        """Tokens of a copy where as many are found as may be merged."""
+        return max(self._settings.draft_size // self._settings.candidates, 1)
+
+    def _lengthened(self, found: list[_Candidate]) -> list[_Candidate]:
+        """Fewer copies than may be merged share the tree among them."""
+        if not found or len(found) == self._settings.candidates:
+            return found
+        length = self._settings.draft_size // len(found)
+        return [replace(candidate, tokens=self._copied(candidate, length)) for candidate in found]
+
+    def _copied(self, candidate: _Candidate, length: int) -> tuple[int, ...]:
+        if candidate.source == CORPUS:
+            assert self._corpus is not None
+            return tuple(self._corpus.continuation(candidate.place, length).tolist())
+        tokens = self._text.copies(np.array([candidate.place]), length, 0)[0][0]
+        return tuple(tokens[tokens >= 0].tolist())
 
     def _with_best(self, ends: NDArray[np.int64], key: int) -> NDArray[np.int64]:
         """Recent ends, and older ones that proved good where the key stands in front of them too."""
@@ -222,8 +244,7 @@ class RetrievalDrafter:
             ends = ends[[self._feedback.usable(end) for end in ends.tolist()]]
         if not len(ends):
             return []
-        length = max(self._settings.draft_size // self._settings.candidates, 1)
-        copied, matched, firsts = self._text.copies(ends, length, _LONGEST_COMPARED)
+        copied, matched, firsts = self._text.copies(ends, self._share, _LONGEST_COMPARED)
         groups: dict[int, list[int]] = {}
         for row, first in enumerate(firsts.tolist()):
             groups.setdefault(first, []).append(row)
@@ -233,10 +254,12 @@ class RetrievalDrafter:
         for first, rows in groups.items():
             tokens = copied[first]
             positions = tuple(places[row] for row in rows)
-            score = 0.0 if self._feedback is None else max(map(self._feedback.score, positions))
+            scores = [0.0 if self._feedback is None else self._feedback.score(end) for end in positions]
+            score = max(scores)
             found.append(
                 _Candidate(
                     tuple(tokens[tokens >= 0].tolist()),
+                    positions[scores.index(score)],
                     positions,
                     score,
                     max(agreeing[row] for row in rows),
@@ -251,11 +274,12 @@ class RetrievalDrafter:
         match = corpus.match(session.tokens[-_LONGEST_COMPARED:], _LONGEST_COMPARED)
         if match.length < wanted:
             return []
-        length = max(self._settings.draft_size // self._settings.candidates, 1)
-        seen: dict[tuple[int, ...], None] = {}
-        for end in corpus.occurrences(match, MOST_OCCURRENCES):
-            seen.setdefault(tuple(corpus.continuation(int(end), length).tolist()))
-        return [_Candidate(tokens, (), 0.0, match.length, CORPUS) for tokens in seen if tokens]
+        seen: dict[tuple[int, ...], int] = {}
+        for end in corpus.occurrences(match, MOST_OCCURRENCES).tolist():
+            seen.setdefault(tuple(corpus.continuation(end, self._share).tolist()), end)
+        return [
+            _Candidate(tokens, end, (), 0.0, match.length, CORPUS) for tokens, end in seen.items() if tokens
+        ]
 
     def _copies(self, newest: int, budget: int) -> list[DraftTree]:
         outlook, chains = self._outlook, []
@@ -282,8 +306,16 @@ class RetrievalDrafter:
             if not share.drafted:  # the schedule left it out: nothing was learned
                 continue
             won = most > 0 and share.accepted == most
-            for position in candidate.positions:
+            for position in self._holding(candidate, most) if won else candidate.positions:
                 feedback.observe(position, share.accepted / share.drafted if won else 0.0)
+
+    def _holding(self, candidate: _Candidate, accepted: int) -> list[int]:
+        """The positions that hold the accepted path: beyond its share a copy is that of its own place alone."""
+        copies = self._text.copies(np.array(candidate.positions, dtype=np.int64), accepted, 0)[0]
+        path = list(candidate.tokens[:accepted])
+        return [
+            end for end, tokens in zip(candidate.positions, copies.tolist(), strict=True) if tokens == path
+        ]
 
 
 def _no_opinion(before: int, token: int) -> None:

@@ -15,6 +15,7 @@ from specrag.engine.outputs import NOTHING, Outputs, Row
 from specrag.engine.passes import Coroutine
 from specrag.engine.session import Session
 from specrag.errors import InputError
+from specrag.speculation.drafters.base import ANY_DEPTH
 from specrag.speculation.drafters.copied import copy_grade
 from specrag.speculation.suffix.automaton import SuffixAutomaton
 from specrag.speculation.suffix.copy_loops import copy_behind
@@ -102,7 +103,7 @@ class SuffixDrafter:
         self._text.follow(session)
         yield from ()
 
-    def propose(self, session: Session, budget: int) -> Coroutine[DraftTree]:
+    def propose(self, session: Session, budget: int, depth: int = ANY_DEPTH) -> Coroutine[DraftTree]:
         """See :class:`~specrag.speculation.drafters.base.Drafter`."""
         yield from ()
         self._text.follow(session)
@@ -111,7 +112,7 @@ class SuffixDrafter:
         if match.length < self._min_match:
             return EMPTY
         end = automaton.first_occurrence(match)
-        copied = automaton.continuation(end, min(budget, self._max_tokens))
+        copied = automaton.continuation(end, min(budget, depth, self._max_tokens))
         grades = [copy_grade(match.length + depth, 0, None) for depth in range(len(copied))]
         return DraftTree.chain(copied.tolist(), self._text.source(end), grades)
 

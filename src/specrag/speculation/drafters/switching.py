@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from specrag.engine.passes import Coroutine
 from specrag.engine.session import Session
-from specrag.speculation.drafters.base import Drafter
+from specrag.speculation.drafters.base import ANY_DEPTH, Drafter
 from specrag.speculation.drafters.pair import Pair
 from specrag.speculation.tree import EMPTY, DraftTree
 
@@ -24,13 +24,13 @@ class Switching(Pair):
         super().__init__(first, second)
         self._second_budget = second_budget
 
-    def propose(self, session: Session, budget: int) -> Coroutine[DraftTree]:
+    def propose(self, session: Session, budget: int, depth: int = ANY_DEPTH) -> Coroutine[DraftTree]:
         """See :class:`~specrag.speculation.drafters.base.Drafter`."""
-        tree = yield from self._first.propose(session, budget)
+        tree = yield from self._first.propose(session, budget, depth)
         if len(tree):
             return tree
         asked = min(budget, self._second_budget()) if self._second.runs_passes else budget
-        return (yield from self._second.propose(session, asked)) if asked else EMPTY
+        return (yield from self._second.propose(session, asked, depth)) if asked else EMPTY
 
     def fork(self) -> Switching:
         """See :class:`~specrag.speculation.drafters.base.Drafter`."""
