@@ -177,27 +177,20 @@ class RAPID:
             remedy = "a drafter of another vocabulary has no opinion of the target's tokens; take eta=0"
             raise InputError("eta", self.eta, remedy)
 
-<<<<<<< HEAD
     def _transfers(self, sampling: SamplingParams) -> bool:
         """Whether the drafter's opinion has a share in the text."""
         return self.eta > 0 and not sampling.greedy
 
-    def _schedule(self, own_context: int | None, sampling: SamplingParams) -> TokenSchedule:
+    def _schedule(
+        self, target: SessionModel, own_context: int | None, sampling: SamplingParams
+    ) -> TokenSchedule:
         if not self.cost_aware:
             return FixedBudget(self.gamma)
         if self._transfers(sampling):
-            return ChainLength(self._chain_costs, self.gamma, MOST_COPIES if self.copies else 0, RAG)
-        return CostAware(self._costs, own_context=own_context)
-=======
-    def _schedule(self, target: SessionModel, own_context: int | None) -> TokenSchedule:
-        if not self.cost_aware:
-            return FixedBudget(self.gamma)
-        if self.eta > 0:
             return ChainLength(
                 self._chain_costs.of(target), self.gamma, MOST_COPIES if self.copies else 0, RAG
             )
         return CostAware(self._costs.of(target), own_context=own_context)
->>>>>>> token
 
     def _drafter(
         self,
@@ -294,15 +287,10 @@ class Reading:
         transfers = method._transfers(sampling)
         if transfers:
             check_room(fit.model, len(self.tokens) + settings.stop.max_tokens)
-<<<<<<< HEAD
-        schedule = method._schedule(len(self.tokens) if fit.model is session.model else None, sampling)
+        own_context = len(self.tokens) if fit.model is session.model else None
+        schedule = method._schedule(session.model, own_context, sampling)
         rule = Augmented(method.augmented, sampling) if transfers else Matching()
         drafter = method._drafter(fit, session.model, self.tokens, settings, schedule, watch)
-=======
-        schedule = method._schedule(session.model, len(self.tokens) if fit.model is session.model else None)
-        rule = Augmented(method.augmented, settings.sampling) if method.eta > 0 else Matching()
-        drafter = method._drafter(fit, session.model, self.tokens, settings, schedule)
->>>>>>> token
         try:
             speculation = Speculation(drafter, rule, schedule, watch)
             return (yield from decode(session, settings, text, speculation, clock, prompt_rows))

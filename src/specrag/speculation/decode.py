@@ -163,17 +163,10 @@ def decode(
     while True:
         began = clock()
         room = session.model.context_length - len(session)
-<<<<<<< HEAD
-        # The bonus token needs no guess: a budget beyond what may still come would be wasted.
-        budget = max(min(schedule.budget(runs_passes=drafter.runs_passes), left - 1, room), 0)
-        proposed, read_before = EMPTY, 0.0 if watch is None else watch.seconds
-=======
         # The bonus token needs no guess: a path beyond what may still come would be wasted.
         depth = max(min(left - 1, room), 0)
-        budget = schedule.budget(runs_passes=drafter.runs_passes)
-        budget = budget if depth else 0
-        proposed = EMPTY
->>>>>>> token
+        budget = schedule.budget(runs_passes=drafter.runs_passes) if depth else 0
+        proposed, read_before = EMPTY, 0.0 if watch is None else watch.seconds
         if budget or rule.needs.opinions:
             proposed = yield from drafter.propose(session, budget, depth)
         tree = schedule.choose(proposed, len(session))

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-<<<<<<< HEAD
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-=======
-import sys
-from collections.abc import Sequence
->>>>>>> token
 from typing import Protocol
 
 from specrag.engine.outputs import NOTHING, Outputs, Row

@@ -16,11 +16,8 @@ from specrag.engine.passes import Coroutine, SessionModel
 from specrag.engine.sampling import SamplingParams, warp
 from specrag.engine.session import Session
 from specrag.errors import InputError
-<<<<<<< HEAD
-from specrag.speculation.target import draw_guess
-=======
 from specrag.speculation.drafters.base import ANY_DEPTH
->>>>>>> token
+from specrag.speculation.target import draw_guess
 from specrag.speculation.tree import EMPTY, DraftTree, Round
 
 #: Source of a draft model's tokens.

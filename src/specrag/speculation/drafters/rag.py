@@ -21,12 +21,7 @@ from specrag.engine.processors import Chain, LogitsProcessor, State, build_proce
 from specrag.engine.sampling import SamplingParams, choose, warp
 from specrag.engine.session import Session, check_room
 from specrag.errors import InputError
-<<<<<<< HEAD
-from specrag.speculation.drafters.base import Stopwatch
-=======
-from specrag.speculation.augmented_target import UNIT
-from specrag.speculation.drafters.base import ANY_DEPTH
->>>>>>> token
+from specrag.speculation.drafters.base import ANY_DEPTH, Stopwatch
 from specrag.speculation.drafters.copied import copy_grade
 from specrag.speculation.drafters.draft_model import CONFIDENCES, FEW
 from specrag.speculation.drafters.suffix import SUFFIX

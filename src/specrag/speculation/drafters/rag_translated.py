@@ -9,11 +9,7 @@ from specrag.engine.outputs import NOTHING, Outputs, Row
 from specrag.engine.passes import Coroutine, SessionModel
 from specrag.engine.session import Session
 from specrag.errors import InputError
-<<<<<<< HEAD
-from specrag.speculation.drafters.base import Stopwatch
-=======
-from specrag.speculation.drafters.base import ANY_DEPTH
->>>>>>> token
+from specrag.speculation.drafters.base import ANY_DEPTH, Stopwatch
 from specrag.speculation.drafters.cross_vocabulary import CrossVocabulary
 from specrag.speculation.tree import DraftTree, Round
 from specrag.speculation.vocabularies import VocabularyPair
@@ -64,15 +60,11 @@ class TranslatedRagDrafter:
 
     def propose(self, session: Session, budget: int, depth: int = ANY_DEPTH) -> Coroutine[DraftTree]:
         """See :class:`~specrag.speculation.drafters.base.Drafter`."""
-<<<<<<< HEAD
         output = self._output_of(session)
         if not self._read:
             self._read = True
             yield from self._watch.timed(self._drafter.start(output, ()))
-        return (yield from self._drafter.propose(output, budget))
-=======
-        return (yield from self._drafter.propose(self._output_of(session), budget, depth))
->>>>>>> token
+        return (yield from self._drafter.propose(output, budget, depth))
 
     def observe(self, round: Round) -> None:
         """See :class:`~specrag.speculation.drafters.base.Drafter`."""
