@@ -61,7 +61,8 @@ class RaLMSpec(IterativeMethod):
         learned: what requests with a cost-aware schedule learn together; by default those of this object do.
         capacity: most passages in a request's cache, whose texts are kept too.
         on_failure: when a search fails behind the first: ``error`` ends the request with it, ``cache`` goes on with
-            guesses that nobody verifies, and the result says so.
+            guesses that nobody verifies (the newest passage where the store does not rank the cache), and the
+            result says so.
         early: show text at once and take it back by a :class:`~specrag.methods.ralm_result.Retraction`; else text is
             shown when it is verified.
         interval, query_tokens, passage_tokens, prompt_tokens, reuse, decoder, system, clock: as of
@@ -186,13 +187,13 @@ class RaLMSpec(IterativeMethod):
     ) -> Coroutine[None]:
         """Look queries up and decode behind all guesses but the last, as many as the schedule wants.
 
-        Ends sooner where the text does, or where the cache has no guess.
+        Ends sooner where the text does, where the cache has no guess, or where the store does not answer.
         """
         while True:
             guess = yield from _look_up(work, finder, drafts.text)
             drafts.guesses.append(guess)
             drafts.fresh.append(not work.writer.holds(guess.passage))
-            if guess.passage is None or not schedule.goes_on(drafts.fresh):
+            if guess.failure is not None or guess.passage is None or not schedule.goes_on(drafts.fresh):
                 return
             yield from self._draft(work, drafts, guess)
             drafts.note_alone(guess)
@@ -209,9 +210,11 @@ class RaLMSpec(IterativeMethod):
         self, work: Work, finder: PassageFinder, drafts: _Drafts, schedule: GuessSchedule
     ) -> Coroutine[Searched]:
         """One search for all queries of the round; the last chunk is written meanwhile, if the schedule wants it."""
+        last = drafts.guesses[-1]
+        if last.failure is not None:  # a store that cannot rank the cache is not asked to search
+            return Searched((), (), last.failure)
         queries = [guess.query for guess in drafts.guesses]
         place = len(drafts.text.tokens)
-        last = drafts.guesses[-1]
         ended = drafts.text.finish_reason is not None
         if ended or last.passage is None or not schedule.beside(drafts.fresh):
             searched: Searched = yield Search(lambda: finder.search(queries))
