@@ -298,6 +298,28 @@ def test_a_store_may_stop_scoring_before_it_is_searched(llm: LanguageModel, on_f
     assert len(retriever.searches) == 1
 
 
+def test_a_slow_store_does_not_hold_up_other_requests(llm: LanguageModel) -> None:
+    """While five requests wait for their store, one goes on whose knowledge base is on this machine."""
+    release = threading.Event()
+    slow, here = (ToyRetriever(seed, window=2) for seed in (1, 2))
+    slow.during_search = lambda: assert_soon(release)
+    here.remote = False
+    method = RaLMSpec(llm, here, stride=3, prefetch=3, **LIMITS)
+    right = outcome(method.answer(QUESTION, **MISSING.options))
+    waiting = RaLMSpec(llm, slow, stride=3, prefetch=3, **LIMITS)
+    tasks = [llm.executor.submit(waiting.answering(QUESTION, **MISSING.options)) for _ in range(5)]
+    try:
+        assert outcome(method.answer(QUESTION, **MISSING.options)) == right
+        assert not any(task.done for task in tasks)
+    finally:
+        release.set()
+    assert len({outcome(llm.executor.run(task)) for task in tasks}) == 1
+
+
+def assert_soon(event: threading.Event) -> None:
+    assert event.wait(20)
+
+
 def test_a_first_search_that_fails_is_always_an_error(llm: LanguageModel) -> None:
     method = RaLMSpec(llm, ToyRetriever(3, fail_from=0), on_failure="cache", **LIMITS)
     with pytest.raises(StoreError):

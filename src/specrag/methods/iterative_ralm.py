@@ -86,5 +86,5 @@ class IterativeRaLM(IterativeMethod):
 
 
 def _find(finder: PassageFinder, query: str) -> Coroutine[Searched]:
-    searched: Searched = yield Search(lambda: finder.find(query))
+    searched: Searched = yield Search(lambda: finder.find(query), finder.remote)
     return searched

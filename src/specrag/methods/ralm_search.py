@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from specrag.errors import InputError, SpecragError
 from specrag.methods.ralm_timeline import Clocked
-from specrag.methods.retriever import PassageRetriever
+from specrag.methods.retriever import PassageRetriever, is_remote
 from specrag.retrieval.cache import CAPACITY, SpeculativeCache
 from specrag.retrieval.index import Query
 from specrag.retrieval.passage import Passage
@@ -73,6 +73,9 @@ class Searched:
 class PassageFinder:
     """Finds passages for one request. Its methods run in search threads, one after the other.
 
+    Attributes:
+        remote: whether :meth:`find` and :meth:`search` may wait for another machine; :meth:`guess` does not.
+
     Args:
         retriever: the knowledge base.
         clock: seconds.
@@ -87,6 +90,7 @@ class PassageFinder:
         prefetch: int = 1,
         capacity: int = CAPACITY,
     ) -> None:
+        self.remote = is_remote(retriever)
         self._retriever = retriever
         self._clock = clock
         self._prefetch = prefetch

@@ -149,7 +149,7 @@ class RaLMSpec(IterativeMethod):
     def _first(self, work: Work, finder: PassageFinder) -> Coroutine[None]:
         """The first retrieval fills the cache: there is nothing to guess from before it."""
         query = work.prompts.query(())
-        searched: Searched = yield Search(lambda: finder.find(query))
+        searched: Searched = yield Search(lambda: finder.find(query), finder.remote)
         work.timeline.add(searched.times, 0)
         if searched.failure is not None:
             raise searched.failure
@@ -217,7 +217,7 @@ class RaLMSpec(IterativeMethod):
         place = len(drafts.text.tokens)
         ended = drafts.text.finish_reason is not None
         if ended or last.passage is None or not schedule.beside(drafts.fresh):
-            searched: Searched = yield Search(lambda: finder.search(queries))
+            searched: Searched = yield Search(lambda: finder.search(queries), finder.remote)
             work.timeline.add(searched.times, place)
             return searched
 
@@ -333,5 +333,5 @@ def _look_up(work: Work, finder: PassageFinder, text: Text) -> Coroutine[Guess]:
 
 
 def _searching(finder: PassageFinder, queries: Sequence[Query]) -> Coroutine[Searched]:
-    searched: Searched = yield Search(lambda: finder.search(queries))
+    searched: Searched = yield Search(lambda: finder.search(queries), finder.remote)
     return searched

@@ -51,7 +51,8 @@ class PassageRetriever(Protocol):
     Safe to use from several threads. :meth:`search` answers a batch bit for bit as it answers each query alone, and
     :meth:`score` gives the scores that it ranks by, so that a cache of a few passages ranks them alike. Every method
     may raise :class:`~specrag.errors.SpecragError` where a remote store does not answer; for passages that a search
-    has returned lately, :meth:`score` and :meth:`passages` should do without the store.
+    has returned lately, :meth:`score` and :meth:`passages` should do without the store. One whose :meth:`search` waits
+    for no other machine may say so by an attribute ``remote`` that is False (:func:`is_remote`).
     """
 
     def __len__(self) -> int:
@@ -70,6 +71,11 @@ class PassageRetriever(Protocol):
         """These passages, in the order given."""
 
 
+def is_remote(retriever: object) -> bool:
+    """Whether a search may wait for another machine: unless the retriever's attribute ``remote`` is False."""
+    return bool(getattr(retriever, "remote", True))
+
+
 def similarities(retriever: VectorRetriever, question: str, hits: Sequence[Hit]) -> list[float]:
     """The cosine of the question's vector with each passage's, by the exact dense index."""
     ids = np.array([hit.passage.id for hit in hits], dtype=np.int64)
@@ -83,6 +89,8 @@ class GivenPassages:
     Args:
         passages: best first.
     """
+
+    remote = False
 
     def __init__(self, passages: Sequence[Passage]) -> None:
         self._passages = tuple(passages)

@@ -28,7 +28,7 @@ from specrag.methods.rag_prompt import (
     check_history,
     fit_prompt,
 )
-from specrag.methods.retriever import Retriever, VectorRetriever, similarities
+from specrag.methods.retriever import Retriever, VectorRetriever, is_remote, similarities
 from specrag.retrieval.passage import Hit, passage_text
 from specrag.speculation.decode import Step
 
@@ -192,7 +192,7 @@ class StandardRAG:
         if history and self.rewrite:
             wanted = yield from self._rewriting(question, history, options)
         rewritten = self._clock()
-        found: _Found = yield Search(lambda: self._search(wanted))
+        found: _Found = yield Search(lambda: self._search(wanted), is_remote(self.knowledge_base))
         abstained = self._is_nothing(found)
         fitted = self._fit(question, () if abstained else found.hits, history, options)
         kept = len(found.hits) if abstained else fitted.kept
