@@ -171,7 +171,7 @@ def check_settings(settings: Settings) -> None:
     from specrag.serving.service import split_drafter
     from specrag.speculation.suffix.corpus import SuffixCorpus
 
-    served_method(settings.method)
+    served_method(settings.method, "--method")
     for folder in settings.kbs.values():
         Manifest.read(folder.expanduser())
     for folder in settings.datastores.values():

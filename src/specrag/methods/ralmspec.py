@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from specrag.engine.passes import Coroutine, Emit, Search
 from specrag.errors import InputError
@@ -19,7 +19,7 @@ from specrag.methods.ralm_prompt import RetrievalLimits, SessionGenerator, id_of
 from specrag.methods.ralm_result import IterativeAnswer, Retraction
 from specrag.methods.ralm_search import Found, Guess, PassageFinder, Searched
 from specrag.methods.ralm_text import Chunk, Text
-from specrag.methods.retriever import PassageRetriever
+from specrag.methods.retriever import PassageRetriever, passages_of
 from specrag.methods.speculative_search import COST_AWARE, MAX_MATCH, make_schedule, search_beside
 from specrag.methods.speculative_search import Stride as CountedStride
 from specrag.retrieval.cache import CAPACITY
@@ -27,6 +27,9 @@ from specrag.retrieval.index import Query
 from specrag.scheduling.cost_aware_guesses import CostAwareGuesses, SharedGuesses
 from specrag.scheduling.guess_schedule import CountedGuesses, GuessSchedule
 from specrag.scheduling.stride import ChunkTime, SharedStrides, StrideRound
+
+if TYPE_CHECKING:
+    from specrag.retrieval.knowledge_base import KnowledgeBase
 
 __all__ = ["COST_AWARE", "MAX_MATCH", "OnFailure", "RaLMSpec", "Stride"]
 
@@ -49,7 +52,8 @@ class RaLMSpec(IterativeMethod):
 
     Args:
         llm: the language model, such as :func:`specrag.load` makes.
-        retriever: such as a :class:`~specrag.retrieval.single_index.SingleIndex`.
+        retriever: such as a :class:`~specrag.retrieval.single_index.SingleIndex`; of a knowledge base the ``flat``
+            index is searched.
         stride: queries of a round: a number, ``os3``, or a function that makes a schedule for a request;
             ``cost-aware`` decides guess by guess
             (:class:`~specrag.scheduling.cost_aware_guesses.CostAwareGuesses`).
@@ -78,7 +82,7 @@ class RaLMSpec(IterativeMethod):
     def __init__(
         self,
         llm: SessionGenerator,
-        retriever: PassageRetriever,
+        retriever: PassageRetriever | KnowledgeBase,
         *,
         stride: Stride = COST_AWARE,
         prefetch: int | None = None,
@@ -97,6 +101,7 @@ class RaLMSpec(IterativeMethod):
         system: str | None = None,
         clock: Callable[[], float] = DEFAULT_CLOCK,
     ) -> None:
+        retriever = passages_of(retriever)
         super().__init__(
             llm,
             retriever,

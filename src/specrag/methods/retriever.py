@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from os import PathLike
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -12,6 +13,7 @@ from specrag.retrieval.passage import Hit, Passage
 
 if TYPE_CHECKING:
     from specrag.retrieval.index import Index, Query, Ranking
+    from specrag.retrieval.knowledge_base import KnowledgeBase
     from specrag.retrieval.reranker import Reranker
     from specrag.retrieval.scoring import Bools, Floats, Longs
 
@@ -69,6 +71,42 @@ class PassageRetriever(Protocol):
 
     def passages(self, ids: Sequence[int]) -> list[Passage]:
         """These passages, in the order given."""
+
+
+def passages_of(given: PassageRetriever | KnowledgeBase) -> PassageRetriever:
+    """What iterative retrieval is given; of a knowledge base its exact dense index.
+
+    Raises:
+        InputError: it is neither.
+    """
+    from specrag.retrieval.knowledge_base import KnowledgeBase
+    from specrag.retrieval.single_index import SingleIndex
+
+    if isinstance(given, KnowledgeBase):
+        return SingleIndex(given)
+    if not _has(given, "search", "score", "passages"):
+        raise InputError("retriever", given, _remedy(given, "a SingleIndex, a PgVectorStore"))
+    return given
+
+
+def check_retriever(given: object) -> None:
+    """Check that an argument named ``knowledge_base`` is a :class:`Retriever`.
+
+    Raises:
+        InputError: it is not; iterative retrieval's are not either, which take encoded queries.
+    """
+    if isinstance(given, PathLike | str) or not _has(given, "search") or _has(given, "score"):
+        raise InputError("knowledge_base", given, _remedy(given, "GivenPassages"))
+
+
+def _has(given: object, *names: str) -> bool:
+    return all(callable(getattr(given, name, None)) for name in ("__len__", *names))
+
+
+def _remedy(given: object, others: str) -> str:
+    if isinstance(given, PathLike | str):
+        return f"open it first: specrag.KnowledgeBase.open({str(given)!r})"
+    return f"give a specrag.KnowledgeBase or {others}"
 
 
 def is_remote(retriever: object) -> bool:

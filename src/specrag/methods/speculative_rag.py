@@ -25,7 +25,7 @@ from specrag.methods.drafting import Drafting, drafting
 from specrag.methods.local_generator import SharingModel
 from specrag.methods.local_roles import as_generator, as_scorer
 from specrag.methods.perspectives import Strategy, check_count, check_sampling, cluster, needs_clusters
-from specrag.methods.retriever import GivenPassages, Retriever, VectorRetriever, is_remote
+from specrag.methods.retriever import GivenPassages, Retriever, VectorRetriever, check_retriever, is_remote
 from specrag.methods.speculative_result import (
     DraftDelta,
     DraftDone,
@@ -98,6 +98,8 @@ class SpeculativeRAG:
         executor: Executor | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        if knowledge_base is not None:
+            check_retriever(knowledge_base)
         check_sampling(m, k, strategy)
         check_count("passages", passages)
         self.scoring = scoring or Scoring()

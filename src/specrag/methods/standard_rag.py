@@ -28,7 +28,7 @@ from specrag.methods.rag_prompt import (
     check_history,
     fit_prompt,
 )
-from specrag.methods.retriever import Retriever, VectorRetriever, is_remote, similarities
+from specrag.methods.retriever import Retriever, VectorRetriever, check_retriever, is_remote, similarities
 from specrag.retrieval.passage import Hit, passage_text
 from specrag.speculation.decode import Step
 
@@ -92,6 +92,7 @@ class StandardRAG:
         rewrite: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        check_retriever(knowledge_base)
         check_k(k, len(knowledge_base))
         check_min_score(min_score)
         if min_score is not None and not isinstance(knowledge_base, VectorRetriever):

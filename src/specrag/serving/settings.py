@@ -25,6 +25,7 @@ from pydantic_settings import (
 
 from specrag.errors import InputError
 from specrag.serving.keys import ApiKey
+from specrag.serving.setting_errors import message_of, refusal
 
 PREFIX = "SPECRAG_SERVE_"
 
@@ -164,7 +165,7 @@ class Settings(BaseSettings):
         pairs = [str(word).partition("=") for word in words]
         for name, equals, folder in pairs:
             if not (name and equals and folder):
-                raise ValueError("give NAME=FOLDER")
+                raise InputError("folder", f"{name}{equals}{folder}", "give NAME=FOLDER")
         if len({name for name, _, _ in pairs}) < len(pairs):
             raise ValueError("give every name once")
         return {name: folder for name, _, folder in pairs}
@@ -296,13 +297,12 @@ def load_settings(file: Path | None = None, flags: Mapping[str, Any] | None = No
         raise InputError(f"{PREFIX}{name.upper()}", "", "there is no such setting; see docs/deployment.md")
     # The environment stands between file and flags: what it says is taken out of the file.
     values = {name: value for name, value in values.items() if name not in named}
-    values |= {name: value for name, value in (flags or {}).items() if value is not None}
+    given = {name: value for name, value in (flags or {}).items() if value is not None}
+    values |= given
     try:
         settings = Settings(**values)
     except ValidationError as error:
-        problem = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        field = ".".join(str(part) for part in problem["loc"]) or "settings"
-        raise InputError(field, "the value given", _message(problem["msg"])) from None
+        raise refusal(error, given) from None
     except SettingsError as error:
         raise InputError("settings", PREFIX, f"{error}; lists of tables are given as JSON") from None
     settings.check()
@@ -337,12 +337,8 @@ def _master(key: str, field: str) -> ApiKey:
     try:
         return ApiKey(name="master", key=key, kbs=("*",), upload=True, create=True)
     except ValidationError as error:
-        message = _message(error.errors(include_input=False)[0]["msg"])
+        message = message_of(error.errors(include_input=False)[0]["msg"])
         raise InputError(field, "the value given", message) from None
-
-
-def _message(text: str) -> str:
-    return text.removeprefix("Value error, ")
 
 
 def _split(text: str) -> list[str]:
