@@ -25,7 +25,6 @@ from pydantic_settings import (
 
 from specrag.errors import InputError
 from specrag.serving.keys import ApiKey
-from specrag.serving.setting_errors import message_of, refusal
 
 PREFIX = "SPECRAG_SERVE_"
 
@@ -297,12 +296,15 @@ def load_settings(file: Path | None = None, flags: Mapping[str, Any] | None = No
         raise InputError(f"{PREFIX}{name.upper()}", "", "there is no such setting; see docs/deployment.md")
     # The environment stands between file and flags: what it says is taken out of the file.
     values = {name: value for name, value in values.items() if name not in named}
-    given = {name: value for name, value in (flags or {}).items() if value is not None}
-    values |= given
+    values |= {name: value for name, value in (flags or {}).items() if value is not None}
     try:
         settings = Settings(**values)
     except ValidationError as error:
-        raise refusal(error, given) from None
+        problem = error.errors(include_url=False, include_input=False)[0]
+        field = ".".join(str(part) for part in problem["loc"]) or "settings"
+        cause = problem.get("ctx", {}).get("error")
+        value = getattr(cause, "value", "the value given")  # an InputError's is no secret
+        raise InputError(field, value, getattr(cause, "remedy", _message(problem["msg"]))) from None
     except SettingsError as error:
         raise InputError("settings", PREFIX, f"{error}; lists of tables are given as JSON") from None
     settings.check()
@@ -337,8 +339,12 @@ def _master(key: str, field: str) -> ApiKey:
     try:
         return ApiKey(name="master", key=key, kbs=("*",), upload=True, create=True)
     except ValidationError as error:
-        message = message_of(error.errors(include_input=False)[0]["msg"])
+        message = _message(error.errors(include_input=False)[0]["msg"])
         raise InputError(field, "the value given", message) from None
+
+
+def _message(text: str) -> str:
+    return text.removeprefix("Value error, ")
 
 
 def _split(text: str) -> list[str]:
