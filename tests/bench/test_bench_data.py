@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from hypothesis import strategies as st
 
 from specrag.bench.data import (
     DATA_VARIABLE,
+    WIKITEXT_TEST,
+    WIKITEXT_VALID,
     Text,
     data_folder,
     find_file,
@@ -21,8 +24,10 @@ from specrag.bench.data import (
     load_text,
     read_json_lines,
     read_text,
+    read_wikitext,
     token_prompts,
 )
+from specrag.bench.wikitext import detokenize
 from specrag.errors import InputError
 
 
@@ -94,6 +99,49 @@ def test_text_prefers_wikitext_and_falls_back_on_passages(tmp_path: Path) -> Non
     assert load_text(tmp_path).content == "A passage."
     (tmp_path / "wikitext_valid.txt").write_text("Wiki.")
     assert load_text(tmp_path) == Text(source="wikitext_valid.txt", content="Wiki.")
+
+
+@pytest.mark.parametrize(
+    ("tokenised", "plain"),
+    [
+        (" = = Career = = ", "== Career =="),
+        (" = = = 2000 \u2013 2005 = = = ", "=== 2000\u20132005 ==="),
+        (" = Robert <unk> = ", "= Robert ="),
+        (" a guest @-@ starring role in 1 @,@ 000 films .", "a guest-starring role in 1,000 films."),
+        (" it 's Teddy 's story ; they didn 't", "it's Teddy's story; they didn't"),
+        (
+            ' " Craig " in ( the ) episode " Teddy \'s Story " , 3 @.@ 5 % of it',
+            '"Craig" in (the) episode "Teddy\'s Story", 3.5% of it',
+        ),
+        (" the teams ' pay : $ 5 , why ? because !", "the teams' pay: $5, why? because!"),
+        (" as <unk> , the <unk> <unk> Factory .", "as, the Factory."),
+        (' A review of <unk> \'s part ( <unk> ) in " <unk> " .', "A review of part in."),
+        (
+            " a Neo @-@ <unk> church , a <unk> @-@ class ship of 18 @,@ <unk> tons",
+            "a Neo church, a class ship of tons",
+        ),
+        (
+            'Ordinary (plain) text, "quoted": it\'s 5% = five.',
+            'Ordinary (plain) text, "quoted": it\'s 5% = five.',
+        ),
+        ("One.\n\n Two .\n", "One.\n\nTwo.\n"),
+    ],
+)
+def test_wikitext_is_read_as_ordinary_text(tokenised: str, plain: str, tmp_path: Path) -> None:
+    (tmp_path / "wikitext_test.txt.gz").write_bytes(gzip.compress(tokenised.encode()))
+    assert load_text(tmp_path).content == plain
+    assert detokenize(plain) == plain
+
+
+def test_nothing_of_the_tokenised_form_is_left(measuring_data: Path) -> None:
+    for name in (WIKITEXT_TEST, WIKITEXT_VALID):
+        before, text = read_text(find_file(measuring_data, name)), read_wikitext(measuring_data, name)
+        left = re.findall(r"<unk>| @.@ | 's\b|\w [,;](?= )|\w \. |^= = ", text, re.MULTILINE)
+        assert not left
+        assert text.count("\n") == before.count("\n")
+        # Only unknown words go.
+        words, known = (re.sub(r"[^a-z]+", "", each.lower()) for each in (text, before.replace("<unk>", "")))
+        assert 0.99 * len(known) < len(words) <= len(known)
 
 
 def test_the_real_files_can_be_read(measuring_data: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ from specrag.bench.registry import SuiteRegistry
 from specrag.bench.suites.knnlm import KnnLmSuite
 from specrag.bench.suites.knnlm_figures import Figures, search_ms
 from specrag.bench.suites.knnlm_sizes import FULL, QUICK
-from specrag.bench.suites.knnlm_stores import SlowedKeys, enlarge, flat_keys
+from specrag.bench.suites.knnlm_stores import TEST, SlowedKeys, Stores, enlarge, flat_keys
 from specrag.bench.suites.knnlm_subjects import ASYNCHRONOUS, FIXED, SEQUENTIAL, UNCAPPED, VARIANTS
 from specrag.bench.summary import summarise
 from specrag.cli.bench import bench_command
@@ -187,3 +189,16 @@ def test_a_slowed_index_answers_the_same_later(store: Datastore, monkeypatch: py
         near.ids.tolist() for near in store.index("flat").search(queries, 3)
     ]
     assert slept == [0.5]
+
+
+def test_wikitext_is_searched_and_continued_as_ordinary_text(tmp_path: Path) -> None:
+    class Letters:
+        def encode(self, text: str, *, special: bool) -> list[int]:
+            return [ord(letter) for letter in text]
+
+    (tmp_path / TEST).write_text(" = <unk> Bay = \n It 's a two @-@ part <unk> .\n", encoding="utf-8")
+    (tmp_path / ".records").mkdir()
+    context: Any = SimpleNamespace(data=tmp_path, out=tmp_path)
+    models: Any = SimpleNamespace(get=lambda: SimpleNamespace(tokenizer=Letters()))
+    (tokens,) = Stores(context, models).text(TEST, 1000)
+    assert "".join(map(chr, tokens)).splitlines() == ["= Bay =", "It's a two-part."]

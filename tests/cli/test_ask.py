@@ -151,6 +151,7 @@ REFUSED = [
     # words, exit code, what the line must name: field, value, remedy
     (("--index", "flatt"), 1, ("index", "'flatt'", "did you mean flat?")),
     (("--method", "plane"), 1, ("method", "'plane'", "did you mean plain?")),
+    (("--method", "specultive-rag"), 1, ("--method", "sequential", "did you mean speculative-rag?")),
     (("-k", "0"), 1, ("k", "0", "give 1 to 25")),
     (("-k", "26"), 1, ("k", "26", "25 passages")),
     (("-k", "many"), 2, ("-k", "'many'", "give an integer")),

@@ -45,6 +45,11 @@ REFUSED_BEFORE_LOADING = [
     (("--dtype", "int4"), 1, ("dtype", "'int4'", "fp32, bf16, fp16, int8")),
     (("--device", "abacus"), 1, ("device", "'abacus'", "cpu or cuda:0")),
     (("--method", "plane"), 1, ("method", "'plane'", "did you mean plain?")),
+    (
+        ("--method", "knnlm"),
+        1,
+        ("--method", "'knnlm'", "draft-model, eagle-2, knn-lm", "did you mean knn-lm?"),
+    ),
     (("--tempreature", "1"), 2, ("--tempreature", "--temperature")),
     (("--system", "Be brief.", "--raw"), 1, ("--system", "Be brief.", "leave out --raw")),
 ]

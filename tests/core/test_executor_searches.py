@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -41,6 +42,35 @@ def test_a_search_runs_beside_the_passes_of_others(executor: Executor) -> None:
     assert executor.run(asker) == "found"
     assert threads[0] is not threading.current_thread()
     assert executor.run(other) == truth(model, [1, 2], 20)
+
+
+def test_searches_that_wait_for_another_machine_hold_up_no_others(executor: Executor) -> None:
+    """Ten requests wait for a store that does not answer; others look up, search here, and search there too."""
+    model = Recorder()
+    release, waiting = threading.Event(), threading.Semaphore(0)
+
+    def slow() -> str:
+        waiting.release()
+        assert release.wait(SOON)
+        return "late"
+
+    def asking(function: Callable[[], str], remote: bool) -> Coroutine[str]:
+        found: str = yield Search(function, remote)
+        return found
+
+    slow_ones = [executor.submit(asking(slow, True)) for _ in range(10)]
+    quick = [executor.submit(asking(lambda: "here", False)) for _ in range(3)]
+    there = executor.submit(asking(lambda: "there", True))
+    other = executor.submit(greedy(model, [1, 2], 5))
+    try:
+        assert [executor.run(task) for task in quick] == ["here"] * 3
+        assert executor.run(there) == "there"
+        assert executor.run(other) == truth(model, [1, 2], 5)
+        assert all(waiting.acquire(timeout=SOON) for _ in slow_ones)
+        assert not any(task.done for task in slow_ones)
+    finally:
+        release.set()
+    assert [executor.run(task) for task in slow_ones] == ["late"] * 10
 
 
 def test_a_search_that_fails_fails_where_it_was_asked(executor: Executor) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -17,9 +17,10 @@ import numpy as np
 from specrag import LanguageModel
 from specrag.engine.executor import Executor
 from specrag.engine.outputs import Row
-from specrag.engine.passes import Segment
+from specrag.engine.passes import Search, Segment
 from specrag.engine.processors import build_processors
 from specrag.engine.sampling import SamplingParams, choose
+from specrag.engine.search_threads import SearchThreads
 from specrag.errors import SpecragError
 from specrag.methods.options import Options
 from specrag.methods.ralm_result import IterativeAnswer
@@ -105,6 +106,7 @@ class ToyRetriever:
         kind: ``flat``, ``bm25``, or ``approximate``, which misses passages that the cache may hold.
         window: last letters of a query that count.
         fail_from: searches from this number on fail.
+        remote: as of a store on another machine.
         during_search: called in the search's thread.
     """
 
@@ -113,6 +115,7 @@ class ToyRetriever:
     kind: str = "flat"
     window: int = 3
     fail_from: int = 10**9
+    remote: bool = True
     during_search: Callable[[], None] = lambda: None
     searches: list[int] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
@@ -192,16 +195,16 @@ class WatchedExecutor(Executor):
                 self.news.notify_all()
 
 
-class _Begun(ThreadPoolExecutor):
+class _Begun(SearchThreads):
     """A submission returns when what was submitted says that it has begun, or has ended."""
 
     def __init__(self, threads: int) -> None:
         super().__init__(threads)
         self.begun = threading.Event()
 
-    def submit(self, function: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
+    def submit(self, search: Search) -> Future[Any]:
         self.begun.clear()
-        future = super().submit(function, *args, **options)
+        future = super().submit(search)
         future.add_done_callback(lambda _: self.begun.set())
         self.begun.wait()
         return future

@@ -226,6 +226,100 @@ def test_a_request_may_go_on_from_its_cache(llm: LanguageModel, asynchronous: bo
     assert outcome(answer).tokens[: 4 * settled] == right.tokens[: 4 * settled]
 
 
+class Remote(ToyRetriever):
+    """From its first failure on it sends nothing; where ``scores`` is set it still scores what it has sent."""
+
+    scores = True
+
+    @property
+    def dead(self) -> bool:
+        return len(self.searches) > self.fail_from
+
+    def check(self) -> None:
+        if self.dead:
+            raise StoreError("store: it does not answer; start it again")
+
+    def score(self, *words: Any) -> Any:
+        if not self.scores:
+            self.check()
+        return super().score(*words)
+
+    def passages(self, *words: Any) -> Any:
+        self.check()
+        return super().passages(*words)
+
+
+@pytest.mark.parametrize("scores", [True, False])
+@pytest.mark.parametrize("prefetch", [1, 6])
+@pytest.mark.parametrize("capacity", range(2, 9))
+def test_a_request_goes_on_from_a_cache_of_any_size(
+    llm: LanguageModel, capacity: int, prefetch: int, scores: bool
+) -> None:
+    """Every passage that the cache holds is there as text, whatever has been evicted from it."""
+    for seed in range(4):
+        for fail_from in (1, 2, 3):  # a round writes at most three of the ten chunks
+            retriever = Remote(seed, window=2, fail_from=fail_from)
+            retriever.scores = scores
+            method = RaLMSpec(
+                llm,
+                retriever,
+                stride=3,
+                prefetch=prefetch,
+                capacity=capacity,
+                on_failure="cache",
+                **LIMITS,
+            )
+            answer = method.answer(QUESTION, **MISSING.options)
+            assert answer.failure == "store: it does not answer; start it again"
+            assert len(answer.tokens) == 40
+            unverified = [chunk for chunk in answer.chunks if not chunk.verified]
+            assert unverified
+            assert all(chunk.source is not None for chunk in unverified)
+            assert len(retriever.searches) == fail_from + 1
+
+
+@pytest.mark.parametrize("on_failure", ["error", "cache"])
+def test_a_store_may_stop_scoring_before_it_is_searched(llm: LanguageModel, on_failure: Any) -> None:
+    class Deaf(ToyRetriever):
+        def score(self, *_: Any) -> Any:
+            raise StoreError("store: it does not answer; start it again")
+
+    retriever = Deaf(3, window=2)
+    method = RaLMSpec(llm, retriever, stride=3, prefetch=3, on_failure=on_failure, **LIMITS)
+    if on_failure == "error":
+        with pytest.raises(StoreError, match="does not answer"):
+            method.answer(QUESTION, **MISSING.options)
+        return
+    answer = method.answer(QUESTION, **MISSING.options)
+    assert answer.failure is not None
+    assert [chunk.verified for chunk in answer.chunks] == [True] + 9 * [False]
+    # Nothing ranks the cache any more, so that the newest passage stands in front of all that follows.
+    assert len({chunk.source for chunk in answer.chunks}) == 1
+    assert len(retriever.searches) == 1
+
+
+def test_a_slow_store_does_not_hold_up_other_requests(llm: LanguageModel) -> None:
+    """While five requests wait for their store, one goes on whose knowledge base is on this machine."""
+    release = threading.Event()
+    slow, here = (ToyRetriever(seed, window=2) for seed in (1, 2))
+    slow.during_search = lambda: assert_soon(release)
+    here.remote = False
+    method = RaLMSpec(llm, here, stride=3, prefetch=3, **LIMITS)
+    right = outcome(method.answer(QUESTION, **MISSING.options))
+    waiting = RaLMSpec(llm, slow, stride=3, prefetch=3, **LIMITS)
+    tasks = [llm.executor.submit(waiting.answering(QUESTION, **MISSING.options)) for _ in range(5)]
+    try:
+        assert outcome(method.answer(QUESTION, **MISSING.options)) == right
+        assert not any(task.done for task in tasks)
+    finally:
+        release.set()
+    assert len({outcome(llm.executor.run(task)) for task in tasks}) == 1
+
+
+def assert_soon(event: threading.Event) -> None:
+    assert event.wait(20)
+
+
 def test_a_first_search_that_fails_is_always_an_error(llm: LanguageModel) -> None:
     method = RaLMSpec(llm, ToyRetriever(3, fail_from=0), on_failure="cache", **LIMITS)
     with pytest.raises(StoreError):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -90,6 +94,26 @@ def test_what_cannot_be_searched_is_refused(knn: LiveServer, options: dict[str, 
     answer = ask(knn, **options)
     assert answer.status_code == 400
     assert says in answer.json()["error"]["message"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
+def test_a_server_that_has_stopped_lets_its_datastores_go(village: Path) -> None:
+    """Nothing that requests share keeps them: neither the object, which maps the keys, nor the lock on its folder."""
+    before = opened(village)  # of other servers
+    with running_server(datastores={"village": village}) as server:
+        assert ask(server).status_code == 200
+        store = weakref.ref(server.service.datastores_of(lambda _: True)["village"])
+        assert opened(village) > before
+    gc.collect()
+    assert store() is None
+    assert opened(village) == before
+
+
+def opened(folder: Path) -> int:
+    """How many files of a folder this process has open or mapped."""
+    links = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if os.path.lexists(path)]
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    return sum(str(folder) in line for line in [*links, *maps])
 
 
 def test_a_datastore_of_another_precision_is_refused_at_the_start(smollm2: Path, tmp_path: Path) -> None:

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specrag.bench.sample import SAMPLE
+from specrag.bench.wikitext import detokenize
 from specrag.errors import InputError
 
 DATA_VARIABLE = "SPECRAG_DATA"
 """Environment variable that names the data folder if the caller does not."""
 
 SPEC_BENCH_TASKS = ("translation", "summarization", "qa", "math_reasoning", "rag")
-_TEXT_FILES = ("wikitext_test.txt", "wikitext_valid.txt")
+WIKITEXT_TEST, WIKITEXT_VALID = "wikitext_test.txt", "wikitext_valid.txt"
 _PASSAGE_FILE = "corpus_wiki_passages.jsonl"
 
 
@@ -106,6 +107,15 @@ def read_text(path: Path) -> str:
         raise InputError("data file", str(path), f"give a readable UTF-8 text file ({error})") from error
 
 
+def read_wikitext(folder: Path, name: str) -> str:
+    """A file of WikiText, as ordinary text (:mod:`specrag.bench.wikitext`).
+
+    Raises:
+        InputError: it is missing or cannot be read.
+    """
+    return detokenize(read_text(find_file(folder, name)))
+
+
 def read_json_lines(path: Path) -> Iterator[dict[str, object]]:
     """The objects of a JSON lines file, gzipped or not; empty lines are skipped.
 
@@ -175,9 +185,9 @@ def load_text(folder: Path | None) -> Text:
     """
     if folder is None:
         return Text(source="built-in sample", content=SAMPLE)
-    for name in _TEXT_FILES:
+    for name in (WIKITEXT_TEST, WIKITEXT_VALID):
         if (folder / name).is_file() or (folder / f"{name}.gz").is_file():
-            return Text(source=name, content=read_text(find_file(folder, name)))
+            return Text(source=name, content=read_wikitext(folder, name))
     content = "\n\n".join(passage.text for passage in load_passages(find_file(folder, _PASSAGE_FILE)))
     return Text(source=_PASSAGE_FILE, content=content)
 

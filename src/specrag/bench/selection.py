@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from specrag.bench.interleave import Row
@@ -46,7 +47,9 @@ class Selection:
         ):
             for pattern in patterns:
                 if not any(_matches(name, (pattern,)) for name in seen):
-                    raise InputError(option, pattern, f"it matches none of {', '.join(seen)}")
+                    near = get_close_matches(pattern, seen, n=1)
+                    hint = f"; did you mean {near[0]}?" if near else ""
+                    raise InputError(option, pattern, f"it matches none of {', '.join(seen)}{hint}")
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:

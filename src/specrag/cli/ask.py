@@ -184,6 +184,7 @@ def ask(
         colours = _colours(llm, show_sources)
         ask_context.answer(asked, made, files, asking, options, colours, as_json=as_json)
         return
+    speculation.check_method(method, *iterative.METHODS, speculative_options.SPECULATIVE_RAG)
     if method == speculative_options.SPECULATIVE_RAG:
         others: dict[str, object] = {
             "--pgvector": pgvector,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specrag.cli import common
+from specrag.cli import common, speculation
 from specrag.errors import InputError, SpecragError
 
 if TYPE_CHECKING:
@@ -137,8 +137,9 @@ class ContextChoice:
         Raises:
             InputError: the options do not fit together.
         """
-        from specrag.methods.long_context_methods import check_name
+        from specrag.methods.long_context_methods import NAMES
 
+        speculation.check_method(self.method, *NAMES)
         for option, value in (("--eta", self.eta), ("--gamma", self.gamma)):
             if value is not None and self.method != "rapid":
                 raise InputError(option, value, "only --method rapid takes it; add it")
@@ -146,10 +147,7 @@ class ContextChoice:
             remedy = "at temperature 0 the answer is the model's own whatever it is; add --temperature, such as 0.1"
             raise InputError("--eta", self.eta, remedy)
         if self.method not in _ONLY_HERE:
-            given = other()
-            if isinstance(given, str):
-                check_name(given)
-            return given
+            return other()
         if self.drafter is not None and self.method not in _DRAFTED:
             raise InputError("--drafter", self.drafter, f"--method {self.method} has no use for one")
         if self.method not in _DRAFTED:

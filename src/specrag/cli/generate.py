@@ -135,6 +135,7 @@ def generate(
     from specrag.methods.options import check_options
     from specrag.models.tokenizer import TextStream
 
+    speculation.check_method(method, knn.METHOD)
     neighbours = knn.method_of(
         method,
         datastore,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -179,9 +178,6 @@ def choose(
             if value is not None:
                 raise InputError(option, value, f"only --method {RALMSPEC} guesses retrievals; add it")
     if method not in METHODS:
-        near = difflib.get_close_matches(method, METHODS, n=1, cutoff=0.8)
-        if near:
-            raise InputError("method", method, f"did you mean {near[0]}?")
         if decoder is not None:
             raise InputError("--decoder", decoder, f"name it as --method, or add --method {RALMSPEC}")
         return None

@@ -115,7 +115,11 @@ def serve(
     if list_settings:
         _print_settings(as_json)
         return
-    settings = load_settings(config, {**flags, **_other_flags(context.args, flags)})
+    given = {**flags, **_other_flags(context.args, flags)}
+    try:
+        settings = load_settings(config, given)
+    except InputError as error:
+        raise _as_typed(error, given) from None
     check_settings(settings)
     from specrag.serving.launch import serve as run
 
@@ -155,6 +159,16 @@ def _other_flags(words: Sequence[str], named: dict[str, Any]) -> dict[str, str]:
     return found
 
 
+def _as_typed(error: InputError, given: dict[str, Any]) -> InputError:
+    """The same error, naming the option where the setting was given as one."""
+    setting, *inside = error.field.split(".")
+    if given.get(setting) is None:
+        return error
+    option = "--kb" if setting == "kbs" else f"--{setting.replace('_', '-')}"
+    remedy = error.remedy.replace("NAME=FOLDER", f"{option} NAME=FOLDER")
+    return InputError(".".join([option, *inside]), error.value, remedy)
+
+
 def check_settings(settings: Settings) -> None:
     """What would only fail once the server runs.
 
@@ -171,7 +185,7 @@ def check_settings(settings: Settings) -> None:
     from specrag.serving.service import split_drafter
     from specrag.speculation.suffix.corpus import SuffixCorpus
 
-    served_method(settings.method)
+    served_method(settings.method, "--method")
     for folder in settings.kbs.values():
         Manifest.read(folder.expanduser())
     for folder in settings.datastores.values():

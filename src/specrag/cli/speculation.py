@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from specrag.models.tokenizer import TextStream
     from specrag.speculation.decode import Step
 
+#: Methods that are nothing without ``--drafter``.
+WITH_DRAFTER = ("draft-model", "eagle-2")
+
 _PANEL = "Speculation"
 
 Method = Annotated[
@@ -82,6 +85,21 @@ _COLOURS = {
 _RELAXED = "red"
 
 
+def check_method(name: str, *others: str, field: str = "--method") -> None:
+    """Check that a command takes a method of this name.
+
+    Args:
+        others: names that it takes besides the methods that decode tokens.
+        field: the option.
+
+    Raises:
+        InputError: it does not.
+    """
+    from specrag.methods import registry
+
+    registry.check_method(name, field, tuple(dict.fromkeys((*registry.METHODS, *WITH_DRAFTER, *others))))
+
+
 def method_of(
     name: str, drafter: str | None, relaxed: bool, tolerance: float, corpus: Path | None
 ) -> str | DecodingMethod:
@@ -100,7 +118,7 @@ def method_of(
         raise InputError("--corpus", str(corpus), "only --method respec copies from one; leave it out")
     if relaxed:
         raise InputError("--relaxed", relaxed, "only --method respec can relax; the other methods are exact")
-    if name in ("draft-model", "eagle-2"):
+    if name in WITH_DRAFTER:
         from specrag.methods import baselines
         from specrag.methods.fallbacks import EAGLE_PREFIX, MODEL_PREFIX
 

@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from specrag.engine.passes import (
@@ -28,8 +28,8 @@ from specrag.engine.passes import (
     Wait,
     report_pass,
 )
+from specrag.engine.search_threads import SearchThreads
 from specrag.engine.task import Task
-from specrag.engine.threads import compute_alone
 from specrag.errors import SpecragError
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ class Executor:
     Args:
         clock: seconds, for deadlines.
         max_rows: rows of a packed pass; a single larger segment still runs, alone.
-        search_threads: threads for searches.
+        search_threads: threads for searches on this machine; those that wait for another one have their own.
 
     Attributes:
         on_pass: told texts and rows of each packed pass, in the thread that drives.
@@ -63,9 +63,7 @@ class Executor:
         self.on_pass: Callable[[int, int], object] | None = None
         self._clock = clock
         self._max_rows = max_rows
-        self._threads = ThreadPoolExecutor(
-            search_threads, thread_name_prefix="specrag-search", initializer=compute_alone
-        )
+        self._threads = SearchThreads(search_threads)
         self._changed = threading.Condition()
         self._driven = False
         self._driver: threading.Thread | None = None
@@ -177,7 +175,7 @@ class Executor:
         with self._changed:
             # Another thread may still be in the round that has ended the last of them.
             self._changed.wait_for(lambda: not self._driven)
-        self._threads.shutdown()
+        self._threads.close()
 
     # -- driving --------------------------------------------------------------------------------------------
 
@@ -263,7 +261,7 @@ class Executor:
                     self._tasks.append(child)
                     task.answer = child
                 elif isinstance(request, Search):
-                    task.waiting = self._threads.submit(request.function)
+                    task.waiting = self._threads.submit(request)
                     task.waiting.add_done_callback(self._wake)
                     return
                 elif isinstance(request, Pass | Wait):

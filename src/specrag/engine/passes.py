@@ -172,9 +172,15 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """A request: call ``function`` in a thread while other work goes on. Answered with what it returns."""
+    """A request: call ``function`` in a thread while other work goes on. Answered with what it returns.
+
+    Args:
+        remote: it may wait long for another machine; such searches have threads of their own, so that they hold up
+            nothing that is computed here.
+    """
 
     function: Callable[[], Any]
+    remote: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Generator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from specrag.engine.passes import Coroutine, Emit
 from specrag.errors import InputError
@@ -19,8 +19,11 @@ from specrag.methods.ralm_search import check_prefetch
 from specrag.methods.ralm_text import Text, Writer
 from specrag.methods.ralm_timeline import Timeline
 from specrag.methods.registry import make_method
-from specrag.methods.retriever import PassageRetriever
+from specrag.methods.retriever import PassageRetriever, passages_of
 from specrag.speculation.decode import Settings, Step
+
+if TYPE_CHECKING:
+    from specrag.retrieval.knowledge_base import KnowledgeBase
 
 #: New tokens of an answer, as in the paper.
 DEFAULT_MAX_TOKENS = 128
@@ -76,7 +79,7 @@ class IterativeMethod(ABC):
     def __init__(
         self,
         llm: SessionGenerator,
-        retriever: PassageRetriever,
+        retriever: PassageRetriever | KnowledgeBase,
         *,
         limits: RetrievalLimits,
         prefetch: int,
@@ -85,9 +88,9 @@ class IterativeMethod(ABC):
         system: str | None,
         clock: Callable[[], float],
     ) -> None:
-        check_prefetch(prefetch, len(retriever))
         self.llm = llm
-        self.retriever = retriever
+        self.retriever = passages_of(retriever)
+        check_prefetch(prefetch, len(self.retriever))
         self.limits = limits
         self.prefetch = prefetch
         self.reuse = reuse

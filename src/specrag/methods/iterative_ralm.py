@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from specrag.engine.passes import Coroutine, Emit, Search
 from specrag.methods.base import DecodingMethod
@@ -11,6 +12,9 @@ from specrag.methods.ralm_prompt import RetrievalLimits, SessionGenerator
 from specrag.methods.ralm_result import IterativeAnswer
 from specrag.methods.ralm_search import PassageFinder, Searched
 from specrag.methods.retriever import PassageRetriever
+
+if TYPE_CHECKING:
+    from specrag.retrieval.knowledge_base import KnowledgeBase
 
 
 class IterativeRaLM(IterativeMethod):
@@ -21,7 +25,8 @@ class IterativeRaLM(IterativeMethod):
 
     Args:
         llm: the language model, such as :func:`specrag.load` makes.
-        retriever: such as a :class:`~specrag.retrieval.single_index.SingleIndex`.
+        retriever: such as a :class:`~specrag.retrieval.single_index.SingleIndex`; of a knowledge base the ``flat``
+            index is searched.
         interval: new tokens between two retrievals.
         query_tokens: most tokens of a query.
         passage_tokens: most tokens of a passage; the rest is cut.
@@ -40,7 +45,7 @@ class IterativeRaLM(IterativeMethod):
     def __init__(
         self,
         llm: SessionGenerator,
-        retriever: PassageRetriever,
+        retriever: PassageRetriever | KnowledgeBase,
         *,
         interval: int = 4,
         query_tokens: int = 32,
@@ -86,5 +91,5 @@ class IterativeRaLM(IterativeMethod):
 
 
 def _find(finder: PassageFinder, query: str) -> Coroutine[Searched]:
-    searched: Searched = yield Search(lambda: finder.find(query))
+    searched: Searched = yield Search(lambda: finder.find(query), finder.remote)
     return searched

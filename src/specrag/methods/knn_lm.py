@@ -103,6 +103,8 @@ class KnnLM:
         capacity: int = CAPACITY,
         watch: Callable[[KnnRecord], None] | None = None,
     ) -> None:
+        if not isinstance(datastore, Datastore):
+            raise InputError("datastore", datastore, "open its folder first: Datastore.open(folder)")
         self.datastore = datastore
         self.mixture = mixture or Mixture(k=min(Mixture().k, len(datastore)))
         check_k(self.mixture.k, len(datastore))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from specrag.errors import InputError
 from specrag.methods.base import DecodingMethod
-from specrag.methods.registry import METHODS, make_method
+from specrag.methods.registry import METHODS, check_method, make_method
 
 if TYPE_CHECKING:
     from specrag.models.loading import LoadedModel
@@ -111,7 +109,4 @@ def check_name(name: str) -> None:
     Raises:
         InputError: there is none.
     """
-    if name not in NAMES:
-        near = difflib.get_close_matches(name, NAMES, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise InputError("method", name, f"for a long context take one of {', '.join(NAMES)}{hint}")
+    check_method(name, known=NAMES)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from specrag.errors import InputError, SpecragError
 from specrag.methods.ralm_timeline import Clocked
-from specrag.methods.retriever import PassageRetriever
+from specrag.methods.retriever import PassageRetriever, is_remote
 from specrag.retrieval.cache import CAPACITY, SpeculativeCache
 from specrag.retrieval.index import Query
 from specrag.retrieval.passage import Passage
@@ -22,12 +22,14 @@ class Guess:
         query: the same, encoded; verified as it is.
         passage: the cache's best, ``None`` where it holds none that could be found.
         times: of encoding and look-up.
+        failure: why the knowledge base could not rank the cache; the passage is then the newest one.
     """
 
     text: str
     query: Query
     passage: Passage | None
     times: tuple[Clocked, ...]
+    failure: SpecragError | None = None
 
     @property
     def seconds(self) -> float:
@@ -71,11 +73,14 @@ class Searched:
 class PassageFinder:
     """Finds passages for one request. Its methods run in search threads, one after the other.
 
+    Attributes:
+        remote: whether :meth:`find` and :meth:`search` may wait for another machine; :meth:`guess` does not.
+
     Args:
         retriever: the knowledge base.
         clock: seconds.
         prefetch: passages that a search brings into the cache for each query.
-        capacity: most passages in the cache, and kept as text.
+        capacity: most passages in the cache, which are kept as text too.
     """
 
     def __init__(
@@ -85,20 +90,26 @@ class PassageFinder:
         prefetch: int = 1,
         capacity: int = CAPACITY,
     ) -> None:
+        self.remote = is_remote(retriever)
         self._retriever = retriever
         self._clock = clock
         self._prefetch = prefetch
-        self._capacity = capacity
         self._cache = SpeculativeCache(retriever, capacity)
-        self._passages: dict[int, Passage] = {}  # the most recently returned last
+        self._passages: dict[int, Passage] = {}  # exactly the cache's, in its order
 
     def guess(self, text: str) -> Guess:
         """Encode a query and look it up in the cache."""
         began = self._clock()
-        (query,) = self._retriever.encode([text])
-        encoded = self._clock()
-        best = self._cache.best(query)
-        passage = None if best is None else self._passage(best)
+        try:
+            (query,) = self._retriever.encode([text])
+            encoded = self._clock()
+            best = self._cache.best(query)
+        except InputError:  # a value is wrong, not the store
+            raise
+        except SpecragError as error:
+            newest = next(iter(self._passages.values()), None)
+            return Guess(text, Query(text), newest, (Clocked("look-up", began, self._clock()),), error)
+        passage = None if best is None else self._passages[best]
         times = (Clocked("encode", began, encoded), Clocked("look-up", encoded, self._clock()))
         return Guess(text, query, passage, times)
 
@@ -116,32 +127,25 @@ class PassageFinder:
         try:
             rankings = self._retriever.search(queries, self._prefetch)
             ids = [[int(id) for id in ranking.ids] for ranking in rankings]
-            self._read([id for some in ids for id in some])
+            passages = self._read([id for some in ids for id in some])
         except InputError:  # a value is wrong, not the store
             raise
         except SpecragError as error:
             return Searched((), (Clocked("search", began, self._clock()),), error)
         found = [
-            Found(self._passages[some[0]], float(ranking.scores[0])) if some else Found()
+            Found(passages[some[0]], float(ranking.scores[0])) if some else Found()
             for some, ranking in zip(ids, rankings, strict=True)
         ]
         for some in ids:
             self._cache.add(some)
-        while len(self._passages) > self._capacity:
-            del self._passages[next(iter(self._passages))]
+        self._passages = {id: passages[id] for id in self._cache.ids}
         return Searched(tuple(found), (Clocked("search", began, self._clock()),))
 
-    def _read(self, ids: Sequence[int]) -> None:
-        """Have these passages as text, so that a guess needs nothing more of the knowledge base."""
+    def _read(self, ids: Sequence[int]) -> dict[int, Passage]:
+        """These passages and the cache's as text, so that a guess needs nothing more of the knowledge base."""
         missing = [id for id in dict.fromkeys(ids) if id not in self._passages]
-        new = {passage.id: passage for passage in self._retriever.passages(missing)} if missing else {}
-        for id in dict.fromkeys(reversed(ids)):
-            self._passages[id] = new[id] if id in new else self._passages.pop(id)
-
-    def _passage(self, id: int) -> Passage:
-        if id not in self._passages:
-            self._passages[id] = self._retriever.passages([id])[0]
-        return self._passages[id]
+        new = self._retriever.passages(missing) if missing else []
+        return self._passages | {passage.id: passage for passage in new}
 
 
 def check_prefetch(prefetch: int, passages: int) -> None:

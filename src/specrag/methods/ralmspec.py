@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from specrag.engine.passes import Coroutine, Emit, Search
 from specrag.errors import InputError
@@ -19,7 +19,7 @@ from specrag.methods.ralm_prompt import RetrievalLimits, SessionGenerator, id_of
 from specrag.methods.ralm_result import IterativeAnswer, Retraction
 from specrag.methods.ralm_search import Found, Guess, PassageFinder, Searched
 from specrag.methods.ralm_text import Chunk, Text
-from specrag.methods.retriever import PassageRetriever
+from specrag.methods.retriever import PassageRetriever, passages_of
 from specrag.methods.speculative_search import COST_AWARE, MAX_MATCH, make_schedule, search_beside
 from specrag.methods.speculative_search import Stride as CountedStride
 from specrag.retrieval.cache import CAPACITY
@@ -27,6 +27,9 @@ from specrag.retrieval.index import Query
 from specrag.scheduling.cost_aware_guesses import CostAwareGuesses, SharedGuesses
 from specrag.scheduling.guess_schedule import CountedGuesses, GuessSchedule
 from specrag.scheduling.stride import ChunkTime, SharedStrides, StrideRound
+
+if TYPE_CHECKING:
+    from specrag.retrieval.knowledge_base import KnowledgeBase
 
 __all__ = ["COST_AWARE", "MAX_MATCH", "OnFailure", "RaLMSpec", "Stride"]
 
@@ -49,7 +52,8 @@ class RaLMSpec(IterativeMethod):
 
     Args:
         llm: the language model, such as :func:`specrag.load` makes.
-        retriever: such as a :class:`~specrag.retrieval.single_index.SingleIndex`.
+        retriever: such as a :class:`~specrag.retrieval.single_index.SingleIndex`; of a knowledge base the ``flat``
+            index is searched.
         stride: queries of a round: a number, ``os3``, or a function that makes a schedule for a request;
             ``cost-aware`` decides guess by guess
             (:class:`~specrag.scheduling.cost_aware_guesses.CostAwareGuesses`).
@@ -61,7 +65,8 @@ class RaLMSpec(IterativeMethod):
         learned: what requests with a cost-aware schedule learn together; by default those of this object do.
         capacity: most passages in a request's cache, whose texts are kept too.
         on_failure: when a search fails behind the first: ``error`` ends the request with it, ``cache`` goes on with
-            guesses that nobody verifies, and the result says so.
+            guesses that nobody verifies (the newest passage where the store does not rank the cache), and the
+            result says so.
         early: show text at once and take it back by a :class:`~specrag.methods.ralm_result.Retraction`; else text is
             shown when it is verified.
         interval, query_tokens, passage_tokens, prompt_tokens, reuse, decoder, system, clock: as of
@@ -77,7 +82,7 @@ class RaLMSpec(IterativeMethod):
     def __init__(
         self,
         llm: SessionGenerator,
-        retriever: PassageRetriever,
+        retriever: PassageRetriever | KnowledgeBase,
         *,
         stride: Stride = COST_AWARE,
         prefetch: int | None = None,
@@ -96,6 +101,7 @@ class RaLMSpec(IterativeMethod):
         system: str | None = None,
         clock: Callable[[], float] = DEFAULT_CLOCK,
     ) -> None:
+        retriever = passages_of(retriever)
         super().__init__(
             llm,
             retriever,
@@ -148,7 +154,7 @@ class RaLMSpec(IterativeMethod):
     def _first(self, work: Work, finder: PassageFinder) -> Coroutine[None]:
         """The first retrieval fills the cache: there is nothing to guess from before it."""
         query = work.prompts.query(())
-        searched: Searched = yield Search(lambda: finder.find(query))
+        searched: Searched = yield Search(lambda: finder.find(query), finder.remote)
         work.timeline.add(searched.times, 0)
         if searched.failure is not None:
             raise searched.failure
@@ -186,13 +192,13 @@ class RaLMSpec(IterativeMethod):
     ) -> Coroutine[None]:
         """Look queries up and decode behind all guesses but the last, as many as the schedule wants.
 
-        Ends sooner where the text does, or where the cache has no guess.
+        Ends sooner where the text does, where the cache has no guess, or where the store does not answer.
         """
         while True:
             guess = yield from _look_up(work, finder, drafts.text)
             drafts.guesses.append(guess)
             drafts.fresh.append(not work.writer.holds(guess.passage))
-            if guess.passage is None or not schedule.goes_on(drafts.fresh):
+            if guess.failure is not None or guess.passage is None or not schedule.goes_on(drafts.fresh):
                 return
             yield from self._draft(work, drafts, guess)
             drafts.note_alone(guess)
@@ -209,12 +215,14 @@ class RaLMSpec(IterativeMethod):
         self, work: Work, finder: PassageFinder, drafts: _Drafts, schedule: GuessSchedule
     ) -> Coroutine[Searched]:
         """One search for all queries of the round; the last chunk is written meanwhile, if the schedule wants it."""
+        last = drafts.guesses[-1]
+        if last.failure is not None:  # a store that cannot rank the cache is not asked to search
+            return Searched((), (), last.failure)
         queries = [guess.query for guess in drafts.guesses]
         place = len(drafts.text.tokens)
-        last = drafts.guesses[-1]
         ended = drafts.text.finish_reason is not None
         if ended or last.passage is None or not schedule.beside(drafts.fresh):
-            searched: Searched = yield Search(lambda: finder.search(queries))
+            searched: Searched = yield Search(lambda: finder.search(queries), finder.remote)
             work.timeline.add(searched.times, place)
             return searched
 
@@ -330,5 +338,5 @@ def _look_up(work: Work, finder: PassageFinder, text: Text) -> Coroutine[Guess]:
 
 
 def _searching(finder: PassageFinder, queries: Sequence[Query]) -> Coroutine[Searched]:
-    searched: Searched = yield Search(lambda: finder.search(queries))
+    searched: Searched = yield Search(lambda: finder.search(queries), finder.remote)
     return searched

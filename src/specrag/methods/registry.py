@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from specrag.errors import InputError
 from specrag.methods.base import TokenMethod
@@ -47,19 +47,20 @@ METHODS: Mapping[str, Callable[[], TokenMethod]] = {
 """With their default settings; ``draft-model`` needs a model's name (``baselines.draft_model``)."""
 
 
-def check_method(name: str, field: str = "method") -> None:
+def check_method(name: str, field: str = "method", known: Collection[str] = METHODS) -> None:
     """Check that there is a method of this name.
 
     Args:
         field: what an error names.
+        known: the names that the caller takes.
 
     Raises:
         InputError: there is none.
     """
-    if name not in METHODS:
-        near = difflib.get_close_matches(name, METHODS, n=1)
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise InputError(field, name, f"take one of {', '.join(METHODS)}{hint}")
+        raise InputError(field, name, f"take one of {', '.join(known)}{hint}")
 
 
 def make_method(name: str, field: str = "method") -> TokenMethod:

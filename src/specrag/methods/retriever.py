@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from os import PathLike
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -12,6 +13,7 @@ from specrag.retrieval.passage import Hit, Passage
 
 if TYPE_CHECKING:
     from specrag.retrieval.index import Index, Query, Ranking
+    from specrag.retrieval.knowledge_base import KnowledgeBase
     from specrag.retrieval.reranker import Reranker
     from specrag.retrieval.scoring import Bools, Floats, Longs
 
@@ -51,7 +53,8 @@ class PassageRetriever(Protocol):
     Safe to use from several threads. :meth:`search` answers a batch bit for bit as it answers each query alone, and
     :meth:`score` gives the scores that it ranks by, so that a cache of a few passages ranks them alike. Every method
     may raise :class:`~specrag.errors.SpecragError` where a remote store does not answer; for passages that a search
-    has returned lately, :meth:`score` and :meth:`passages` should do without the store.
+    has returned lately, :meth:`score` and :meth:`passages` should do without the store. One whose :meth:`search` waits
+    for no other machine may say so by an attribute ``remote`` that is False (:func:`is_remote`).
     """
 
     def __len__(self) -> int:
@@ -70,6 +73,47 @@ class PassageRetriever(Protocol):
         """These passages, in the order given."""
 
 
+def passages_of(given: PassageRetriever | KnowledgeBase) -> PassageRetriever:
+    """What iterative retrieval is given; of a knowledge base its exact dense index.
+
+    Raises:
+        InputError: it is neither.
+    """
+    from specrag.retrieval.knowledge_base import KnowledgeBase
+    from specrag.retrieval.single_index import SingleIndex
+
+    if isinstance(given, KnowledgeBase):
+        return SingleIndex(given)
+    if not _has(given, "search", "score", "passages"):
+        raise InputError("retriever", given, _remedy(given, "a SingleIndex, a PgVectorStore"))
+    return given
+
+
+def check_retriever(given: object) -> None:
+    """Check that an argument named ``knowledge_base`` is a :class:`Retriever`.
+
+    Raises:
+        InputError: it is not; iterative retrieval's are not either, which take encoded queries.
+    """
+    if isinstance(given, PathLike | str) or not _has(given, "search") or _has(given, "score"):
+        raise InputError("knowledge_base", given, _remedy(given, "GivenPassages"))
+
+
+def _has(given: object, *names: str) -> bool:
+    return all(callable(getattr(given, name, None)) for name in ("__len__", *names))
+
+
+def _remedy(given: object, others: str) -> str:
+    if isinstance(given, PathLike | str):
+        return f"open it first: specrag.KnowledgeBase.open({str(given)!r})"
+    return f"give a specrag.KnowledgeBase or {others}"
+
+
+def is_remote(retriever: object) -> bool:
+    """Whether a search may wait for another machine: unless the retriever's attribute ``remote`` is False."""
+    return bool(getattr(retriever, "remote", True))
+
+
 def similarities(retriever: VectorRetriever, question: str, hits: Sequence[Hit]) -> list[float]:
     """The cosine of the question's vector with each passage's, by the exact dense index."""
     ids = np.array([hit.passage.id for hit in hits], dtype=np.int64)
@@ -83,6 +127,8 @@ class GivenPassages:
     Args:
         passages: best first.
     """
+
+    remote = False
 
     def __init__(self, passages: Sequence[Passage]) -> None:
         self._passages = tuple(passages)

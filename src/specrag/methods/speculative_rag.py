@@ -25,7 +25,7 @@ from specrag.methods.drafting import Drafting, drafting
 from specrag.methods.local_generator import SharingModel
 from specrag.methods.local_roles import as_generator, as_scorer
 from specrag.methods.perspectives import Strategy, check_count, check_sampling, cluster, needs_clusters
-from specrag.methods.retriever import GivenPassages, Retriever, VectorRetriever
+from specrag.methods.retriever import GivenPassages, Retriever, VectorRetriever, check_retriever, is_remote
 from specrag.methods.speculative_result import (
     DraftDelta,
     DraftDone,
@@ -98,6 +98,8 @@ class SpeculativeRAG:
         executor: Executor | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        if knowledge_base is not None:
+            check_retriever(knowledge_base)
         check_sampling(m, k, strategy)
         check_count("passages", passages)
         self.scoring = scoring or Scoring()
@@ -223,12 +225,14 @@ class SpeculativeRAG:
     def _answering(self, task: Task, retriever: Retriever) -> Coroutine[SpeculativeAnswer]:
         started = self._clock()
         if self.verifier is not None:
-            yield Search(self.verifier.check_scoring)
+            yield Search(self.verifier.check_scoring, remote=True)
         searching = self._clock()
         search = steps.Search(
             self.passages, self.index, self.where, self.reranker, self.min_score is not None
         )
-        found: steps.Found = yield Search(lambda: steps.find(task.text, retriever, search, self._clock))
+        found: steps.Found = yield Search(
+            lambda: steps.find(task.text, retriever, search, self._clock), is_remote(retriever)
+        )
         sources = tuple(
             Source(number, hit.passage, hit.score, similarity)
             for number, (hit, similarity) in enumerate(zip(found.hits, found.similarities, strict=True), 1)

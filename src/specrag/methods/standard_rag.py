@@ -29,7 +29,7 @@ from specrag.methods.rag_prompt import (
     check_history,
     fit_prompt,
 )
-from specrag.methods.retriever import Retriever, VectorRetriever, similarities
+from specrag.methods.retriever import Retriever, VectorRetriever, check_retriever, is_remote, similarities
 from specrag.retrieval.passage import Hit, passage_text
 from specrag.speculation.decode import Step
 
@@ -93,6 +93,7 @@ class StandardRAG:
         rewrite: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        check_retriever(knowledge_base)
         check_k(k, len(knowledge_base))
         check_min_score(min_score)
         if min_score is not None and not isinstance(knowledge_base, VectorRetriever):
@@ -193,7 +194,7 @@ class StandardRAG:
         if history and self.rewrite:
             wanted = yield from self._rewriting(question, history, options)
         rewritten = self._clock()
-        found: _Found = yield Search(lambda: self._search(wanted))
+        found: _Found = yield Search(lambda: self._search(wanted), is_remote(self.knowledge_base))
         abstained = self._is_nothing(found)
         fitted = self._fit(question, () if abstained else found.hits, history, options)
         kept = len(found.hits) if abstained else fitted.kept

@@ -158,7 +158,7 @@ class Endpoint:
 
     def _scoring(self, requests: Sequence[ScoringRequest]) -> Coroutine[list[ScoredText]]:
         if not self._ways:
-            yield Search(self.check_scoring)
+            yield Search(self.check_scoring, remote=True)
         sent: list[Sent] = []
         ways: list[Way] = []
         for request in requests:
@@ -171,7 +171,7 @@ class Endpoint:
         calls = self._connection.begin([one.call for one in sent])
         try:
             for _ in sent:
-                answered = yield Search(calls.next)
+                answered = yield Search(calls.next, remote=True)
                 number = answered.number
                 scored[number] = _scored(requests[number], sent[number], ways[number], answered.answer())
         finally:

@@ -42,7 +42,7 @@ def writing(
     )
     try:
         while len(done) < len(requests):
-            answered = yield Search(calls.next)
+            answered = yield Search(calls.next, remote=True)
             number = answered.number
             request = requests[number]
             found = read_written(answered.answer())

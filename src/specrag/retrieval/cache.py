@@ -42,6 +42,12 @@ class SpeculativeCache:
         return len(self._ids)
 
     @property
+    def ids(self) -> list[int]:
+        """The passages kept, the most recently returned first."""
+        ids: list[int] = self._ids.tolist()
+        return ids
+
+    @property
     def nbytes(self) -> int:
         """Bytes of what is kept: 8 a passage, at most ``8 * capacity``."""
         return self._ids.nbytes

@@ -54,6 +54,8 @@ class KnowledgeBase:
         encoder: the knowledge base's, if it is loaded already.
     """
 
+    remote = False
+
     def __init__(
         self, folder: Path, generation: Generation, store: PassageStore, encoder: Encoder | None
     ) -> None:

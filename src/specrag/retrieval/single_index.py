@@ -27,6 +27,8 @@ class SingleIndex:
         InputError: there is no index of this name, or no passage satisfies the conditions.
     """
 
+    remote = False
+
     def __init__(
         self, knowledge_base: KnowledgeBase, name: str = "flat", where: Mapping[str, Any] | None = None
     ) -> None:

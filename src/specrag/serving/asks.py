@@ -87,6 +87,7 @@ class Asker:
             drafters=self.service.settings.drafters,
             rag_drafter=self.service.rag_drafter or llm,
             formed=formed,
+            methods=self.service.methods,
         )
 
     def options(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from specrag.errors import InputError
@@ -27,7 +26,8 @@ def plan_knn(ask: Ask, options: KnnOptions) -> Plan:
         if value and options.stride == "sequential":
             remedy = "nothing is guessed with a stride of sequential; leave it out"
             raise InputError(f"specrag.options.{name}", value, remedy)
-    method = _method(_datastore(ask, options.datastore), options.model_dump_json(exclude={"datastore"}))
+    datastore, chosen = _datastore(ask, options.datastore), options.model_dump_json(exclude={"datastore"})
+    method = ask.methods.get(_method, datastore, chosen)
     return plan_text(ask, method) if ask.kb is None else plan_answer(ask, method)
 
 
@@ -41,9 +41,7 @@ def _datastore(ask: Ask, name: str | None) -> Datastore:
     return ask.datastores[name]
 
 
-@lru_cache(maxsize=64)
 def _method(datastore: Datastore, options: str) -> KnnLM:
-    """Requests of equal options share it, and with it what its schedule learns of the costs."""
     from specrag.methods.knn_lm import KnnLM
     from specrag.methods.knn_mixture import Mixture
 

@@ -6,7 +6,6 @@ To serve another method, add its options to ``method_options.py``, a plan and an
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from pydantic import ValidationError
 
 from specrag.errors import InputError
 from specrag.methods.fallbacks import DRAFTERS
+from specrag.methods.registry import check_method
 from specrag.serving import passage_plans
 from specrag.serving.knn_plan import plan_knn
 from specrag.serving.method_options import (
@@ -103,16 +103,16 @@ SERVED: Mapping[str, ServedMethod] = {
 }
 
 
-def served_method(name: str) -> ServedMethod:
+def served_method(name: str, field: str = "specrag.method") -> ServedMethod:
     """The method of a name.
+
+    Args:
+        field: what an error names.
 
     Raises:
         InputError: there is none.
     """
-    if name not in SERVED:
-        near = difflib.get_close_matches(name, SERVED, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise InputError("specrag.method", name, f"take one of {', '.join(SERVED)}{hint}")
+    check_method(name, field, SERVED)
     return SERVED[name]
 
 

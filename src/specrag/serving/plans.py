@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from specrag.engine.passes import Coroutine
 from specrag.errors import InputError
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from specrag.serving.knowledge import Base
     from specrag.speculation.suffix.corpus import SuffixCorpus
 
+T = TypeVar("T")
+
 #: Passages found where a request does not say how many.
 DEFAULT_K = 5
 
@@ -34,6 +36,29 @@ PASSAGE_TOKENS = 400
 
 #: Guesses that a pass may write behind the text.
 GUESSES = 64
+
+
+class SharedMethods:
+    """Configured methods, one for all equal requests of a server, so that they learn together what things cost.
+
+    They hold the datastores and corpora that they read, so the server lets them go before it closes these.
+    """
+
+    def __init__(self) -> None:
+        self._made = lru_cache(maxsize=64)(_call)
+
+    def get(self, make: Callable[..., T], *words: Hashable) -> T:
+        """What ``make`` makes of these words; the same object as long as it is remembered."""
+        made: T = self._made(make, *words)
+        return made
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._made.cache_clear()
+
+
+def _call(make: Callable[..., T], *words: Hashable) -> T:
+    return make(*words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +79,7 @@ class Ask:
         drafters: what ReSpec may ask besides what it has itself.
         rag_drafter: writes the drafts of Speculative RAG.
         formed: the text must keep to a form, so that nothing may be put in front of it.
+        methods: those that it shares with equal asks of the same server.
     """
 
     llm: LanguageModel
@@ -69,6 +95,7 @@ class Ask:
     drafters: Sequence[str]
     rag_drafter: LanguageModel
     formed: bool
+    methods: SharedMethods
 
     def with_seed(self, seed: int) -> Ask:
         """The same with another seed, for another choice."""
@@ -144,14 +171,17 @@ def decoder(name: str, options: Body | None = None, ask: Ask | None = None) -> D
         if options.corpus is not None and options.corpus not in ask.corpora:
             names = ", ".join(sorted(ask.corpora)) or "none is served"
             raise InputError("specrag.options.corpus", options.corpus, f"take one of these: {names}")
-        return respec(options, None if options.corpus is None else ask.corpora[options.corpus])
+        corpus = None if options.corpus is None else ask.corpora[options.corpus]
+        return respec(ask.methods, options, corpus)
     registry.check_method(name)
     return _shared(name)
 
 
-def respec(options: ReSpecOptions, corpus: SuffixCorpus | None) -> DecodingMethod:
+def respec(methods: SharedMethods, options: ReSpecOptions, corpus: SuffixCorpus | None) -> DecodingMethod:
     """ReSpec as the options say; equal ones are one method."""
-    return _respec(options.drafter, options.relaxed, options.tolerance, options.cost_aware, corpus)
+    return methods.get(
+        _respec, options.drafter, options.relaxed, options.tolerance, options.cost_aware, corpus
+    )
 
 
 @lru_cache(maxsize=64)
@@ -159,7 +189,6 @@ def _shared(name: str) -> DecodingMethod:
     return registry.make_method(name)
 
 
-@lru_cache(maxsize=64)
 def _respec(
     drafter: str, relaxed: bool, tolerance: float, cost_aware: bool, corpus: SuffixCorpus | None
 ) -> DecodingMethod:

@@ -17,7 +17,7 @@ from specrag.errors import InputError, SpecragError
 from specrag.serving.admission import Admission
 from specrag.serving.knowledge import Base, KnowledgeBases
 from specrag.serving.method_options import ReSpecOptions
-from specrag.serving.plans import respec
+from specrag.serving.plans import SharedMethods, respec
 from specrag.serving.problems import ApiError
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ class Service:
         created: when it was started, in seconds since 1970.
         rag_drafter: writes the drafts of Speculative RAG; ``None`` where the model itself does.
         running: what is to be ended when the server stops.
+        methods: that its requests share.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -66,6 +67,7 @@ class Service:
         self.knowledge_bases = KnowledgeBases(settings, self.encoder)
         self._datastores: dict[str, Datastore] = {}
         self._corpora: dict[str, SuffixCorpus] = {}
+        self.methods = SharedMethods()
         self.created = int(time.time())
         self._llm: LanguageModel | None = None
         self.rag_drafter: LanguageModel | None = None
@@ -119,7 +121,7 @@ class Service:
         for name, folder in settings.corpora.items():
             self._corpora[name] = _open_corpus(folder, loaded)
         for drafter in settings.drafters:  # loaded by the first request else
-            respec(ReSpecOptions.model_validate({"drafter": drafter}), None).check(loaded)
+            respec(self.methods, ReSpecOptions.model_validate({"drafter": drafter}), None).check(loaded)
         self.rag_drafter = _load_drafter(settings)
         free = settings.kv_memory_bytes
         if free is None:
@@ -187,10 +189,10 @@ class Service:
         for llm in (self._llm, self.rag_drafter):
             if llm is not None:
                 await asyncio.to_thread(llm.close)
-        for datastore in self._datastores.values():
-            datastore.close()
-        for corpus in self._corpora.values():
-            corpus.close()
+        self.methods.clear()
+        for opened in (self._datastores, self._corpora):
+            while opened:
+                opened.popitem()[1].close()
 
     # -- what requests ask ------------------------------------------------------------------------------------
 

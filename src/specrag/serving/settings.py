@@ -164,7 +164,7 @@ class Settings(BaseSettings):
         pairs = [str(word).partition("=") for word in words]
         for name, equals, folder in pairs:
             if not (name and equals and folder):
-                raise ValueError("give NAME=FOLDER")
+                raise InputError("folder", f"{name}{equals}{folder}", "give NAME=FOLDER")
         if len({name for name, _, _ in pairs}) < len(pairs):
             raise ValueError("give every name once")
         return {name: folder for name, _, folder in pairs}
@@ -300,9 +300,11 @@ def load_settings(file: Path | None = None, flags: Mapping[str, Any] | None = No
     try:
         settings = Settings(**values)
     except ValidationError as error:
-        problem = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        problem = error.errors(include_url=False, include_input=False)[0]
         field = ".".join(str(part) for part in problem["loc"]) or "settings"
-        raise InputError(field, "the value given", _message(problem["msg"])) from None
+        cause = problem.get("ctx", {}).get("error")
+        value = getattr(cause, "value", "the value given")  # an InputError's is no secret
+        raise InputError(field, value, getattr(cause, "remedy", _message(problem["msg"]))) from None
     except SettingsError as error:
         raise InputError("settings", PREFIX, f"{error}; lists of tables are given as JSON") from None
     settings.check()

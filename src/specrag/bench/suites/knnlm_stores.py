@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from specrag.bench.data import find_file
+from specrag.bench.data import WIKITEXT_TEST, WIKITEXT_VALID, find_file, read_wikitext
 from specrag.bench.sample import SAMPLE as TEXT
 from specrag.bench.suite import BenchContext
 from specrag.bench.suites.passages_subjects import Models
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from specrag.retrieval.knn_windows import Tokens
     from specrag.retrieval.scoring import Floats
 
-VALID, TEST, PASSAGES = "wikitext_valid.txt", "wikitext_test.txt", "corpus_wiki_passages.jsonl"
+VALID, TEST, PASSAGES = WIKITEXT_VALID, WIKITEXT_TEST, "corpus_wiki_passages.jsonl"
 
 #: How far a copied key of an enlarged datastore lies from its original, in standard deviations of a key's numbers.
 NOISE = 0.5
@@ -82,7 +82,7 @@ class Stores:
         return self._open[store]
 
     def text(self, name: str, most: int) -> list[Tokens]:
-        """The first tokens of a file of the data; of the built-in sample without data.
+        """The first tokens of a file of the data, WikiText as ordinary text; of the built-in sample without data.
 
         Raises:
             InputError: the data lack it.
@@ -95,6 +95,9 @@ class Stores:
             border = 2 * len(TEXT) // 3
             path = self._work / f"knnlm-sample-{'test' if name else 'store'}.txt"
             path.write_text(TEXT[border:] if name else TEXT[:border], encoding="utf-8")
+        elif name in (VALID, TEST):
+            path = self._work / f"knnlm-{name}"
+            path.write_text(read_wikitext(self._data, name), encoding="utf-8")
         else:
             path = find_file(self._data, name)
         found: list[Tokens] = []
@@ -121,7 +124,10 @@ class Stores:
 
         llm = self._models.get()
         record = model_record(llm.loaded)
-        folder = self._work / f"knnlm-{record.fingerprint[:8]}-{store.text or 'sample'}-{store.entries}"
+        # The name tells WikiText's ordinary text from its tokenised form, which earlier versions read.
+        form = "plain-" if store.text in (VALID, TEST) else ""
+        made_of = f"{form}{store.text or 'sample'}-{store.entries}"
+        folder = self._work / f"knnlm-{record.fingerprint[:8]}-{made_of}"
         if store.simulated:
             if not (folder / "manifest.json").is_file():
                 enlarge(self.get(replace(store, entries=store.real)), folder, store.entries)

@@ -1,0 +1,71 @@
+"""What is told to those who give a method a folder, or one kind of retriever in place of the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import specrag
+from specrag.retrieval.build import build
+from specrag.retrieval.single_index import SingleIndex
+from tests.methods.ralm_toys import ToyRetriever, WholeContextModel, outcome, toy_llm
+
+ITERATIVE: tuple[Callable[..., Any], ...] = (specrag.RaLMSpec, specrag.IterativeRaLM)
+
+
+def speculative(_: object, base: object) -> object:
+    return specrag.SpeculativeRAG(None, None, base)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("folder", ["notes-kb", Path("notes-kb")])
+@pytest.mark.parametrize(
+    ("make", "argument"),
+    [
+        *((make, "retriever") for make in ITERATIVE),
+        (specrag.StandardRAG, "knowledge_base"),
+        (speculative, "knowledge_base"),
+    ],
+)
+def test_a_folder_has_to_be_opened(make: Callable[..., Any], argument: str, folder: object) -> None:
+    with pytest.raises(specrag.InputError) as caught:
+        make(None, folder)
+    told = str(caught.value)
+    assert told.startswith(f"{argument}: ")
+    assert "specrag.KnowledgeBase.open('notes-kb')" in told
+
+
+def test_a_datastore_has_to_be_opened() -> None:
+    with pytest.raises(specrag.InputError, match=r"^datastore: 'store' .* Datastore\.open"):
+        specrag.KnnLM("store")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("make", [specrag.StandardRAG, speculative])
+def test_what_takes_encoded_queries_is_no_knowledge_base(make: Callable[..., Any]) -> None:
+    with pytest.raises(specrag.InputError, match=r"^knowledge_base: .* give a specrag\.KnowledgeBase"):
+        make(None, ToyRetriever(1))
+
+
+@pytest.mark.parametrize("make", ITERATIVE)
+def test_what_takes_no_encoded_queries_is_no_passage_retriever(make: Callable[..., Any]) -> None:
+    from specrag.methods.retriever import GivenPassages
+
+    with pytest.raises(
+        specrag.InputError, match="^retriever: .* give a specrag.KnowledgeBase or a SingleIndex"
+    ):
+        make(None, GivenPassages([]))
+
+
+@pytest.mark.parametrize("make", ITERATIVE)
+def test_a_knowledge_base_is_searched_by_its_vectors(make: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "metals.md").write_text(
+        "# Tin\n\nTin melts.\n\n# Copper\n\nCopper is red.\n", encoding="utf-8"
+    )
+    build([tmp_path / "metals.md"], tmp_path / "kb")
+    llm = toy_llm(WholeContextModel(3))
+    with specrag.KnowledgeBase.open(tmp_path / "kb") as base:
+        answers = [make(llm, given).answer("ab cd", max_tokens=12) for given in (base, SingleIndex(base))]
+    llm.close()
+    assert outcome(answers[0]) == outcome(answers[1])
