@@ -16,6 +16,7 @@ from starlette.responses import Response
 from specrag.errors import InputError
 from specrag.serving.answering import Answering, respond, service_of
 from specrag.serving.asks import Asker, prepare
+from specrag.serving.bodies import JsonRoute
 from specrag.serving.conversation import read_conversation
 from specrag.serving.events import shown_text
 from specrag.serving.forms import form_processors
@@ -28,7 +29,7 @@ from specrag.serving.tools import CallReader, ToolUse, tool_use
 from specrag.serving.writing import AnswerWriter
 from specrag.speculation.decode import Step
 
-router = APIRouter(tags=["chat"])
+router = APIRouter(route_class=JsonRoute, tags=["chat"])
 
 
 @router.post("/v1/chat/completions")

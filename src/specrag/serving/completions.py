@@ -16,6 +16,7 @@ from starlette.responses import Response
 from specrag.errors import InputError
 from specrag.serving.answering import Answering, respond, service_of
 from specrag.serving.asks import Asker, check_text, prepare
+from specrag.serving.bodies import JsonRoute
 from specrag.serving.events import shown_text
 from specrag.serving.forms import form_processors
 from specrag.serving.logprobs import TokenNames, completion_log_probs
@@ -27,7 +28,7 @@ from specrag.serving.scoring import PromptScored, scoring
 from specrag.serving.writing import AnswerWriter
 from specrag.speculation.decode import DecodedToken, Step
 
-router = APIRouter(tags=["completions"])
+router = APIRouter(route_class=JsonRoute, tags=["completions"])
 
 #: OpenAI's own.
 DEFAULT_MAX_TOKENS = 16
