@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_CUT = 64  # tokens by which the beginning of a text may be longer than in the whole
+
 _NUMBERS = ("top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
 # Reading a long prompt takes a while: not in the event loop, and not in more threads than there are processors to win.
@@ -150,12 +152,36 @@ class Asker:
         Raises:
             ContextLengthError: it is.
         """
-        llm, limit = self.service.llm, self.service.settings.max_prompt_tokens
-        tokens = len(llm.encode(ask.prompt, raw=ask.options.get("raw", False)))
-        most = llm.context_length if limit is None else min(limit, llm.context_length)
-        if tokens > most:
-            remedy = f"at most {most:,} tokens are taken; shorten it"
-            raise ContextLengthError("prompt", f"{tokens:,} tokens", remedy)
+        tokens = len(self.service.llm.encode(ask.prompt, raw=ask.options.get("raw", False)))
+        if tokens > self._most_tokens:
+            raise _too_long(f"{tokens:,} tokens", self._most_tokens)
+
+    def check_sizes(self, texts: Sequence[str]) -> None:
+        """Refuse texts that cannot fit, before they are tokenized: by their bytes, then by their beginnings.
+
+        Args:
+            texts: parts of one prompt; none holds half of a surrogate pair.
+
+        Raises:
+            ContextLengthError: they are too long together, or one of them is alone.
+        """
+        tokenizer, most = self.service.llm.tokenizer, self._most_tokens
+        size = sum(len(text.encode()) for text in texts)
+        if size > most * tokenizer.longest_token:
+            raise _too_long(f"{size:,} bytes", most)
+        for text in texts:
+            length = 2 * most
+            while length < len(text):
+                # The end of a beginning may be a few tokens more than it is in the whole.
+                tokens = len(tokenizer.encode(text[:length], special=False))
+                if tokens > most + _CUT:
+                    raise _too_long(f"more than {tokens:,} tokens", most)
+                length *= 2
+
+    @property
+    def _most_tokens(self) -> int:
+        limit, known = self.service.settings.max_prompt_tokens, self.service.llm.context_length
+        return known if limit is None else min(limit, known)
 
     def check_choices(self, count: int) -> None:
         """Refuse more texts than one request may ask for.
@@ -167,6 +193,10 @@ class Asker:
         if count > most:
             message = f"n: {count} texts are asked for in one request and at most {most} are written"
             raise ApiError(400, message, code="invalid_value", param="n")
+
+
+def _too_long(size: str, most: int) -> ContextLengthError:
+    return ContextLengthError("prompt", size, f"at most {most:,} tokens are taken; shorten it")
 
 
 def choice_seed(seed: int, index: int) -> int:

@@ -72,6 +72,10 @@ def _prepare(body: ChatCompletionRequest, asker: Asker) -> _Job:
         raise InputError("top_logprobs", body.top_logprobs, "set logprobs to true")
     tools = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
     conversation = read_conversation(body.messages, tools)
+    wish = body.specrag
+    # Earlier messages give way to passages.
+    kept = conversation.messages if wish is None or wish.kb is None else conversation.messages[-1:]
+    asker.check_sizes([message["content"] for message in kept])
     processors = form_processors(asker.service, body.response_format)
     if tools is not None:
         if processors and tools.required:
@@ -84,7 +88,6 @@ def _prepare(body: ChatCompletionRequest, asker: Asker) -> _Job:
     options = asker.options(body, max_tokens, processors)
     if body.logprobs:
         options["log_probs"] = body.top_logprobs or 0
-    wish = body.specrag
     if wish is not None and wish.kb is not None and not conversation.question.strip():
         raise InputError("messages", "no question", "end with the user's question, to be looked up")
     ask = asker.ask(

@@ -116,7 +116,8 @@ def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> Sequence[
 def _tokens(asker: Asker, prompt: str | list[int]) -> list[int]:
     llm = asker.service.llm
     if isinstance(prompt, str):
-        return llm.encode(check_text("prompt", prompt), raw=True)
+        asker.check_sizes([check_text("prompt", prompt)])
+        return llm.encode(prompt, raw=True)
     known = llm.model.vocab_size
     for token in prompt:
         if not 0 <= token < known:
