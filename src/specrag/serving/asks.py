@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+from starlette.requests import Request
+
 from specrag.engine.threads import compute_alone
-from specrag.errors import ContextLengthError, InputError
+from specrag.errors import ContextLengthError, DeadlineExceeded, InputError
 from specrag.methods.generation import Prompt
 from specrag.methods.options import Options
 from specrag.methods.rag_prompt import Message
@@ -20,6 +24,8 @@ from specrag.serving.methods import make_plan, served_method
 from specrag.serving.plans import Ask, Plan
 from specrag.serving.problems import ApiError
 from specrag.serving.schemas import GenerationBody, SpecragField
+from specrag.serving.service import PREPARED
+from specrag.serving.streaming import unless_gone
 
 if TYPE_CHECKING:
     from specrag.engine.processors import LogitsProcessor
@@ -32,12 +38,46 @@ _CUT = 64  # tokens by which the beginning of a text may be longer than in the w
 _NUMBERS = ("top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
 # Reading a long prompt takes a while: not in the event loop, and not in more threads than there are processors to win.
-_threads = ThreadPoolExecutor(2, thread_name_prefix="specrag-prepare", initializer=compute_alone)
+_threads = ThreadPoolExecutor(PREPARED, thread_name_prefix="specrag-prepare", initializer=compute_alone)
 
 
-async def prepare(function: Callable[[], T]) -> T:
-    """Run a function that tokenizes, checks or opens files beside the event loop."""
-    return await asyncio.get_running_loop().run_in_executor(_threads, function)
+async def prepare(
+    request: Request, service: Service, function: Callable[[], T], arrived: float, deadline: float | None
+) -> T:
+    """Run a function that tokenizes, checks or opens files beside the event loop, in its turn and in time.
+
+    Args:
+        request: ends the wait when its client goes away.
+        arrived: when it came, by ``time.perf_counter``.
+        deadline: seconds from there that the client allows; at most those of the settings.
+
+    Raises:
+        ApiError: too many wait.
+        DeadlineExceeded: the time is over.
+        Cancelled: the client has gone.
+    """
+    allowed = service.settings.deadline
+    ends = arrived + (allowed if deadline is None else min(deadline, allowed))
+    try:
+        async with asyncio.timeout(max(ends - time.perf_counter(), 0.001)):
+            return await unless_gone(request, _in_turn(service, function))
+    except TimeoutError:
+        raise DeadlineExceeded("the request's time was over before it was prepared") from None
+
+
+async def _in_turn(service: Service, function: Callable[[], T]) -> T:
+    loop = asyncio.get_running_loop()
+    ticket = await service.preparations.enter(1, 0)
+
+    def work() -> T:
+        try:
+            return function()
+        finally:
+            # Not where it is waited for: whoever gives up leaves the thread at work.
+            with contextlib.suppress(RuntimeError):  # the loop of a server that was stopped
+                loop.call_soon_threadsafe(ticket.release)
+
+    return await loop.run_in_executor(_threads, work)
 
 
 @dataclass(frozen=True, slots=True)

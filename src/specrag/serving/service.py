@@ -36,6 +36,9 @@ State = Literal["loading", "ready", "failed", "stopping"]
 #: Rows of a prompt in one pass, and of one pass in all. Smaller than a program's own: others wait for a pass.
 PREFILL_ROWS, PASS_ROWS = 256, 512
 
+#: Requests that are checked and tokenized at the same time; more would only take turns.
+PREPARED = 2
+
 _log = logging.getLogger("specrag.serving")
 
 
@@ -47,6 +50,7 @@ class Service:
 
     Attributes:
         admission: places, queue and memory.
+        preparations: the queue for checking and tokenizing what requests ask.
         encodings: the queue for embeddings, made one call after the other: they take the processors from all passes.
         observers: called in the event loop with the figures of every answer that has ended.
         searches: called with the seconds and the passages of every search.
@@ -62,6 +66,7 @@ class Service:
         self.failure: str | None = None
         self.admission = Admission(settings.max_concurrent, settings.max_queue, None)
         self.encodings = Admission(1, settings.max_queue, None)
+        self.preparations = Admission(PREPARED, settings.max_queue, None)
         self.observers: list[Callable[[FinishedGeneration], None]] = []
         self.knowledge_bases = KnowledgeBases(settings, self.encoder)
         self._datastores: dict[str, Datastore] = {}
@@ -169,6 +174,7 @@ class Service:
             self.state = "stopping"
             self.admission.close()
             self.encodings.close()
+            self.preparations.close()
             asyncio.get_running_loop().call_later(seconds, self._end_running)
 
     def _end_running(self) -> None:
