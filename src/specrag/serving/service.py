@@ -58,12 +58,15 @@ class Service:
         created: when it was started, in seconds since 1970.
         rag_drafter: writes the drafts of Speculative RAG; ``None`` where the model itself does.
         running: what is to be ended when the server stops.
+        failure: why the model could not be loaded.
+        ended_by_failure: called in the event loop when it could not: the server is of no use.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.state: State = "loading"
-        self.failure: str | None = None
+        self.failure: Exception | None = None
+        self.ended_by_failure: Callable[[], object] | None = None
         self.admission = Admission(settings.max_concurrent, settings.max_queue, None)
         self.encodings = Admission(1, settings.max_queue, None)
         self.preparations = Admission(PREPARED, settings.max_queue, None)
@@ -90,11 +93,12 @@ class Service:
     async def _load(self) -> None:
         try:
             await asyncio.to_thread(apart, self.load)
-        except Exception as error:  # the server stays up to say so
+        except Exception as error:
             self.state = "failed"
-            known = isinstance(error, SpecragError)
-            self.failure = str(error) if known else f"{type(error).__name__} while loading"
-            _log.error("loading failed: %s", error, exc_info=not known)
+            self.failure = error
+            _log.error("loading failed: %s", error, exc_info=not isinstance(error, SpecragError))
+            if self.ended_by_failure is not None:
+                self.ended_by_failure()
 
     def load(self) -> None:
         """Load the model and open the knowledge bases; takes seconds.
@@ -147,8 +151,10 @@ class Service:
             ApiError: 503 where it is not loaded.
         """
         if self._llm is None or self.state in ("loading", "failed"):
-            message = self.failure or "the model is being loaded; try again in a moment"
-            code = "failed" if self.state == "failed" else "loading"
+            if self.state == "failed":  # why may name a folder of this machine
+                message, code = "the model cannot be loaded; the server's log says why", "failed"
+            else:
+                message, code = "the model is being loaded; try again in a moment", "loading"
             raise ApiError(503, message, code=code, headers={"Retry-After": "5"})
         return self._llm
 
