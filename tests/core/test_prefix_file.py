@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from specrag.engine.executor import run
-from specrag.engine.prefix_file import PrefixFileError, load_prefix, save_prefix
+from specrag.engine.prefix_file import PrefixFileError, load_prefix, remove_unfinished, save_prefix
 from specrag.engine.session import Session
 from specrag.models.decoder import LeanDecoder
 from specrag.models.toy import ToyModel
@@ -89,6 +89,23 @@ def test_a_chain_of_extents_is_written_as_one(model: LeanDecoder, tmp_path: Path
 def test_it_is_its_owners_alone_and_leaves_no_other_file(kept: Path) -> None:
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
     assert list(kept.parent.iterdir()) == [kept]
+
+
+def test_what_a_kill_has_left_is_removed(model: LeanDecoder, kept: Path) -> None:
+    """Killed in the middle of writing, by a process of another number or of ours before a restart."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    orphans = [kept.with_name(f".{name}.safetensors.{process}") for name, process in
+               (("a", ended.pid), ("b", os.getpid()))]  # fmt: skip
+    running = [kept.with_name(f".c.safetensors.{process}") for process in (os.getppid(), os.getpid())]
+    for path in (*orphans, *running):
+        path.write_bytes(b"half")
+    os.utime(orphans[1], (0, 0))
+    remove_unfinished(kept.parent)
+    assert set(kept.parent.iterdir()) == {kept, *running}
+    orphans[0].write_bytes(b"half")
+    save_prefix(kept, read(model, text(1, 20)), 20, IDENTITY)
+    assert set(kept.parent.iterdir()) == {kept, *running}
 
 
 @pytest.mark.parametrize("field", ["model", "weights", "dtype", "adapter"])

@@ -234,3 +234,19 @@ def test_a_server_that_stops_ends_its_streams_properly(smollm2: object) -> None:
     text = "".join(received)
     assert text.endswith("data: [DONE]\n\n")
     assert json.loads(text.split("data: ")[-2])["error"]["code"] == "stopping"
+
+
+def test_a_client_that_goes_as_its_place_comes_leaves_nothing_running(server: LiveServer) -> None:
+    """Closed 0 to 2 ms behind a request, while it is prepared or let in, no text is written to its end."""
+    address = server.url.removeprefix("http://").split(":")
+    body = json.dumps({"model": MODEL, "prompt": "The sea", "max_tokens": 4000, "ignore_eos": True}).encode()
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: {':'.join(address)}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    for delay in (0.0, 0.001, 0.002) * 5:
+        with socket.create_connection((address[0], int(address[1]))) as connection:
+            connection.sendall(head.encode() + body)
+            time.sleep(delay)
+    post(server, "/v1/completions", {"model": MODEL, "prompt": "Copper", "max_tokens": 1})
+    server.wait_until_idle(5)

@@ -37,7 +37,9 @@ def keyless() -> TestClient:
 
 def test_every_route_but_health_and_page_asks_for_a_key(keyed: TestClient) -> None:
     assert keyed.get("/healthz").json() == {"status": "ok"}
-    assert keyed.get("/readyz").json() == {"status": "not ready", "reasons": {"model": "loading"}}
+    assert keyed.get("/readyz").json() == {"status": "not ready"}
+    told = keyed.get("/readyz", headers=bearer(READER))
+    assert (told.status_code, told.json()["reasons"]) == (503, {"model": "loading"})
     for path in (
         "/v1/kb",
         "/v1/kb/x",

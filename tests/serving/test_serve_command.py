@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -104,3 +105,19 @@ def test_it_serves_until_it_is_told_to_stop_and_ends_a_stream_before(
         process.kill()
         process.wait(10)
         log.close()
+
+
+def test_a_model_that_cannot_be_loaded_ends_it_with_a_status(smollm2: Path, tmp_path: Path) -> None:
+    """A supervisor sees the end; who asks meanwhile is told no path of the machine."""
+    broken = tmp_path / "broken"
+    shutil.copytree(smollm2, broken)
+    for file in broken.glob("*.safetensors"):
+        file.write_bytes(b"no weights")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [*COMMAND, "serve", "--model", str(broken), "--port", str(port)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 1, ended.stderr
+    assert ended.stderr.splitlines()[-1].startswith("error: model file")
+    assert "Traceback" not in ended.stderr

@@ -6,8 +6,10 @@ not exactly that model's, or is damaged, is refused: wrong keys and values give 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -22,6 +24,8 @@ from specrag.engine.session import Session
 from specrag.errors import SpecragError
 
 FORMAT = "specrag-prefix-1"
+
+_STARTED = time.time() - 1  # seconds since 1970; clocks of file systems are coarse
 
 
 class PrefixFileError(SpecragError):
@@ -59,6 +63,7 @@ def save_prefix(path: Path, session: Session, length: int, identity: Mapping[str
     }
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        remove_unfinished(path.parent)
         try:
             save_file(tensors, temporary, metadata)
             with temporary.open("rb+") as file:
@@ -103,6 +108,32 @@ def load_prefix(path: Path, model: SessionModel, identity: Mapping[str, str]) ->
     tokens = [int(token) for token in tensors[0]]
     _fill(path, cache, tensors[1:], len(tokens) - 1)
     return Session(model, cache, tokens)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what processes that were killed have left of files that they were writing."""
+    for path in folder.glob(".*.safetensors.*"):
+        writer = path.suffix.removeprefix(".")
+        with contextlib.suppress(OSError):
+            if writer.isdigit() and not _writes(int(writer), path.stat().st_mtime):
+                path.unlink()
+
+
+def _writes(process: int, changed: float) -> bool:
+    """Whether a process may still be writing a file."""
+    if process == os.getpid():
+        return changed >= _STARTED  # in a container every server has the same number
+    return _runs(process)
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass  # somebody else's
+    return True
 
 
 def _layer(cache: KeyValueCache, index: int, rows: int) -> torch.Tensor:

@@ -131,8 +131,10 @@ class KeptPrefixes:
 
     def _from_disk(self, tokens: Sequence[int]) -> tuple[Session | None, str]:
         """The session, if there is a file that can be used; and what is wrong with it otherwise."""
-        from specrag.engine.prefix_file import PrefixFileError, load_prefix
+        from specrag.engine.prefix_file import PrefixFileError, load_prefix, remove_unfinished
 
+        assert self.folder is not None
+        remove_unfinished(self.folder)
         try:
             session = load_prefix(self._path(tokens), self._loaded.model, self._identity)
         except FileNotFoundError:

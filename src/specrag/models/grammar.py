@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from specrag.engine.processors import Logits
 from specrag.errors import InputError
+from specrag.models.grammar_process import try_apart
 from specrag.models.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 #: How JSON is written: as ``json.dumps`` does. Free white space invites small models to write nothing else.
 JSON_FORM: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+_SMALL = 1000  # characters of a grammar; whatever they say is compiled in 0.2 s
 
 
 class GrammarVocabulary:
@@ -55,9 +58,12 @@ class GrammarVocabulary:
         from llguidance import LLMatcher
 
         given = {"type": "object"} if schema is None else dict(schema)
-        return self._checked(
-            LLMatcher.grammar_from_json_schema(json.dumps(given), overrides=JSON_FORM), "schema"
-        )
+        try:
+            grammar = LLMatcher.grammar_from_json_schema(json.dumps(given), overrides=JSON_FORM)
+        except (ValueError, RecursionError) as error:  # NaN, half a surrogate pair, too many digits or levels
+            reason = " ".join(str(error).split())
+            raise InputError("schema", "a JSON schema", f"{reason[:200]}; correct it") from None
+        return self._checked(grammar, "schema")
 
     def lark(self, text: str, field: str) -> Grammar:
         """A grammar in llguidance's variant of Lark.
@@ -75,6 +81,8 @@ class GrammarVocabulary:
     def _checked(self, grammar: str, field: str) -> Grammar:
         from llguidance import LLMatcher
 
+        if len(grammar) > _SMALL:
+            try_apart(grammar, field)
         # Silent: what is wrong is raised.
         matcher = LLMatcher(self.backend, grammar, log_level=0)
         if matcher.is_error():

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 OPERATORS = ("=", "<", "<=", ">", ">=", "in")
 
+#: Values of one list; SQLite takes no more than three times as many in one query.
+MOST_VALUES = 10_000
+
 _CONDITION = re.compile(
     r"\s*(?P<field>[^<>=!]*[^<>=!\s])\s*(?P<operator><=|>=|!=|==|=|<|>)\s*(?P<value>.*?)\s*"
 )
@@ -129,6 +132,8 @@ def _pairs(field: str, condition: object) -> list[tuple[str, object]]:
 def _values(field: str, values: object) -> list[Any]:
     if isinstance(values, str) or not isinstance(values, Sequence | set | frozenset) or not values:
         raise InputError(f"where: {field}", values, "give a list with at least one value")
+    if len(values) > MOST_VALUES:
+        raise InputError(f"where: {field}", f"{len(values):,} values", f"give at most {MOST_VALUES:,}")
     return [_value(field, value) for value in values]
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+from starlette.requests import Request
+
 from specrag.engine.threads import compute_alone
-from specrag.errors import ContextLengthError, InputError
+from specrag.errors import ContextLengthError, DeadlineExceeded, InputError
 from specrag.methods.generation import Prompt
 from specrag.methods.options import Options
 from specrag.methods.rag_prompt import Message
@@ -20,6 +24,8 @@ from specrag.serving.methods import make_plan, served_method
 from specrag.serving.plans import Ask, Plan
 from specrag.serving.problems import ApiError
 from specrag.serving.schemas import GenerationBody, SpecragField
+from specrag.serving.service import PREPARED
+from specrag.serving.streaming import unless_gone
 
 if TYPE_CHECKING:
     from specrag.engine.processors import LogitsProcessor
@@ -27,15 +33,51 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_CUT = 64  # tokens by which the beginning of a text may be longer than in the whole
+
 _NUMBERS = ("top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
 # Reading a long prompt takes a while: not in the event loop, and not in more threads than there are processors to win.
-_threads = ThreadPoolExecutor(2, thread_name_prefix="specrag-prepare", initializer=compute_alone)
+_threads = ThreadPoolExecutor(PREPARED, thread_name_prefix="specrag-prepare", initializer=compute_alone)
 
 
-async def prepare(function: Callable[[], T]) -> T:
-    """Run a function that tokenizes, checks or opens files beside the event loop."""
-    return await asyncio.get_running_loop().run_in_executor(_threads, function)
+async def prepare(
+    request: Request, service: Service, function: Callable[[], T], arrived: float, deadline: float | None
+) -> T:
+    """Run a function that tokenizes, checks or opens files beside the event loop, in its turn and in time.
+
+    Args:
+        request: ends the wait when its client goes away.
+        arrived: when it came, by ``time.perf_counter``.
+        deadline: seconds from there that the client allows; at most those of the settings.
+
+    Raises:
+        ApiError: too many wait.
+        DeadlineExceeded: the time is over.
+        Cancelled: the client has gone.
+    """
+    allowed = service.settings.deadline
+    ends = arrived + (allowed if deadline is None else min(deadline, allowed))
+    try:
+        async with asyncio.timeout(max(ends - time.perf_counter(), 0.001)):
+            return await unless_gone(request, _in_turn(service, function))
+    except TimeoutError:
+        raise DeadlineExceeded("the request's time was over before it was prepared") from None
+
+
+async def _in_turn(service: Service, function: Callable[[], T]) -> T:
+    loop = asyncio.get_running_loop()
+    ticket = await service.preparations.enter(1, 0)
+
+    def work() -> T:
+        try:
+            return function()
+        finally:
+            # Not where it is waited for: whoever gives up leaves the thread at work.
+            with contextlib.suppress(RuntimeError):  # the loop of a server that was stopped
+                loop.call_soon_threadsafe(ticket.release)
+
+    return await loop.run_in_executor(_threads, work)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,12 +193,36 @@ class Asker:
         Raises:
             ContextLengthError: it is.
         """
-        llm, limit = self.service.llm, self.service.settings.max_prompt_tokens
-        tokens = len(llm.encode(ask.prompt, raw=ask.options.get("raw", False)))
-        most = llm.context_length if limit is None else min(limit, llm.context_length)
-        if tokens > most:
-            remedy = f"at most {most:,} tokens are taken; shorten it"
-            raise ContextLengthError("prompt", f"{tokens:,} tokens", remedy)
+        tokens = len(self.service.llm.encode(ask.prompt, raw=ask.options.get("raw", False)))
+        if tokens > self._most_tokens:
+            raise _too_long(f"{tokens:,} tokens", self._most_tokens)
+
+    def check_sizes(self, texts: Sequence[str]) -> None:
+        """Refuse texts that cannot fit, before they are tokenized: by their bytes, then by their beginnings.
+
+        Args:
+            texts: parts of one prompt; none holds half of a surrogate pair.
+
+        Raises:
+            ContextLengthError: they are too long together, or one of them is alone.
+        """
+        tokenizer, most = self.service.llm.tokenizer, self._most_tokens
+        size = sum(len(text.encode()) for text in texts)
+        if size > most * tokenizer.longest_token:
+            raise _too_long(f"{size:,} bytes", most)
+        for text in texts:
+            length = 2 * most
+            while length < len(text):
+                # The end of a beginning may be a few tokens more than it is in the whole.
+                tokens = len(tokenizer.encode(text[:length], special=False))
+                if tokens > most + _CUT:
+                    raise _too_long(f"more than {tokens:,} tokens", most)
+                length *= 2
+
+    @property
+    def _most_tokens(self) -> int:
+        limit, known = self.service.settings.max_prompt_tokens, self.service.llm.context_length
+        return known if limit is None else min(limit, known)
 
     def check_choices(self, count: int) -> None:
         """Refuse more texts than one request may ask for.
@@ -168,6 +234,10 @@ class Asker:
         if count > most:
             message = f"n: {count} texts are asked for in one request and at most {most} are written"
             raise ApiError(400, message, code="invalid_value", param="n")
+
+
+def _too_long(size: str, most: int) -> ContextLengthError:
+    return ContextLengthError("prompt", size, f"at most {most:,} tokens are taken; shorten it")
 
 
 def choice_seed(seed: int, index: int) -> int:

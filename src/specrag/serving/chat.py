@@ -16,6 +16,7 @@ from starlette.responses import Response
 from specrag.errors import InputError
 from specrag.serving.answering import Answering, respond, service_of
 from specrag.serving.asks import Asker, prepare
+from specrag.serving.bodies import JsonRoute
 from specrag.serving.conversation import read_conversation
 from specrag.serving.events import shown_text
 from specrag.serving.forms import form_processors
@@ -28,7 +29,7 @@ from specrag.serving.tools import CallReader, ToolUse, tool_use
 from specrag.serving.writing import AnswerWriter
 from specrag.speculation.decode import Step
 
-router = APIRouter(tags=["chat"])
+router = APIRouter(route_class=JsonRoute, tags=["chat"])
 
 
 @router.post("/v1/chat/completions")
@@ -38,8 +39,8 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request) 
     service = service_of(request)
     service.check_model(body.model)
     asker = Asker(service, request.state.key)
-    job = await prepare(partial(_prepare, body, asker))
     wish = body.specrag or SpecragField()
+    job = await prepare(request, service, partial(_prepare, body, asker), arrived, wish.deadline)
     said = partial(_said, body)
     answering = Answering(service, asker.method(wish), job.plans, said, arrived, wish.deadline)
     writer = _Writer(body, job, answering, TokenNames(service.llm.tokenizer), service.settings.name)
@@ -71,6 +72,10 @@ def _prepare(body: ChatCompletionRequest, asker: Asker) -> _Job:
         raise InputError("top_logprobs", body.top_logprobs, "set logprobs to true")
     tools = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
     conversation = read_conversation(body.messages, tools)
+    wish = body.specrag
+    # Earlier messages give way to passages.
+    kept = conversation.messages if wish is None or wish.kb is None else conversation.messages[-1:]
+    asker.check_sizes([message["content"] for message in kept])
     processors = form_processors(asker.service, body.response_format)
     if tools is not None:
         if processors and tools.required:
@@ -83,7 +88,6 @@ def _prepare(body: ChatCompletionRequest, asker: Asker) -> _Job:
     options = asker.options(body, max_tokens, processors)
     if body.logprobs:
         options["log_probs"] = body.top_logprobs or 0
-    wish = body.specrag
     if wish is not None and wish.kb is not None and not conversation.question.strip():
         raise InputError("messages", "no question", "end with the user's question, to be looked up")
     ask = asker.ask(

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from specrag.errors import InputError
 from specrag.serving.answering import Answering, respond, service_of
 from specrag.serving.asks import Asker, check_text, prepare
+from specrag.serving.bodies import JsonRoute
 from specrag.serving.events import shown_text
 from specrag.serving.forms import form_processors
 from specrag.serving.logprobs import TokenNames, completion_log_probs
@@ -27,7 +28,7 @@ from specrag.serving.scoring import PromptScored, scoring
 from specrag.serving.writing import AnswerWriter
 from specrag.speculation.decode import DecodedToken, Step
 
-router = APIRouter(tags=["completions"])
+router = APIRouter(route_class=JsonRoute, tags=["completions"])
 
 #: OpenAI's own.
 DEFAULT_MAX_TOKENS = 16
@@ -40,8 +41,8 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     service = service_of(request)
     service.check_model(body.model)
     asker = Asker(service, request.state.key)
-    job = await prepare(partial(_prepare, body, asker))
     wish = body.specrag or SpecragField()
+    job = await prepare(request, service, partial(_prepare, body, asker), arrived, wish.deadline)
     said = partial(_said, body)
     answering = Answering(service, asker.method(wish), job.plans, said, arrived, wish.deadline)
     writer = _Writer(body, job, answering, TokenNames(service.llm.tokenizer), service.settings.name)
@@ -115,7 +116,8 @@ def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> Sequence[
 def _tokens(asker: Asker, prompt: str | list[int]) -> list[int]:
     llm = asker.service.llm
     if isinstance(prompt, str):
-        return llm.encode(check_text("prompt", prompt), raw=True)
+        asker.check_sizes([check_text("prompt", prompt)])
+        return llm.encode(prompt, raw=True)
     known = llm.model.vocab_size
     for token in prompt:
         if not 0 <= token < known:

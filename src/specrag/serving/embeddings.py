@@ -16,6 +16,7 @@ from specrag.engine.threads import compute_alone
 from specrag.errors import InputError
 from specrag.serving.answering import service_of
 from specrag.serving.asks import check_text
+from specrag.serving.bodies import JsonRoute
 from specrag.serving.problems import ApiError
 from specrag.serving.schemas import EmbeddingRequest
 from specrag.serving.streaming import unless_gone
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-router = APIRouter(tags=["embeddings"])
+router = APIRouter(route_class=JsonRoute, tags=["embeddings"])
 
 #: Texts encoded at once, so that a client that goes away ends the rest.
 _BATCH = 64

@@ -67,10 +67,13 @@ async def healthz() -> dict[str, str]:
 
 @router.get("/readyz", summary="Whether requests should be sent here")
 async def readyz(request: Request) -> JSONResponse:
-    """200 when requests are welcome, else 503 with the reasons."""
-    reasons = request.app.state.operation.readiness.reasons()
-    body = {"status": "not ready", "reasons": reasons} if reasons else {"status": "ready"}
-    return JSONResponse(body, 503 if reasons else 200)
+    """200 when requests are welcome, else 503, for whoever has a key with the reasons."""
+    operation = request.app.state.operation
+    reasons = operation.readiness.reasons()
+    if not reasons:
+        return JSONResponse({"status": "ready"})
+    known = operation.keys.find(request.headers.get("authorization")) is not None
+    return JSONResponse({"status": "not ready", **({"reasons": reasons} if known else {})}, 503)
 
 
 @figures.get("/metrics", summary="Figures for Prometheus", response_class=Response)

@@ -12,8 +12,9 @@ import shutil
 import threading
 import time
 import uuid
+from collections.abc import Mapping
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, Literal
 
 from specrag.errors import InputError, SpecragError
 from specrag.retrieval.manifest import MANIFEST
@@ -23,6 +24,7 @@ from specrag.serving.knowledge import KnowledgeBases, write_json
 from specrag.serving.logs import Log
 from specrag.serving.metrics import Metrics
 from specrag.serving.places import Place, is_job
+from specrag.serving.staging import move, not_indexed, take_back
 from specrag.serving.worker import Worker
 
 _KEPT = 100  # records of ended jobs, for each knowledge base
@@ -167,7 +169,12 @@ class Jobs:
     def _do(self, job: Job) -> None:
         started = time.monotonic()
         job.status = "running"
-        ended = self._outcome(job)
+        try:
+            ended = self._outcome(job)
+        except OSError as error:  # its documents are between two states, from which the next start goes on
+            self._log.error("documents not moved", error, job=job.id, kb=job.kb)
+            self._jobs[job.id] = replace(job, status="failed", stage=None, error="the server's disk refuses")
+            return
         if self._stopping.is_set() and ended.status == "failed":
             job.status, job.stage = "waiting", None  # cut off by the stop; it goes on at the next start
             return
@@ -185,17 +192,36 @@ class Jobs:
         )
 
     def _outcome(self, job: Job) -> Job:
-        """Do a job; the job as it is afterwards."""
+        """Do a job; the job as it is afterwards.
+
+        Raises:
+            OSError: the documents cannot be brought to where they were.
+        """
         place = self._bases.place(job.kb)
+        report: dict[str, Any] | None = None
+        error = None
         try:
             self._move(job, place)
-            return replace(job, status="done", stage=None, report=self._build(job, place))
-        except JobFailedError as error:
-            return replace(job, status="failed", stage=None, error=str(error))
-        except Exception as error:
-            self._log.error("job failed unexpectedly", error, job=job.id, kb=job.kb)
-            told = "an unexpected error; the server's log has it"
-            return replace(job, status="failed", stage=None, error=told)
+            report = self._build(job, place)
+        except JobFailedError as failure:
+            error = str(failure)
+        except Exception as failure:
+            self._log.error("job failed unexpectedly", failure, job=job.id, kb=job.kb)
+            error = "an unexpected error; the server's log has it"
+        if not self._stopping.is_set():
+            left_out = not_indexed(job, place, self._known(job.kb))
+            take_back(job, place, left_out)
+            if report is not None and len(left_out) == len(job.files):
+                error = _none_taken(report, left_out)
+        status: Literal["done", "failed"] = "done" if error is None else "failed"
+        return replace(job, status=status, stage=None, report=report, error=error)
+
+    def _known(self, kb: str) -> dict[str, str]:
+        """SHA-256 of the documents of a knowledge base by path; none where it is damaged."""
+        try:
+            return {file.path: file.sha256 for file in self._bases.files(kb)}
+        except SpecragError:
+            return {}
 
     def _forget(self) -> None:
         ended = [job.id for job in self._jobs.values() if job.status in ENDED]
@@ -203,16 +229,8 @@ class Jobs:
             del self._jobs[identifier]
 
     def _move(self, job: Job, place: Place) -> None:
-        """Bring the documents to where the job wants them; may be done twice."""
         try:
-            place.documents.mkdir(parents=True, exist_ok=True)
-            for name in job.files:
-                if job.action == "remove":
-                    (place.documents / name).unlink(missing_ok=True)
-                    continue
-                incoming = place.incoming / job.id / name
-                if incoming.exists():
-                    incoming.replace(place.documents / name)
+            move(job, place)
         except OSError as error:
             raise JobFailedError(
                 f"the documents cannot be moved: {(error.strerror or 'error').lower()}"
@@ -228,14 +246,7 @@ class Jobs:
             return self._empty(job, len(gone))
         if not left and not gone:
             return {"added": 0, "updated": 0, "removed": 0, "unchanged": len(known), "skipped": []}
-        paths = [documents] if left else gone
-        try:
-            report = self._run(job, paths)
-        except JobFailedError:
-            self._remove_unread(job, place)
-            raise
-        self._remove_unread(job, place)
-        return report
+        return self._run(job, [documents] if left else gone)
 
     def _empty(self, job: Job, removed: int) -> dict[str, Any]:
         """The last document is gone; a knowledge base that was made here is empty again."""
@@ -245,15 +256,6 @@ class Jobs:
         (folder / MANIFEST).unlink()  # first, so that a kill leaves no half of a knowledge base
         shutil.rmtree(folder)
         return {"added": 0, "updated": 0, "removed": removed, "unchanged": 0, "skipped": [], "passages": 0}
-
-    def _remove_unread(self, job: Job, place: Place) -> None:
-        """Documents of this job that did not get in are not tried again."""
-        if job.action == "add" and not self._stopping.is_set():
-            known = {file.path for file in self._bases.files(job.kb)}
-            for name in job.files:
-                path = place.documents / name
-                if os.path.realpath(path) not in known:
-                    path.unlink(missing_ok=True)
 
     def _run(self, job: Job, paths: list[str]) -> dict[str, Any]:
         settings = self._bases.build_settings(job.kb)
@@ -283,3 +285,11 @@ class Jobs:
         if "no space is left" in outcome.message:
             raise JobFailedError("no space is left on the server's disk; what was there is intact")
         raise JobFailedError("the documents could not be indexed; the server's log says why")
+
+
+def _none_taken(report: Mapping[str, Any], names: frozenset[str]) -> str:
+    """Why a build that went well took none of a job's documents."""
+    for skipped in report["skipped"]:
+        if skipped["source"] in names:
+            return f"none of the documents can be read, first {skipped['source']}: {skipped['reason']}"
+    return "none of the documents was taken"

@@ -10,26 +10,28 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import anyio
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from starlette.responses import JSONResponse
 
 from specrag.engine.threads import compute_alone
 from specrag.errors import InputError
 from specrag.retrieval.passage import Hit
+from specrag.serving.bodies import JsonRoute
 from specrag.serving.job import Job
 from specrag.serving.keys import ApiKey
 from specrag.serving.knowledge import Base, Description
 from specrag.serving.places import check_document, is_name, shown
 from specrag.serving.problems import ApiError
+from specrag.serving.schemas import Body
 from specrag.serving.uploads import disk_error, receive_files
 
 if TYPE_CHECKING:
     from specrag.serving.operation import Operation
 
-router = APIRouter(prefix="/v1/kb", tags=["knowledge bases"])
+router = APIRouter(prefix="/v1/kb", route_class=JsonRoute, tags=["knowledge bases"])
 
 
-class NewKnowledgeBase(BaseModel):
+class NewKnowledgeBase(Body):
     """A knowledge base to make.
 
     Attributes:
@@ -38,14 +40,12 @@ class NewKnowledgeBase(BaseModel):
         chunk_overlap: tokens that a passage repeats of the one before; by default 32.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True)
-
     name: Annotated[str, Field(max_length=64)]
     chunk_tokens: Annotated[int, Field(ge=16, le=8192)] | None = None
     chunk_overlap: Annotated[int, Field(ge=0, le=4096)] | None = None
 
 
-class SearchBody(BaseModel):
+class SearchBody(Body):
     """A search.
 
     Attributes:
@@ -55,12 +55,13 @@ class SearchBody(BaseModel):
         where: conditions on the passages' fields, such as ``{"year": {">=": 2000}, "source": "a.md"}``.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True)
-
     query: Annotated[str, Field(min_length=1, max_length=20_000)]
     k: Annotated[int, Field(ge=1, le=100)] = 5
     index: Literal["flat", "hnsw", "bm25", "hybrid"] | None = None
-    where: Annotated[dict[Annotated[str, Field(max_length=200)], Any], Field(max_length=16)] | None = None
+    where: (
+        Annotated[dict[Annotated[str, Field(max_length=200)], Any], Field(max_length=16, fail_fast=True)]
+        | None
+    ) = None
 
 
 def _operation(request: Request) -> Operation:

@@ -44,6 +44,7 @@ def serve(settings: Settings, app: FastAPI | None = None) -> None:
 
     Raises:
         InputError: the address cannot be listened on.
+        SpecragError: the model cannot be loaded.
     """
     if app is None:
         from specrag.serving.app import create_app
@@ -73,7 +74,12 @@ def serve(settings: Settings, app: FastAPI | None = None) -> None:
             knowledge_bases=app.state.operation.bases.names(),
             note=None if settings.needs_key else "no API key is set: only this machine is served",
         )
-        _Server(config, app, settings.shutdown_seconds).run([listener])
+        server = _Server(config, app, settings.shutdown_seconds)
+        service = app.state.service
+        service.ended_by_failure = lambda: setattr(server, "should_exit", True)
+        server.run([listener])
+    if service.failure is not None:
+        raise service.failure
 
 
 def _listen(host: str, port: int) -> socket.socket:

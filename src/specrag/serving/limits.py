@@ -80,7 +80,8 @@ class _Reading:
             return await self._receive()
         left = self._started + self._seconds - self._clock()
         try:
-            message = await asyncio.wait_for(self._receive(), max(left, 0.001))
+            async with asyncio.timeout(max(left, 0.001)):
+                message = await self._receive()
         except TimeoutError:
             self._ended = True
             raise ApiError(408, f"the body did not arrive within {self._seconds:g} seconds") from None

@@ -99,9 +99,7 @@ def add_operation(app: FastAPI) -> None:
     service.observers.append(operation.observe)
     service.searches = operation.metrics.search
     service.packed_passes = operation.metrics.packed_pass
-    operation.readiness.add(
-        "model", lambda: None if service.state == "ready" else service.failure or service.state
-    )
+    operation.readiness.add("model", lambda: None if service.state == "ready" else service.state)
     _watch(operation, service)
     app.include_router(kb_routes.router)
     app.include_router(health.router)

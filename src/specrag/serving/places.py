@@ -5,7 +5,7 @@ Layout of ``kb_root``, one folder a knowledge base::
     NAME/kb.json            says that it was made through the API, and how documents are cut
     NAME/index/             the knowledge base, for one that was made through the API
     NAME/documents/         uploaded documents that are indexed
-    NAME/incoming/JOB/      uploads that are arriving or wait to be indexed
+    NAME/incoming/JOB/      uploads that are arriving or wait to be indexed, and what they replace
     NAME/jobs/JOB.json      what was uploaded, and how it ended
 
 Every part of a path that a request gives goes through this file. Names that would need repair are refused, never

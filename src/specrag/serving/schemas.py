@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 #: Most choices of one request.
 MAX_CHOICES = 16
@@ -20,8 +20,13 @@ MAX_INPUTS = 2048
 #: Most prompts of one call for completions.
 MAX_PROMPTS = 64
 
+#: Most pieces of one message, and entries of fields that change nothing.
+MAX_PARTS, MAX_IGNORED = 256, 64
+
 #: Most stop strings of one request, and characters of each.
 MAX_STOPS, MAX_STOP_LENGTH = 16, 256
+
+_MOST_UNKNOWN = 8  # fields that are each told
 
 Count: TypeAlias = Annotated[int, Field(ge=1, le=1_000_000)]
 StopText: TypeAlias = Annotated[str, Field(max_length=MAX_STOP_LENGTH)]
@@ -31,6 +36,14 @@ class Body(BaseModel):
     """Refuses fields that it does not know, and guesses no types."""
 
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_count(cls, values: Any) -> Any:
+        """Refuse thousands of unknown fields at once: each would be an error of its own."""
+        if isinstance(values, dict) and len(values) > len(cls.model_fields) + _MOST_UNKNOWN:
+            raise ValueError("it has more fields than there are; send those of the API alone")
+        return values
 
 
 class SpecragField(Body):
@@ -55,8 +68,8 @@ class SpecragField(Body):
     options: dict[str, JsonValue] = Field(default_factory=dict)
     k: Annotated[int, Field(ge=1, le=100)] | None = None
     index: Literal["flat", "hnsw", "bm25", "hybrid"] | None = None
-    where: Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_length=32)] = Field(
-        default_factory=list
+    where: Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_length=32, fail_fast=True)] = (
+        Field(default_factory=list)
     )
     min_score: Annotated[float, Field(ge=-1, le=1)] | None = None
     abstain: bool = True
@@ -85,12 +98,13 @@ class GenerationBody(Body):
     max_tokens: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    stop: StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None = None
+    stop: StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     logit_bias: (
-        Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024)] | None
+        Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024, fail_fast=True)]
+        | None
     ) = None
     # Beyond OpenAI's, by the names that other servers use.
     top_k: Annotated[int, Field(ge=-1, le=1_000_000)] | None = None
@@ -107,10 +121,11 @@ class CompletionRequest(GenerationBody):
 
     prompt: (
         str
-        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
-        | Annotated[list[int], Field(min_length=1)]
+        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
+        | Annotated[list[int], Field(min_length=1, fail_fast=True)]
         | Annotated[
-            list[Annotated[list[int], Field(min_length=1)]], Field(min_length=1, max_length=MAX_PROMPTS)
+            list[Annotated[list[int], Field(min_length=1, fail_fast=True)]],
+            Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True),
         ]
     )
     echo: bool | None = None
@@ -147,13 +162,13 @@ class Message(Body):
     """A message of the conversation; ``tool`` messages answer a call."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[ContentPart] | None = None
+    content: str | Annotated[list[ContentPart], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
     name: str | None = None
-    tool_calls: Annotated[list[ToolCall], Field(max_length=64)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=64, fail_fast=True)] | None = None
     tool_call_id: str | None = None
     # What an assistant's message may carry when a client sends back what it was given.
     refusal: str | None = None
-    annotations: list[Any] | None = None
+    annotations: Annotated[list[Any], Field(max_length=MAX_IGNORED)] | None = None
     audio: None = None
     function_call: None = None
 
@@ -206,21 +221,21 @@ class ResponseFormat(Body):
 class ChatCompletionRequest(GenerationBody):
     """Body of ``POST /v1/chat/completions``."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=1024)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=1024, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
-    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=128, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     # Known and without effect.
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=MAX_IGNORED, fail_fast=True)] | None = None
     store: bool | None = None
     service_tier: str | None = None
     reasoning_effort: str | None = None
     verbosity: str | None = None
-    modalities: list[Literal["text"]] | None = None
+    modalities: Annotated[list[Literal["text"]], Field(max_length=8, fail_fast=True)] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
 
@@ -229,7 +244,7 @@ class EmbeddingRequest(Body):
     """Body of ``POST /v1/embeddings``."""
 
     model: Annotated[str, Field(max_length=256)]
-    input: str | Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS)]
+    input: str | Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
     user: str | None = None

@@ -36,6 +36,9 @@ State = Literal["loading", "ready", "failed", "stopping"]
 #: Rows of a prompt in one pass, and of one pass in all. Smaller than a program's own: others wait for a pass.
 PREFILL_ROWS, PASS_ROWS = 256, 512
 
+#: Requests that are checked and tokenized at the same time; more would only take turns.
+PREPARED = 2
+
 _log = logging.getLogger("specrag.serving")
 
 
@@ -47,6 +50,7 @@ class Service:
 
     Attributes:
         admission: places, queue and memory.
+        preparations: the queue for checking and tokenizing what requests ask.
         encodings: the queue for embeddings, made one call after the other: they take the processors from all passes.
         observers: called in the event loop with the figures of every answer that has ended.
         searches: called with the seconds and the passages of every search.
@@ -55,14 +59,18 @@ class Service:
         rag_drafter: writes the drafts of Speculative RAG; ``None`` where the model itself does.
         running: what is to be ended when the server stops.
         methods: that its requests share.
+        failure: why the model could not be loaded.
+        ended_by_failure: called in the event loop when it could not: the server is of no use.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.state: State = "loading"
-        self.failure: str | None = None
+        self.failure: Exception | None = None
+        self.ended_by_failure: Callable[[], object] | None = None
         self.admission = Admission(settings.max_concurrent, settings.max_queue, None)
         self.encodings = Admission(1, settings.max_queue, None)
+        self.preparations = Admission(PREPARED, settings.max_queue, None)
         self.observers: list[Callable[[FinishedGeneration], None]] = []
         self.knowledge_bases = KnowledgeBases(settings, self.encoder)
         self._datastores: dict[str, Datastore] = {}
@@ -87,11 +95,12 @@ class Service:
     async def _load(self) -> None:
         try:
             await asyncio.to_thread(apart, self.load)
-        except Exception as error:  # the server stays up to say so
+        except Exception as error:
             self.state = "failed"
-            known = isinstance(error, SpecragError)
-            self.failure = str(error) if known else f"{type(error).__name__} while loading"
-            _log.error("loading failed: %s", error, exc_info=not known)
+            self.failure = error
+            _log.error("loading failed: %s", error, exc_info=not isinstance(error, SpecragError))
+            if self.ended_by_failure is not None:
+                self.ended_by_failure()
 
     def load(self) -> None:
         """Load the model and open the knowledge bases; takes seconds.
@@ -144,8 +153,10 @@ class Service:
             ApiError: 503 where it is not loaded.
         """
         if self._llm is None or self.state in ("loading", "failed"):
-            message = self.failure or "the model is being loaded; try again in a moment"
-            code = "failed" if self.state == "failed" else "loading"
+            if self.state == "failed":  # why may name a folder of this machine
+                message, code = "the model cannot be loaded; the server's log says why", "failed"
+            else:
+                message, code = "the model is being loaded; try again in a moment", "loading"
             raise ApiError(503, message, code=code, headers={"Retry-After": "5"})
         return self._llm
 
@@ -171,6 +182,7 @@ class Service:
             self.state = "stopping"
             self.admission.close()
             self.encodings.close()
+            self.preparations.close()
             asyncio.get_running_loop().call_later(seconds, self._end_running)
 
     def _end_running(self) -> None:

@@ -38,8 +38,8 @@ export function headers() {
 /** Why the server cannot answer questions now, by what is not ready; empty where it can. */
 export async function hindrances() {
   try {
-    const response = await fetch("readyz");
-    return response.status === 503 ? (await response.json()).reasons : {};
+    const response = await fetch("readyz", { headers: headers() });
+    return response.status === 503 ? (await response.json()).reasons ?? {} : {}; // told to whoever has a key
   } catch {
     throw new ApiError(UNREACHABLE);
   }
