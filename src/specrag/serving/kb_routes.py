@@ -129,11 +129,29 @@ def create_base(request: Request, body: NewKnowledgeBase) -> dict[str, Any]:
 @router.get("/jobs/{job}", summary="How far an upload or a deletion is")
 def show_job(request: Request, job: str) -> dict[str, Any]:
     """Status, stage, how much of it is done, and in the end what was changed or why it failed."""
+    return _describe_job(_find_job(request, job))
+
+
+@router.delete("/jobs/{job}", status_code=202, summary="Cancel an upload or a deletion")
+def cancel_job(request: Request, job: str) -> dict[str, Any]:
+    """One that runs ends within a second, one that waits when its turn comes; one that has ended is answered 409."""
+    found = _find_job(request, job)
+    operation = _check_writable(request, found.kb)
+    try:
+        cancelled = operation.jobs.cancel(found)
+    except OSError as error:
+        raise disk_error(error) from error
+    if not cancelled:
+        raise ApiError(409, "the job has ended", code="job_ended")
+    return _describe_job(found)
+
+
+def _find_job(request: Request, identifier: str) -> Job:
     key: ApiKey = request.state.key
-    found = _operation(request).jobs.find(job)
+    found = _operation(request).jobs.find(identifier)
     if found is None or not key.may_read(found.kb):
         raise ApiError(404, "there is no job of this id", code="job_not_found")
-    return _describe_job(found)
+    return found
 
 
 @router.get("/{name}", summary="One knowledge base")

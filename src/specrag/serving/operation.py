@@ -50,7 +50,7 @@ class Operation:
         self.tracing: Tracing = OpenTelemetry() if settings.tracing else Tracing()
         self.keys = KeyRing(settings.all_keys())
         self.bases = KnowledgeBases(settings, encoder)
-        self.jobs = Jobs(self.bases, self.metrics, self.log, settings.max_jobs)
+        self.jobs = Jobs(self.bases, self.metrics, self.log, settings)
         self.readiness = Readiness(settings.kb_root)
         self.searches = anyio.CapacityLimiter(_SEARCHES)
 
