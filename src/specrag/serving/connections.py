@@ -4,7 +4,8 @@ uvicorn waits for ever for the rest of a request's head, and for a client that d
 connection is looked at each second: a head that does not arrive in time, an answer that is not read, and the rest of
 a body that goes on long behind the answer end the connection. (Until then such a rest is read and dropped: closed at
 once, the system would throw away the answer that says what was wrong with the body.) Beyond the most connections the
-one that has been idle longest makes room; one that is being answered never does.
+one that has been idle longest makes room, and where none is idle one whose body is still arriving, of the client that
+has most of them; one that is being answered never does.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import asyncio
 import contextlib
 import socket
 import struct
+from collections import Counter
 from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -37,19 +39,25 @@ class Watch:
 
     def add(self, connection: WatchedProtocol) -> None:
         """Take in a new connection, if need be in the place of an idle one."""
-        if len(self.connections) >= self.settings.max_connections:
-            idle = min(
-                (other for other in self.connections if not other.busy),
-                key=lambda other: other.idle_since,
-                default=connection,
-            )
-            idle.end()
-            self.connections.pop(idle, None)
-            if idle is connection:
+        crowd = self._crowd(connection)
+        if crowd:
+            leaving = _least_wanted(crowd) or connection
+            leaving.end()
+            self.connections.pop(leaving, None)
+            if leaving is connection:
                 return
         self.connections[connection] = None
         if self._timer is None:
             self._timer = connection.loop.call_later(_PERIOD, self._look)
+
+    def _crowd(self, connection: WatchedProtocol) -> list[WatchedProtocol]:
+        """Those one of which has to make room for a new connection; none while there is room."""
+        most = self.settings.max_client_connections
+        if most is not None:
+            own = [other for other in self.connections if other.address == connection.address]
+            if len(own) >= most:
+                return own
+        return list(self.connections) if len(self.connections) >= self.settings.max_connections else []
 
     def remove(self, connection: WatchedProtocol) -> None:
         """Forget a connection that has ended."""
@@ -63,6 +71,15 @@ class Watch:
         for connection in list(self.connections):
             connection.look(loop.time())
         self._timer = loop.call_later(_PERIOD, self._look) if self.connections else None
+
+
+def _least_wanted(crowd: list[WatchedProtocol]) -> WatchedProtocol | None:
+    idle = [other for other in crowd if not other.busy]
+    if idle:
+        return min(idle, key=lambda other: other.idle_since)
+    arriving = [other for other in crowd if other.arriving]
+    held = Counter(other.address for other in arriving)
+    return min(arriving, key=lambda other: (-held[other.address], other.idle_since), default=None)
 
 
 class WatchedProtocol(H11Protocol):
@@ -79,6 +96,16 @@ class WatchedProtocol(H11Protocol):
     def busy(self) -> bool:
         """Whether a request has arrived here that is not answered yet."""
         return self.cycle is not None and not self.cycle.response_complete
+
+    @property
+    def arriving(self) -> bool:
+        """Whether the body of a request still arrives here and no answer has begun."""
+        return self.busy and self.cycle.more_body and not self.cycle.response_started
+
+    @property
+    def address(self) -> str:
+        """The client's; empty where it has none."""
+        return self.client[0] if self.client else ""
 
     def end(self) -> None:
         """Close the connection at once; what is still to be sent is dropped, also by the system."""

@@ -129,18 +129,25 @@ class Settings(BaseSettings):
     max_concurrent: Count = Field(32, description="Requests that decode at the same time.")
     max_queue: int = Field(128, ge=0, description="Requests that wait behind them; more are answered 429.")
     max_jobs: Count = Field(16, description="Uploads that wait to be indexed; more are answered 429.")
+    max_uploads: Count = Field(8, description="Uploads of one key that arrive at the same time.")
     max_document_pages: Count = Field(5000, description="Of a PDF; a longer one is not indexed.")
     max_document_characters: Count = Field(20_000_000, description="Of an uploaded document's text.")
     job_seconds: Seconds = Field(3600.0, description="For an upload to be indexed.")
     job_memory_bytes: Count = Field(3 * GIB, description="Of the process that indexes uploads.")
     max_kbs: Count = Field(100, description="Knowledge bases in kb_root.")
     max_connections: Count = Field(
-        1024, description="Open connections; the longest idle one is closed for a new."
+        1024, description="Open connections; for a new one an idle or a slow one is closed."
+    )
+    max_client_connections: Count | None = Field(
+        None, description="Of one address; leave it out behind a proxy, whose address all have."
     )
     deadline: Seconds = Field(600.0, description="Of a request, from its arrival to its last token.")
     header_seconds: Seconds = Field(15.0, description="For the head of a request to arrive.")
     body_seconds: Seconds = Field(30.0, description="For the body of a request to arrive.")
     upload_seconds: Seconds = Field(900.0, description="For an upload to arrive.")
+    min_body_rate: Count = Field(
+        8 * KIB, description="Bytes a second at which a body longer than body_seconds must arrive."
+    )
     search_seconds: Seconds = Field(30.0, description="For a search of a knowledge base.")
     write_seconds: Seconds = Field(60.0, description="That a client may leave an answer unread.")
     shutdown_seconds: Seconds = Field(
