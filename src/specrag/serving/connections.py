@@ -6,6 +6,9 @@ a body that goes on long behind the answer end the connection. (Until then such 
 once, the system would throw away the answer that says what was wrong with the body.) Beyond the most connections the
 one that has been idle longest makes room, and where none is idle one whose body is still arriving, of the client that
 has most of them; one that is being answered never does.
+
+A client may close its side behind a request and still read (RFC 9112, section 9.6). The end of what it sends looks the
+same where it has gone altogether; then its system refuses what is written, so an interim answer (100) finds out.
 """
 
 from __future__ import annotations
@@ -17,11 +20,14 @@ import struct
 from collections import Counter
 from typing import Any
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from specrag.serving.settings import Settings
 
 _PERIOD = 1.0
+_FIRST_LOOK = 0.005  # seconds behind the interim answer; each later one twice as late
+_CLOSED = 7  # TCP_CLOSE of Linux: the other side has refused what was sent
 _DROP = struct.pack("ii", 1, 0)  # linger on close, for no time
 
 
@@ -91,6 +97,7 @@ class WatchedProtocol(H11Protocol):
         super().__init__(*args, **kwargs)
         self.idle_since = self.loop.time()
         self._written_since = self.idle_since
+        self._half_closed = False
 
     @property
     def busy(self) -> bool:
@@ -135,10 +142,38 @@ class WatchedProtocol(H11Protocol):
         self.watch.remove(self)
         super().connection_lost(exc)
 
+    def handle_events(self) -> None:
+        """Answer what has arrived. Who sends two lengths may have hidden a request behind the first of them."""
+        super().handle_events()
+        if self.busy and {b"content-length", b"transfer-encoding"} <= {name for name, _ in self.headers}:
+            self.headers.append((b"connection", b"close"))  # RFC 9112, section 6.1: whatever is answered
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends no more; whether the connection stays, for an answer."""
+        if not self.busy or self.cycle.more_body or not hasattr(socket, "TCP_INFO"):
+            return False
+        self._half_closed = True
+        if not self.cycle.response_started and self.scope["http_version"] != "1.0":
+            interim = h11.InformationalResponse(status_code=100, headers=[], reason="Continue")
+            self.transport.write(self.conn.send(interim))
+        self._look_for_client(_FIRST_LOOK)
+        return True
+
+    def _look_for_client(self, delay: float) -> None:
+        if self.transport.is_closing():
+            return
+        peer = self.transport.get_extra_info("socket")
+        if peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _CLOSED:
+            self.transport.abort()
+        else:
+            self.loop.call_later(delay, self._look_for_client, min(2 * delay, _PERIOD))
+
     def on_response_complete(self) -> None:
         """An answer has been written; what is left of the body counts as idle time."""
         self.idle_since = self.loop.time()
         super().on_response_complete()
+        if self._half_closed and not self.busy:
+            self.transport.close()
 
 
 def watched_protocol(settings: Settings) -> type[WatchedProtocol]:

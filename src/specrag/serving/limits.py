@@ -48,7 +48,11 @@ class BodyLimits:
             seconds = self._settings.upload_seconds
         else:
             most, seconds = self._settings.max_body_bytes, self._settings.body_seconds
-        said = Headers(scope=scope).get("content-length", "")
+        headers = Headers(scope=scope)
+        said = headers.get("content-length", "")
+        if said and "transfer-encoding" in headers:
+            await error_response(_two_lengths())(scope, receive, send)
+            return
         if said and (not said.isdigit() or len(said) > _DIGITS or int(said) > most):
             await error_response(_too_large(most))(scope, receive, send)
             return
@@ -118,6 +122,10 @@ class _Reading:
             self._ended = True
             raise _too_large(self._most)
         return message
+
+
+def _two_lengths() -> ApiError:
+    return ApiError(400, "the request has two lengths; send Content-Length or Transfer-Encoding, not both")
 
 
 def _too_many(most: int) -> ApiError:
