@@ -142,6 +142,13 @@ class WatchedProtocol(H11Protocol):
         self.watch.remove(self)
         super().connection_lost(exc)
 
+    def shutdown(self) -> None:
+        """The server stops: nobody waits for the rest of a body."""
+        if self.arriving:
+            self.end()
+        else:
+            super().shutdown()
+
     def handle_events(self) -> None:
         """Answer what has arrived. Who sends two lengths may have hidden a request behind the first of them."""
         super().handle_events()

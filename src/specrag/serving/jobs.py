@@ -91,6 +91,10 @@ class Jobs:
         """Jobs that have not ended."""
         return sum(job.status not in ENDED for job in list(self._jobs.values()))
 
+    def busy(self, kb: str) -> bool:
+        """Whether one of a knowledge base has not ended."""
+        return any(job.kb == kb and job.status not in ENDED for job in list(self._jobs.values()))
+
     def new_id(self) -> str:
         """The id of a job to come."""
         return uuid.uuid4().hex

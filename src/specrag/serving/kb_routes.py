@@ -161,6 +161,20 @@ def show_base(request: Request, name: str) -> dict[str, Any]:
     return _describe(operation.bases.describe(name), request.state.key)
 
 
+@router.delete("/{name}", status_code=204, summary="Delete a knowledge base and its documents")
+def delete_base(request: Request, name: str) -> None:
+    """Only one that was made through the API, by a key that may make some."""
+    operation = _check_writable(request, name)
+    if not request.state.key.create:
+        raise ApiError(403, "this key may not delete knowledge bases", code="no_create")
+    if operation.jobs.busy(name):
+        raise ApiError(409, "its documents are being indexed; cancel the job, or wait", code="kb_busy")
+    try:
+        operation.bases.delete(name)
+    except OSError as error:
+        raise disk_error(error) from error
+
+
 def _describe(base: Description, key: ApiKey) -> dict[str, Any]:
     return {
         "id": base.name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -24,6 +25,11 @@ def read_key(file: Path) -> str:
             "api_key_file", str(file), f"{reason}; give a file whose first line is the key"
         ) from None
     return lines[0].strip() if lines else ""
+
+
+def readable_by_all(file: Path) -> bool:
+    """Whether every user of this machine can read a key's file."""
+    return bool(file.expanduser().stat().st_mode & stat.S_IROTH)
 
 
 def master_key(key: str, field: str) -> ApiKey:

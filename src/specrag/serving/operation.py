@@ -60,6 +60,7 @@ class Operation:
         root = self.settings.kb_root
         if root is not None:
             await anyio.to_thread.run_sync(lambda: root.mkdir(parents=True, exist_ok=True))
+            await anyio.to_thread.run_sync(self.bases.remove_deleted)
         await anyio.to_thread.run_sync(self.jobs.start)
         try:
             yield

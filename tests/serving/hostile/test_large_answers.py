@@ -35,8 +35,6 @@ def test_a_scored_prompt_is_written_beside_the_loop(
     server: LiveServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever writes down the answer, and makes JSON of it, does so in another thread than the loop's."""
-    from specrag.serving import answering, completions
-
     threads = []
 
     def noted(function: Any) -> Any:
@@ -46,8 +44,8 @@ def test_a_scored_prompt_is_written_beside_the_loop(
 
         return call
 
-    monkeypatch.setattr(completions, "completion_log_probs", noted(completions.completion_log_probs))
-    monkeypatch.setattr(answering, "to_json", noted(answering.to_json))
+    monkeypatch.setattr("specrag.serving.completions.completion_log_probs", noted(completion_log_probs))
+    monkeypatch.setattr("specrag.serving.answering.to_json", noted(to_json))
     answer = post(server, "/v1/completions", body())
     assert answer.status_code == 200, answer.text[:300]
     assert len(threads) == TEXTS + 1

@@ -17,6 +17,7 @@ pytest.importorskip("fastapi")
 from tests.serving.ops_server import MASTER, WRITER, Program, bearer, program
 
 CONNECTIONS = 40
+MAKER = "maker-key-0123456789"
 KEYS = [{"name": "writer", "key": WRITER, "upload": True}, {"name": "master", "key": MASTER, "upload": True}]
 
 
@@ -24,9 +25,9 @@ KEYS = [{"name": "writer", "key": WRITER, "upload": True}, {"name": "master", "k
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
     folder = tmp_path_factory.mktemp("slow")
     values = {"max_connections": CONNECTIONS, "body_seconds": 1.5, "max_uploads": 3, "min_body_rate": 1000}
-    key = {"name": "maker", "key": "maker-key-0123456789", "create": True, "upload": True}
+    key = {"name": "maker", "key": MAKER, "create": True, "upload": True}
     with program(folder, page=False, kb_root=str(folder / "kb"), keys=[*KEYS, key], **values) as running:
-        made = httpx.post(f"{running.url}/v1/kb", json={"name": "metals"}, headers=bearer(key["key"]))
+        made = httpx.post(f"{running.url}/v1/kb", json={"name": "metals"}, headers=bearer(MAKER))
         assert made.status_code == 201, made.text
         yield running
 
