@@ -5,6 +5,7 @@ Run as a program it serves until it is killed: ``python -m tests.serving.ops_ser
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -12,13 +13,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 from fastapi import FastAPI, Request
+from starlette.responses import StreamingResponse
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -44,6 +46,36 @@ def make_app(**values: Any) -> FastAPI:
     @app.post("/json")
     async def take_json(body: dict[str, Any]) -> dict[str, Any]:
         return {"fields": len(body)}
+
+    seen = {"gone": False, "streams": 0}
+
+    @app.post("/slow")
+    async def slow() -> dict[str, bool]:
+        await asyncio.sleep(0.3)
+        return {"waited": True}
+
+    @app.post("/until-gone")
+    async def until_gone(request: Request) -> None:
+        while not await request.is_disconnected():
+            await asyncio.sleep(0.02)
+        seen["gone"] = True
+
+    @app.get("/stream")
+    async def stream() -> StreamingResponse:
+        async def parts() -> AsyncIterator[bytes]:
+            seen["streams"] += 1
+            try:
+                while True:
+                    yield b"x" * 65536
+                    await asyncio.sleep(0)
+            finally:
+                seen["streams"] -= 1
+
+        return StreamingResponse(parts())
+
+    @app.get("/gone")
+    async def gone() -> dict[str, int]:
+        return seen
 
     @app.get("/broken")
     async def broken() -> None:

@@ -215,12 +215,11 @@ class StandardRAG:
         if self.lead:
             yield Emit(_said(self.lead))
         # Answers quote their passages, also those that did not fit the prompt.
-        quoted: Options = {"references": [hit.passage.text for hit in found.hits]}
-        limit = self._citation_limit(kept, options)
-        generation = yield from self.llm.generating(prompt.tokens, {**quoted, **limit, **prompt.options})
+        more: Options = {"references": [hit.passage.text for hit in found.hits], **self._limit(kept, options)}
+        generation = yield from self.llm.generating(prompt.tokens, {**more, **prompt.options})
         return _sum_up(event, generation, self.lead)
 
-    def _citation_limit(self, sources: int, options: Options) -> Options:
+    def _limit(self, sources: int, options: Options) -> Options:
         """Keeps citations to the sources, where the model's tokens are known and no grammar rules the text."""
         if options.get("processors") or not isinstance(self.llm, HasTokenizer):
             return {}

@@ -198,8 +198,12 @@ class Store:
                     if path.is_file()
                 }
                 Manifest(name, source, licence, files).write(partial)
+                # After a power loss a model is there whole or not at all.
+                for path in (*partial.rglob("*"), partial):
+                    _sync(path)
                 self.remove(name)
                 partial.rename(self.folder(name))
+                _sync(partial.parent)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
@@ -233,3 +237,12 @@ class Store:
             f"model {name!r}: {str(self.folder(name) / file)!r} {what}: "
             f"fetch it again with `specrag models pull {name}`"
         )
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file's content, or a folder's list of names, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

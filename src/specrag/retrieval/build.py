@@ -35,6 +35,7 @@ from specrag.retrieval.manifest import (
 from specrag.retrieval.passage_store import PASSAGES, PassageStore, PassageWriter
 from specrag.retrieval.progress import BuildReport, Counts, Progress, Reporter
 from specrag.retrieval.reading import Reader
+from specrag.retrieval.reading_limits import UNLIMITED, ReadingLimits
 from specrag.retrieval.vector_shards import VectorShards
 from specrag.retrieval.writer_lock import LOCK, writer_lock
 
@@ -49,6 +50,7 @@ def build(
     progress: Reporter | None = None,
     *,
     encoder: Encoder | None = None,
+    limits: ReadingLimits = UNLIMITED,
 ) -> BuildReport:
     """Index documents into a folder: make it, or bring it up to date with what is below these paths.
 
@@ -62,6 +64,7 @@ def build(
         settings: what is not left open must agree with what the knowledge base was made with.
         progress: told now and then how far the build is.
         encoder: used in place of loading the one of the settings.
+        limits: of each document; one beyond them counts as unreadable.
 
     Raises:
         InputError: a path or a setting cannot be used, or there is nothing to index.
@@ -78,7 +81,7 @@ def build(
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(writer_lock(folder))
         run = _Build(folder, settings or BuildSettings(), progress or _silent, encoder, stack)
-        run.update(paths)
+        run.update(paths, limits)
         run.clean()
     counts = run.counts
     return BuildReport(
@@ -153,7 +156,7 @@ class _Build:
         chunking = self.settings.chunking
         return Chunker(self.encoder.tokenizer_file, chunking.tokens, chunking.overlap)
 
-    def update(self, paths: Sequence[Path]) -> None:
+    def update(self, paths: Sequence[Path], limits: ReadingLimits) -> None:
         """Publish a new generation, if anything is different."""
         known = [] if self._store is None else self._store.files()
         roots = () if self._old is None else self._old.roots
@@ -167,7 +170,7 @@ class _Build:
                 return
             self._old.verify(self.folder, (PASSAGES, VECTORS_FILE))
         try:
-            reader = Reader(self.folder, self.new, self._store, lambda: self.chunker, self.counts)
+            reader = Reader(self.folder, self.new, self._store, lambda: self.chunker, self.counts, limits)
             written = reader.write(changes, self.report)
             if written is not None:
                 self._publish(changes, written, self._index())

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from specrag.errors import SpecragError
 from specrag.retrieval.outline import outline
+from specrag.retrieval.reading_limits import UNLIMITED, ReadingLimits
 
 if TYPE_CHECKING:
     from bs4 import BeautifulSoup
@@ -207,11 +208,11 @@ def convert_docx(data: bytes) -> Converted:
     return _guard("DOCX", work)
 
 
-def convert_pdf(data: bytes) -> Converted:
+def convert_pdf(data: bytes, limits: ReadingLimits = UNLIMITED) -> Converted:
     """PDF by PDFium, a part a page. PDFium serves one thread at a time.
 
     Raises:
-        UnreadableError: the file is encrypted or broken, or holds no text.
+        UnreadableError: the file is encrypted or broken, holds no text, or more of it than may be read.
     """
     import pypdfium2
 
@@ -224,7 +225,7 @@ def convert_pdf(data: bytes) -> Converted:
             raise
         try:
             title = _given_title(document.get_metadata_dict().get("Title", ""))
-            pages = [_page_text(document, index) for index in range(len(document))]
+            pages = _page_texts(document, limits)
         finally:
             document.close()
         parts = tuple(
@@ -236,6 +237,29 @@ def convert_pdf(data: bytes) -> Converted:
         return Converted(title, parts, _lost_pages(lost, len(pages)))
 
     return _guard("PDF", work)
+
+
+def _page_texts(document: Any, limits: ReadingLimits) -> list[str | None]:
+    if len(document) > limits.pages:
+        raise UnreadableError(f"it has {len(document):,} pages, more than {limits.pages:,}; split it")
+    pages: list[str | None] = []
+    characters = 0
+    for index in range(len(document)):
+        text = _page_text(document, index)
+        characters += len(text or "")
+        check_characters(characters, limits)
+        pages.append(text)
+    return pages
+
+
+def check_characters(count: int, limits: ReadingLimits) -> None:
+    """Refuse a document with too much text.
+
+    Raises:
+        UnreadableError: it has more characters than may be read.
+    """
+    if count > limits.characters:
+        raise UnreadableError(f"its text is longer than {limits.characters:,} characters; split it")
 
 
 def _page_text(document: Any, index: int) -> str | None:

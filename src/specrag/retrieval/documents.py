@@ -19,6 +19,7 @@ from specrag.retrieval.converters import (
     Converted,
     Part,
     UnreadableError,
+    check_characters,
     convert_docx,
     convert_html,
     convert_markdown,
@@ -26,6 +27,7 @@ from specrag.retrieval.converters import (
     convert_text,
 )
 from specrag.retrieval.files import FoundFiles, Skipped, SourceFile, find_files
+from specrag.retrieval.reading_limits import UNLIMITED, ReadingLimits
 from specrag.retrieval.records import BadRecord, Record, read_json, read_json_lines
 
 __all__ = [
@@ -51,7 +53,6 @@ _CONVERTERS: Mapping[str, Callable[[bytes], Converted]] = {
     ".html": convert_html,
     ".htm": convert_html,
     ".xhtml": convert_html,
-    ".pdf": convert_pdf,
     ".docx": convert_docx,
 }
 _RECORDS: Mapping[str, Callable[[bytes], Iterable[Record | BadRecord]]] = {
@@ -94,12 +95,15 @@ class ReadFile:
     sha256: str
 
 
-def read_file(file: SourceFile) -> ReadFile:
+def read_file(file: SourceFile, limits: ReadingLimits = UNLIMITED) -> ReadFile:
     """Read a file and turn it into text; never raises for what the file holds.
 
     The ending decides: Markdown, HTML, PDF, DOCX, JSON lines and JSON (each also with ``.gz``); everything else
     is taken as plain text if it is text. A file that changes meanwhile gives no documents, so that a later run
     reads it whole. A thread at a time: PDFium bears no more.
+
+    Args:
+        limits: a file beyond them cannot be read; for one of records they hold for all of its rows together.
     """
     try:
         data = _read_unchanged(file.path)
@@ -110,17 +114,18 @@ def read_file(file: SourceFile) -> ReadFile:
     sha256 = hashlib.sha256(data).hexdigest()
     try:
         documents, skipped = [], []
-        for entry in _convert(file.source, data):
+        for entry in _convert(file.source, data, limits):
             if isinstance(entry, Document):
                 documents.append(entry)
             else:
                 skipped.append(entry)
+        check_characters(sum(len(part.text) for made in documents for part in made.parts), limits)
     except UnreadableError as error:
         return ReadFile((), (Skipped(file.source, _one_line(str(error))),), sha256)
     return ReadFile(tuple(documents), tuple(skipped), sha256)
 
 
-def _convert(source: str, data: bytes) -> Iterable[Document | Skipped]:
+def _convert(source: str, data: bytes, limits: ReadingLimits) -> Iterable[Document | Skipped]:
     name = PurePosixPath(source)
     if not data:
         raise UnreadableError("empty: it holds no text")
@@ -131,7 +136,7 @@ def _convert(source: str, data: bytes) -> Iterable[Document | Skipped]:
         raise UnreadableError(f"there is no converter for {kind}; save it as DOCX, PDF or HTML")
     if kind in _RECORDS:
         return _records(source, _RECORDS[kind](data))
-    converted = _CONVERTERS.get(kind, convert_text)(data)
+    converted = convert_pdf(data, limits) if kind == ".pdf" else _CONVERTERS.get(kind, convert_text)(data)
     if not any(part.text.strip() for part in converted.parts):
         raise UnreadableError("empty: it holds no text")
     found: list[Document | Skipped] = [Document(source, converted.title or name.stem, converted.parts)]

@@ -23,6 +23,7 @@ from specrag.retrieval.passage_store import (
     metadata_json,
 )
 from specrag.retrieval.progress import Counts, Progress, Reporter
+from specrag.retrieval.reading_limits import ReadingLimits
 
 _RECENT_NS = 2 * 10**9
 
@@ -36,6 +37,7 @@ class Reader:
         old: passages of the current generation; None if there is none.
         chunker: gives the chunker, which takes a while to load; called when the first document needs it.
         counts: is added to.
+        limits: of each document.
     """
 
     def __init__(
@@ -45,12 +47,14 @@ class Reader:
         old: PassageStore | None,
         chunker: Callable[[], Chunker],
         counts: Counts,
+        limits: ReadingLimits,
     ) -> None:
         self.folder = folder
         self.target = target
         self.old = old
         self.chunker = chunker
         self.counts = counts
+        self.limits = limits
         self._waiting: list[tuple[StoredFile, list[StoredPassage] | None]] = []
         self._writer: PassageWriter | None = None
 
@@ -93,7 +97,7 @@ class Reader:
             self._waiting.append((file, None))
             return False
         assert entry.found is not None
-        read = read_file(entry.found)
+        read = read_file(entry.found, self.limits)
         passages = [passage for document in read.documents for passage in self._cut(document)]
         same = entry.known is not None and entry.known.sha256 == read.sha256
         if not passages or same:

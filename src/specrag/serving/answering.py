@@ -10,13 +10,15 @@ from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Protocol
 
+import anyio
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from specrag.errors import Cancelled, DeadlineExceeded
 from specrag.methods.answer import Sources
 from specrag.serving.admission import Ticket
 from specrag.serving.events import Teller
+from specrag.serving.large_json import to_json
 from specrag.serving.metrics import FinishedGeneration
 from specrag.serving.outcome import Outcome, describe_source, outcome_of
 from specrag.serving.plans import Plan, same_prompts
@@ -204,7 +206,8 @@ async def respond(request: Request, answering: Answering, writer: AnswerWriter, 
     """Answer when a place is free; end the work if the client goes away."""
     if not stream:
         try:
-            return JSONResponse(await unless_gone(request, writer.whole()))
+            content = await unless_gone(request, _written(writer))
+            return Response(content, media_type="application/json")
         finally:
             answering.leave_unused()
     try:
@@ -213,6 +216,11 @@ async def respond(request: Request, answering: Answering, writer: AnswerWriter, 
         answering.leave_unused()  # a place may have been given in the moment that the client went
         raise
     return EventStream(writer.chunks(), answering.leave_unused)
+
+
+async def _written(writer: AnswerWriter) -> bytes:
+    whole = await writer.whole()
+    return await anyio.to_thread.run_sync(to_json, whole)
 
 
 def service_of(request: Request) -> Service:

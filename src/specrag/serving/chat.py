@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import anyio
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -128,6 +129,10 @@ class _Writer(AnswerWriter):
         async with aclosing(self.answering.emissions()) as emissions:  # type: ignore[type-var]
             async for _ in emissions:
                 pass
+        return await anyio.to_thread.run_sync(self._whole)
+
+    def _whole(self) -> dict[str, Any]:
+        """Beside the event loop, for log-probabilities take their time."""
         return self.whole_of(
             [self._choice(index, outcome) for index, outcome in enumerate(self.answering.finished)]
         )

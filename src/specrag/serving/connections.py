@@ -4,7 +4,11 @@ uvicorn waits for ever for the rest of a request's head, and for a client that d
 connection is looked at each second: a head that does not arrive in time, an answer that is not read, and the rest of
 a body that goes on long behind the answer end the connection. (Until then such a rest is read and dropped: closed at
 once, the system would throw away the answer that says what was wrong with the body.) Beyond the most connections the
-one that has been idle longest makes room; one that is being answered never does.
+one that has been idle longest makes room, and where none is idle one whose body is still arriving, of the client that
+has most of them; one that is being answered never does.
+
+A client may close its side behind a request and still read (RFC 9112, section 9.6). The end of what it sends looks the
+same where it has gone altogether; then its system refuses what is written, so an interim answer (100) finds out.
 """
 
 from __future__ import annotations
@@ -13,13 +17,17 @@ import asyncio
 import contextlib
 import socket
 import struct
+from collections import Counter
 from typing import Any
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from specrag.serving.settings import Settings
 
 _PERIOD = 1.0
+_FIRST_LOOK = 0.005  # seconds behind the interim answer; each later one twice as late
+_CLOSED = 7  # TCP_CLOSE of Linux: the other side has refused what was sent
 _DROP = struct.pack("ii", 1, 0)  # linger on close, for no time
 
 
@@ -37,19 +45,25 @@ class Watch:
 
     def add(self, connection: WatchedProtocol) -> None:
         """Take in a new connection, if need be in the place of an idle one."""
-        if len(self.connections) >= self.settings.max_connections:
-            idle = min(
-                (other for other in self.connections if not other.busy),
-                key=lambda other: other.idle_since,
-                default=connection,
-            )
-            idle.end()
-            self.connections.pop(idle, None)
-            if idle is connection:
+        crowd = self._crowd(connection)
+        if crowd:
+            leaving = _least_wanted(crowd) or connection
+            leaving.end()
+            self.connections.pop(leaving, None)
+            if leaving is connection:
                 return
         self.connections[connection] = None
         if self._timer is None:
             self._timer = connection.loop.call_later(_PERIOD, self._look)
+
+    def _crowd(self, connection: WatchedProtocol) -> list[WatchedProtocol]:
+        """Those one of which has to make room for a new connection; none while there is room."""
+        most = self.settings.max_client_connections
+        if most is not None:
+            own = [other for other in self.connections if other.address == connection.address]
+            if len(own) >= most:
+                return own
+        return list(self.connections) if len(self.connections) >= self.settings.max_connections else []
 
     def remove(self, connection: WatchedProtocol) -> None:
         """Forget a connection that has ended."""
@@ -65,6 +79,15 @@ class Watch:
         self._timer = loop.call_later(_PERIOD, self._look) if self.connections else None
 
 
+def _least_wanted(crowd: list[WatchedProtocol]) -> WatchedProtocol | None:
+    idle = [other for other in crowd if not other.busy]
+    if idle:
+        return min(idle, key=lambda other: other.idle_since)
+    arriving = [other for other in crowd if other.arriving]
+    held = Counter(other.address for other in arriving)
+    return min(arriving, key=lambda other: (-held[other.address], other.idle_since), default=None)
+
+
 class WatchedProtocol(H11Protocol):
     """uvicorn's own protocol under a watch. A subclass names the watch; see :func:`watched_protocol`."""
 
@@ -74,11 +97,22 @@ class WatchedProtocol(H11Protocol):
         super().__init__(*args, **kwargs)
         self.idle_since = self.loop.time()
         self._written_since = self.idle_since
+        self._half_closed = False
 
     @property
     def busy(self) -> bool:
         """Whether a request has arrived here that is not answered yet."""
         return self.cycle is not None and not self.cycle.response_complete
+
+    @property
+    def arriving(self) -> bool:
+        """Whether the body of a request still arrives here and no answer has begun."""
+        return self.busy and self.cycle.more_body and not self.cycle.response_started
+
+    @property
+    def address(self) -> str:
+        """The client's; empty where it has none."""
+        return self.client[0] if self.client else ""
 
     def end(self) -> None:
         """Close the connection at once; what is still to be sent is dropped, also by the system."""
@@ -108,10 +142,45 @@ class WatchedProtocol(H11Protocol):
         self.watch.remove(self)
         super().connection_lost(exc)
 
+    def shutdown(self) -> None:
+        """The server stops: nobody waits for the rest of a body."""
+        if self.arriving:
+            self.end()
+        else:
+            super().shutdown()
+
+    def handle_events(self) -> None:
+        """Answer what has arrived. Who sends two lengths may have hidden a request behind the first of them."""
+        super().handle_events()
+        if self.busy and {b"content-length", b"transfer-encoding"} <= {name for name, _ in self.headers}:
+            self.headers.append((b"connection", b"close"))  # RFC 9112, section 6.1: whatever is answered
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends no more; whether the connection stays, for an answer."""
+        if not self.busy or self.cycle.more_body or not hasattr(socket, "TCP_INFO"):
+            return False
+        self._half_closed = True
+        if not self.cycle.response_started and self.scope["http_version"] != "1.0":
+            interim = h11.InformationalResponse(status_code=100, headers=[], reason="Continue")
+            self.transport.write(self.conn.send(interim))
+        self._look_for_client(_FIRST_LOOK)
+        return True
+
+    def _look_for_client(self, delay: float) -> None:
+        if self.transport.is_closing():
+            return
+        peer = self.transport.get_extra_info("socket")
+        if peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _CLOSED:
+            self.transport.abort()
+        else:
+            self.loop.call_later(delay, self._look_for_client, min(2 * delay, _PERIOD))
+
     def on_response_complete(self) -> None:
         """An answer has been written; what is left of the body counts as idle time."""
         self.idle_since = self.loop.time()
         super().on_response_complete()
+        if self._half_closed and not self.busy:
+            self.transport.close()
 
 
 def watched_protocol(settings: Settings) -> type[WatchedProtocol]:

@@ -35,6 +35,7 @@ class Order:
         folder: of the knowledge base.
         paths: as :func:`specrag.retrieval.build.build` takes them.
         encoder, chunk_tokens, chunk_overlap: of the build's settings; None takes what is there.
+        most_pages, most_characters: of each document.
     """
 
     folder: str
@@ -42,6 +43,8 @@ class Order:
     encoder: str | None = None
     chunk_tokens: int | None = None
     chunk_overlap: int | None = None
+    most_pages: int = sys.maxsize
+    most_characters: int = sys.maxsize
 
 
 class Indexer:
@@ -59,6 +62,7 @@ class Indexer:
         """Index, and tell how far it is and how it ended."""
         from specrag.retrieval.build import build  # here: the watch over standard input must not wait for it
         from specrag.retrieval.build_settings import BuildSettings
+        from specrag.retrieval.reading_limits import ReadingLimits
 
         folder = Path(order.folder)
         try:
@@ -68,6 +72,7 @@ class Indexer:
                 BuildSettings(None, None, order.chunk_tokens, order.chunk_overlap),
                 lambda progress: self._tell({"progress": asdict(progress)}),
                 encoder=self._encoder(folder, order.encoder),
+                limits=ReadingLimits(order.most_pages, order.most_characters),
             )
         except InputError as error:
             self._tell({"error": {"kind": "input", "message": error.remedy}})

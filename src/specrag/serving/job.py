@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-ENDED = ("done", "failed")
+ENDED = ("done", "failed", "cancelled")
 
 
 @dataclass(slots=True)
@@ -21,12 +21,14 @@ class Job:
         key: name of the key that asked for it.
         action: ``add`` or ``remove`` documents.
         files: their names.
-        status: ``waiting``, ``running``, ``done`` or ``failed``.
+        status: ``waiting``, ``running``, ``done``, ``failed`` or ``cancelled``.
         stage: ``reading``, ``encoding`` or ``indexing``, while it runs.
         done, total: of the stage.
         error: why it failed, for the client.
         report: what it changed.
         created: seconds since 1970.
+        tries: how often it was begun.
+        cancelled: whether it is to end before it is done.
     """
 
     id: str
@@ -34,13 +36,15 @@ class Job:
     key: str
     action: Literal["add", "remove"]
     files: tuple[str, ...]
-    status: Literal["waiting", "running", "done", "failed"] = "waiting"
+    status: Literal["waiting", "running", "done", "failed", "cancelled"] = "waiting"
     stage: str | None = None
     done: int = 0
     total: int = 0
     error: str | None = None
     report: dict[str, Any] | None = None
     created: float = field(default_factory=time.time)
+    tries: int = 0
+    cancelled: bool = False
 
 
 def read_job(path: Path) -> Job | None:

@@ -6,6 +6,7 @@ start finds the jobs that have not ended and does them, and files of uploads tha
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import shutil
@@ -18,12 +19,14 @@ from typing import Any, Literal
 
 from specrag.errors import InputError, SpecragError
 from specrag.retrieval.manifest import MANIFEST
+from specrag.serving.guard import Bounds
 from specrag.serving.indexing import Order
 from specrag.serving.job import ENDED, Job, read_job
 from specrag.serving.knowledge import KnowledgeBases, write_json
 from specrag.serving.logs import Log
 from specrag.serving.metrics import Metrics
 from specrag.serving.places import Place, is_job
+from specrag.serving.settings import Settings
 from specrag.serving.staging import move, not_indexed, take_back
 from specrag.serving.worker import Worker
 
@@ -32,6 +35,7 @@ _ATTEMPTS = 20  # while another process writes the knowledge base
 _WAIT = 0.5  # seconds between them
 _IDLE = 60.0  # seconds without a job that the indexing process is kept
 _BUSY = "another process"
+_TRIES = 3  # of a job whose server was killed each time
 
 
 class JobFailedError(SpecragError):
@@ -44,18 +48,19 @@ class Jobs:
     Args:
         bases: where the documents go.
         metrics, log: are told.
-        most: jobs that may wait.
+        settings: the limits of jobs.
     """
 
-    def __init__(self, bases: KnowledgeBases, metrics: Metrics, log: Log, most: int) -> None:
+    def __init__(self, bases: KnowledgeBases, metrics: Metrics, log: Log, settings: Settings) -> None:
         self._bases = bases
         self._metrics = metrics
         self._log = log
-        self._most = most
+        self._settings = settings
+        self._ending = threading.Lock()  # between the end of a job and its cancellation
         self._jobs: dict[str, Job] = {}
         self._waiting: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._worker = Worker()
+        self._worker = Worker(Bounds(settings.job_seconds, settings.job_memory_bytes))
         self._stopping = threading.Event()
 
     # -- the server's side ----------------------------------------------------------------------------------
@@ -81,12 +86,16 @@ class Jobs:
     @property
     def full(self) -> bool:
         """Whether no more can wait."""
-        return self.pending >= self._most
+        return self.pending >= self._settings.max_jobs
 
     @property
     def pending(self) -> int:
         """Jobs that have not ended."""
         return sum(job.status not in ENDED for job in list(self._jobs.values()))
+
+    def busy(self, kb: str) -> bool:
+        """Whether one of a knowledge base has not ended."""
+        return any(job.kb == kb and job.status not in ENDED for job in list(self._jobs.values()))
 
     def new_id(self) -> str:
         """The id of a job to come."""
@@ -101,6 +110,23 @@ class Jobs:
         self._write(job)
         self._jobs[job.id] = job
         self._waiting.put(job)
+
+    def cancel(self, job: Job) -> bool:
+        """End a job before it is done: one that runs within a second, one that waits when its turn comes.
+
+        Returns:
+            Whether it had not ended yet.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        with self._ending:
+            current = self._jobs.get(job.id)
+            if current is None or current.status in ENDED:
+                return False
+            current.cancelled = True
+            self._write(current)
+            return True
 
     def discard(self, job: Job) -> None:
         """Remove the files of a job that could not be promised."""
@@ -169,6 +195,11 @@ class Jobs:
     def _do(self, job: Job) -> None:
         started = time.monotonic()
         job.status = "running"
+        job.tries += 1
+        try:
+            self._write(job)
+        except OSError as error:
+            self._log.warning("job record not written", job=job.id, reason=str(error))
         try:
             ended = self._outcome(job)
         except OSError as error:  # its documents are between two states, from which the next start goes on
@@ -176,20 +207,30 @@ class Jobs:
             self._jobs[job.id] = replace(job, status="failed", stage=None, error="the server's disk refuses")
             return
         if self._stopping.is_set() and ended.status == "failed":
-            job.status, job.stage = "waiting", None  # cut off by the stop; it goes on at the next start
+            self._put_off(job)
             return
-        try:
-            self._write(ended)
-        except OSError as error:
-            self._log.warning("job record not written", job=job.id, reason=str(error))
-        shutil.rmtree(self._bases.place(job.kb).incoming / job.id, ignore_errors=True)
-        self._jobs[job.id] = ended  # only now, since who reads it may look at the disk
+        if ended.status == "failed" and job.cancelled:
+            ended.status, ended.error = "cancelled", None
+        with self._ending:
+            try:
+                self._write(ended)
+            except OSError as error:
+                self._log.warning("job record not written", job=job.id, reason=str(error))
+            shutil.rmtree(self._bases.place(job.kb).incoming / job.id, ignore_errors=True)
+            self._jobs[job.id] = ended  # only now, since who reads it may look at the disk
         self._forget()
         self._metrics.job(ended.status)
         seconds = round(time.monotonic() - started, 3)
         self._log.info(
             "job ended", job=job.id, kb=job.kb, status=ended.status, seconds=seconds, reason=ended.error
         )
+
+    def _put_off(self, job: Job) -> None:
+        """Cut off by the stop it goes on at the next start, and this was no try."""
+        job.status, job.stage = "waiting", None
+        job.tries -= 1
+        with contextlib.suppress(OSError):
+            self._write(job)
 
     def _outcome(self, job: Job) -> Job:
         """Do a job; the job as it is afterwards.
@@ -201,6 +242,8 @@ class Jobs:
         report: dict[str, Any] | None = None
         error = None
         try:
+            if job.cancelled and job.tries == 1:  # else its documents may have been moved
+                raise JobFailedError("it was cancelled")
             self._move(job, place)
             report = self._build(job, place)
         except JobFailedError as failure:
@@ -265,13 +308,17 @@ class Jobs:
             settings.encoder,
             settings.chunk_tokens,
             settings.chunk_overlap,
+            self._settings.max_document_pages,
+            self._settings.max_document_characters,
         )
 
         def progress(stage: str, done: int, total: int) -> None:
             job.stage, job.done, job.total = stage, done, total
 
+        if job.tries > _TRIES:
+            raise JobFailedError(f"it was begun {_TRIES} times, and the server was killed each time")
         for attempt in range(_ATTEMPTS):
-            outcome = self._worker.run(order, progress)
+            outcome = self._worker.run(order, progress, lambda: job.cancelled)
             # Also the process of a server that was killed a moment ago.
             busy = outcome.report is None and _BUSY in outcome.message
             if not busy or attempt == _ATTEMPTS - 1 or self._stopping.is_set():

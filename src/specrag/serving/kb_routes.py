@@ -130,11 +130,29 @@ def create_base(request: Request, body: NewKnowledgeBase) -> dict[str, Any]:
 @router.get("/jobs/{job}", summary="How far an upload or a deletion is")
 def show_job(request: Request, job: str) -> dict[str, Any]:
     """Status, stage, how much of it is done, and in the end what was changed or why it failed."""
+    return _describe_job(_find_job(request, job))
+
+
+@router.delete("/jobs/{job}", status_code=202, summary="Cancel an upload or a deletion")
+def cancel_job(request: Request, job: str) -> dict[str, Any]:
+    """One that runs ends within a second, one that waits when its turn comes; one that has ended is answered 409."""
+    found = _find_job(request, job)
+    operation = _check_writable(request, found.kb)
+    try:
+        cancelled = operation.jobs.cancel(found)
+    except OSError as error:
+        raise disk_error(error) from error
+    if not cancelled:
+        raise ApiError(409, "the job has ended", code="job_ended")
+    return _describe_job(found)
+
+
+def _find_job(request: Request, identifier: str) -> Job:
     key: ApiKey = request.state.key
-    found = _operation(request).jobs.find(job)
+    found = _operation(request).jobs.find(identifier)
     if found is None or not key.may_read(found.kb):
         raise ApiError(404, "there is no job of this id", code="job_not_found")
-    return _describe_job(found)
+    return found
 
 
 @router.get("/{name}", summary="One knowledge base")
@@ -142,6 +160,20 @@ def show_base(request: Request, name: str) -> dict[str, Any]:
     """Its size, its encoder, and whether documents can be uploaded."""
     operation = _check_readable(request, name)
     return _describe(operation.bases.describe(name), request.state.key)
+
+
+@router.delete("/{name}", status_code=204, summary="Delete a knowledge base and its documents")
+def delete_base(request: Request, name: str) -> None:
+    """Only one that was made through the API, by a key that may make some."""
+    operation = _check_writable(request, name)
+    if not request.state.key.create:
+        raise ApiError(403, "this key may not delete knowledge bases", code="no_create")
+    if operation.jobs.busy(name):
+        raise ApiError(409, "its documents are being indexed; cancel the job, or wait", code="kb_busy")
+    try:
+        operation.bases.delete(name)
+    except OSError as error:
+        raise disk_error(error) from error
 
 
 def _describe(base: Description, key: ApiKey) -> dict[str, Any]:

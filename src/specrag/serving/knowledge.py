@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from specrag.errors import InputError, ModelFilesError, SpecragError
 from specrag.retrieval.build_settings import BuildSettings, settle
-from specrag.retrieval.disk import replace_file
+from specrag.retrieval.disk import replace_file, sync
 from specrag.retrieval.generation import Generation
 from specrag.retrieval.knowledge_base import KnowledgeBase
 from specrag.retrieval.manifest import MANIFEST, Manifest
@@ -24,6 +26,7 @@ from specrag.serving.tables import TableBase, open_table
 if TYPE_CHECKING:
     from specrag.retrieval.encoder import Encoder
 
+_DELETED = ".deleted-"  # no knowledge base is called so
 Base: TypeAlias = KnowledgeBase | TableBase
 
 
@@ -299,6 +302,32 @@ class KnowledgeBases:
             place.folder.mkdir(parents=True, exist_ok=True)
             record = {"chunk_tokens": chunk_tokens, "chunk_overlap": chunk_overlap}
             write_json(place.record, record)
+
+    def delete(self, name: str) -> None:
+        """Remove a knowledge base that was made here, with its documents; who reads it may end.
+
+        Raises:
+            InputError: it was not made here.
+            OSError: the disk refuses.
+        """
+        place = self.place(name)
+        with self._lock:
+            if not place.record.is_file():
+                raise InputError("kb", name, "it was not made through the API; its operator can remove it")
+            # One rename, so that a kill leaves all of it or nothing.
+            place.folder.rename(place.folder.with_name(f"{_DELETED}{uuid.uuid4().hex}"))
+            sync(place.folder.parent)
+            opened = self._opened.pop(name, None)
+            if opened is not None:
+                opened.stale = True
+                opened.close_if_free()
+        self.remove_deleted()
+
+    def remove_deleted(self) -> None:
+        """Remove what is left of deleted ones, also behind a kill."""
+        root = self._settings.kb_root
+        for folder in [] if root is None else root.glob(f"{_DELETED}*"):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def build_settings(self, name: str) -> BuildSettings:
         """How its documents become vectors; nothing for one that was made elsewhere, which knows."""

@@ -11,6 +11,7 @@ import uvicorn
 
 from specrag.errors import InputError
 from specrag.serving.connections import watched_protocol
+from specrag.serving.key_file import readable_by_all
 from specrag.serving.logs import take_over_libraries
 from specrag.serving.settings import Settings
 
@@ -52,6 +53,8 @@ def serve(settings: Settings, app: FastAPI | None = None) -> None:
         app = create_app(settings)
     log = app.state.operation.log
     take_over_libraries(log)
+    if settings.api_key_file is not None and readable_by_all(settings.api_key_file):
+        log.warning("key file readable by all", file=str(settings.api_key_file), remedy="chmod o-r it")
     raise_file_limit(settings.max_connections + _SPARE_FILES)
     config = uvicorn.Config(
         app,

@@ -50,7 +50,7 @@ class Operation:
         self.tracing: Tracing = OpenTelemetry() if settings.tracing else Tracing()
         self.keys = KeyRing(settings.all_keys())
         self.bases = KnowledgeBases(settings, encoder)
-        self.jobs = Jobs(self.bases, self.metrics, self.log, settings.max_jobs)
+        self.jobs = Jobs(self.bases, self.metrics, self.log, settings)
         self.readiness = Readiness(settings.kb_root)
         self.searches = anyio.CapacityLimiter(_SEARCHES)
 
@@ -60,6 +60,7 @@ class Operation:
         root = self.settings.kb_root
         if root is not None:
             await anyio.to_thread.run_sync(lambda: root.mkdir(parents=True, exist_ok=True))
+            await anyio.to_thread.run_sync(self.bases.remove_deleted)
         await anyio.to_thread.run_sync(self.jobs.start)
         try:
             yield

@@ -13,6 +13,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from specrag.errors import (
@@ -105,6 +106,8 @@ def to_api_error(error: BaseException) -> ApiError:
         return ApiError(504, str(error), code="deadline_exceeded")
     if isinstance(error, Cancelled):
         return ApiError(499, str(error), code="cancelled")
+    if isinstance(error, ClientDisconnect):
+        return ApiError(499, "the client has gone", code="cancelled")
     if isinstance(error, StoreUnavailable):
         message = "the database of this knowledge base does not answer; try again later"
         return ApiError(503, message, code="store_unavailable", headers={"Retry-After": "5"})

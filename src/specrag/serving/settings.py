@@ -24,6 +24,7 @@ from pydantic_settings import (
 )
 
 from specrag.errors import InputError
+from specrag.serving.key_file import master_key, read_key
 from specrag.serving.keys import ApiKey
 
 PREFIX = "SPECRAG_SERVE_"
@@ -128,14 +129,25 @@ class Settings(BaseSettings):
     max_concurrent: Count = Field(32, description="Requests that decode at the same time.")
     max_queue: int = Field(128, ge=0, description="Requests that wait behind them; more are answered 429.")
     max_jobs: Count = Field(16, description="Uploads that wait to be indexed; more are answered 429.")
+    max_uploads: Count = Field(8, description="Uploads of one key that arrive at the same time.")
+    max_document_pages: Count = Field(5000, description="Of a PDF; a longer one is not indexed.")
+    max_document_characters: Count = Field(20_000_000, description="Of an uploaded document's text.")
+    job_seconds: Seconds = Field(3600.0, description="For an upload to be indexed.")
+    job_memory_bytes: Count = Field(3 * GIB, description="Of the process that indexes uploads.")
     max_kbs: Count = Field(100, description="Knowledge bases in kb_root.")
     max_connections: Count = Field(
-        1024, description="Open connections; the longest idle one is closed for a new."
+        1024, description="Open connections; for a new one an idle or a slow one is closed."
+    )
+    max_client_connections: Count | None = Field(
+        None, description="Of one address; leave it out behind a proxy, whose address all have."
     )
     deadline: Seconds = Field(600.0, description="Of a request, from its arrival to its last token.")
     header_seconds: Seconds = Field(15.0, description="For the head of a request to arrive.")
     body_seconds: Seconds = Field(30.0, description="For the body of a request to arrive.")
     upload_seconds: Seconds = Field(900.0, description="For an upload to arrive.")
+    min_body_rate: Count = Field(
+        8 * KIB, description="Bytes a second at which a body longer than body_seconds must arrive."
+    )
     search_seconds: Seconds = Field(30.0, description="For a search of a knowledge base.")
     write_seconds: Seconds = Field(60.0, description="That a client may leave an answer unread.")
     shutdown_seconds: Seconds = Field(
@@ -224,9 +236,9 @@ class Settings(BaseSettings):
         """
         keys = list(self.keys)
         if self.api_key is not None:
-            keys.append(_master(self.api_key.get_secret_value(), "api_key"))
+            keys.append(master_key(self.api_key.get_secret_value(), "api_key"))
         if self.api_key_file is not None:
-            keys.append(_master(_read_key(self.api_key_file), "api_key_file"))
+            keys.append(master_key(read_key(self.api_key_file), "api_key_file"))
         return tuple(keys)
 
     @property
@@ -322,25 +334,6 @@ def _read_toml(file: Path) -> dict[str, Any]:
     for name in sorted(content.keys() - Settings.model_fields.keys()):
         raise InputError(f"config {file}", name, "there is no such setting; see docs/deployment.md")
     return content
-
-
-def _read_key(file: Path) -> str:
-    try:
-        lines = file.expanduser().read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise InputError(
-            "api_key_file", str(file), f"{reason}; give a file whose first line is the key"
-        ) from None
-    return lines[0].strip() if lines else ""
-
-
-def _master(key: str, field: str) -> ApiKey:
-    try:
-        return ApiKey(name="master", key=key, kbs=("*",), upload=True, create=True)
-    except ValidationError as error:
-        message = _message(error.errors(include_input=False)[0]["msg"])
-        raise InputError(field, "the value given", message) from None
 
 
 def _message(text: str) -> str:

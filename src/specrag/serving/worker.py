@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from specrag.serving.guard import Bounds, Guard, Process
 from specrag.serving.indexing import Order
 from specrag.serving.settings import PREFIX
 
@@ -34,39 +35,39 @@ class Outcome:
 
 
 class Worker:
-    """One indexing process; orders come from one thread, :meth:`end` from any."""
+    """One indexing process; orders come from one thread, :meth:`end` from any.
 
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[str] | None = None
+    Args:
+        bounds: of each order.
+    """
+
+    def __init__(self, bounds: Bounds) -> None:
+        self._bounds = bounds
+        self._process: Process | None = None
         self._lock = threading.Lock()
         self._ended = False
 
-    def run(self, order: Order, progress: Callable[[str, int, int], None]) -> Outcome:
+    def run(
+        self, order: Order, progress: Callable[[str, int, int], None], unwanted: Callable[[], bool]
+    ) -> Outcome:
         """Do an order and wait for its end.
 
         Args:
             progress: told stage, done and total.
+            unwanted: whether it is to end before it is done.
         """
         process = self._start()
         if process is None:
             return Outcome(message="the server is being stopped")
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            process.stdin.write(f"{json.dumps(asdict(order))}\n")
-            process.stdin.flush()
-            for line in process.stdout:
-                message = json.loads(line)
-                if "report" in message:
-                    return Outcome(message["report"])
-                if "error" in message:
-                    error = message["error"]
-                    return Outcome(message=error["message"], bad_input=error["kind"] == "input")
-                now = message["progress"]
-                progress(now["stage"], now["done"], now["total"])
-        except (BrokenPipeError, ValueError):
-            pass  # it died while it read or wrote
+        with Guard(process, self._bounds, unwanted) as guard:
+            outcome = _exchange(process, order, progress)
+        if outcome is not None and guard.reason is None:
+            return outcome
         self._kill()
+        if outcome is not None:
+            return outcome  # it had been done when the guard struck
+        if guard.reason is not None:
+            return Outcome(message=guard.reason, bad_input=True)
         return Outcome(message=f"the indexing process ended early, with status {process.returncode}")
 
     def end(self, *, for_good: bool = False) -> None:
@@ -82,7 +83,7 @@ class Worker:
         if not for_good:
             self._kill()
 
-    def _start(self) -> subprocess.Popen[str] | None:
+    def _start(self) -> Process | None:
         with self._lock:
             if self._ended:
                 return None
@@ -107,6 +108,27 @@ class Worker:
                 with contextlib.suppress(BrokenPipeError):
                     stream.close()
         process.wait()
+
+
+def _exchange(process: Process, order: Order, progress: Callable[[str, int, int], None]) -> Outcome | None:
+    """Send an order and listen; None if the process has died over it."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write(f"{json.dumps(asdict(order))}\n")
+        process.stdin.flush()
+        for line in process.stdout:
+            message = json.loads(line)
+            if "report" in message:
+                return Outcome(message["report"])
+            if "error" in message:
+                error = message["error"]
+                return Outcome(message=error["message"], bad_input=error["kind"] == "input")
+            now = message["progress"]
+            progress(now["stage"], now["done"], now["total"])
+    except (BrokenPipeError, ValueError):
+        pass  # it died while it read or wrote
+    return None
 
 
 def _environment(given: Mapping[str, str]) -> dict[str, str]:

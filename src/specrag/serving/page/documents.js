@@ -119,6 +119,7 @@ export class Documents {
     for (;;) {
       const report = await getJson(`v1/kb/jobs/${encodeURIComponent(job)}`);
       if (report.status === "failed") throw new Error(report.error.message);
+      if (report.status === "cancelled") throw new Error("The upload was cancelled.");
       if (report.status === "done") return report;
       this.progress(STAGES[report.stage ?? report.status], report.done, report.total);
       await new Promise((resolve) => setTimeout(resolve, POLL));
