@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import threading
 import time
@@ -142,6 +143,9 @@ class Service:
             llm.executor.on_pass = self.packed_passes
         self._llm = llm
         self.admission.budget = free
+        # Else a full collection looks at all that was imported and loaded, for half a second in mid-request.
+        gc.collect()
+        gc.freeze()
         if self.state == "loading":
             self.state = "ready"
 
