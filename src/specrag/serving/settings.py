@@ -329,9 +329,8 @@ def _read_key(file: Path) -> str:
         lines = file.expanduser().read_text(encoding="utf-8").splitlines()
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise InputError(
-            "api_key_file", str(file), f"{reason}; give a file whose first line is the key"
-        ) from None
+        remedy = f"{reason}; give a file whose first line is the key"
+        raise InputError("api_key_file", str(file), remedy) from None
     return lines[0].strip() if lines else ""
 
 
