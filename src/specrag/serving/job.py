@@ -27,6 +27,7 @@ class Job:
         error: why it failed, for the client.
         report: what it changed.
         created: seconds since 1970.
+        makes_kb: whether it makes its knowledge base, which then goes with it if it fails.
     """
 
     id: str
@@ -41,6 +42,7 @@ class Job:
     error: str | None = None
     report: dict[str, Any] | None = None
     created: float = field(default_factory=time.time)
+    makes_kb: bool = False
 
 
 def read_job(path: Path) -> Job | None:

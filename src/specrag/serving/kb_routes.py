@@ -5,6 +5,7 @@ A knowledge base that a key may not read is answered as one that does not exist.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -111,19 +112,37 @@ def list_bases(request: Request) -> dict[str, Any]:
 @router.post("", status_code=201, summary="Make a knowledge base")
 def create_base(request: Request, body: NewKnowledgeBase) -> dict[str, Any]:
     """It holds nothing until documents are uploaded."""
-    operation = _operation(request)
+    operation = _check_creating(request)
+    _create(operation, body)
+    return _describe(operation.bases.describe(body.name), request.state.key)
+
+
+def _check_creating(request: Request) -> Operation:
     key: ApiKey = request.state.key
     if not key.create:
         raise ApiError(403, "this key may not make knowledge bases", code="no_create")
+    return _operation(request)
+
+
+def _check_new(request: Request, name: str) -> Operation:
+    operation = _check_creating(request)
+    operation.bases.place(name)  # says what is wrong with the name
+    if name in operation.bases:
+        raise _exists()
+    return operation
+
+
+def _create(operation: Operation, body: NewKnowledgeBase) -> None:
     try:
         operation.bases.create(body.name, body.chunk_tokens, body.chunk_overlap)
     except FileExistsError:
-        raise ApiError(
-            409, "there is a knowledge base of this name", code="kb_exists", param="name"
-        ) from None
+        raise _exists() from None
     except OSError as error:
         raise disk_error(error) from error
-    return _describe(operation.bases.describe(body.name), key)
+
+
+def _exists() -> ApiError:
+    return ApiError(409, "there is a knowledge base of this name", code="kb_exists", param="name")
 
 
 @router.get("/jobs/{job}", summary="How far an upload or a deletion is")
@@ -262,17 +281,26 @@ _FILES = {
 
 
 @router.post("/{name}/documents", status_code=202, summary="Upload documents", openapi_extra=_FILES)
-async def upload(request: Request, name: str) -> JSONResponse:
-    """All files are taken or none. They are indexed by a job; one of a name that is there replaces it."""
-    operation = await anyio.to_thread.run_sync(_check_writable, request, name)
+async def upload(request: Request, name: str, create: bool = False) -> JSONResponse:
+    """All files are taken or none. They are indexed by a job; one of a name that is there replaces it.
+
+    With ``create`` the knowledge base is made too, and is gone again if the files are refused or the job fails.
+    """
+    check = _check_new if create else _check_writable
+    operation = await anyio.to_thread.run_sync(check, request, name)
     _check_room(operation)
     identifier = operation.jobs.new_id()
     settings = operation.settings
     place = operation.bases.place(name)
-    files = await receive_files(
-        request, place.incoming / identifier, settings.max_upload_files, settings.max_upload_bytes
-    )
-    job = Job(identifier, name, request.state.key.name, "add", files)
+    try:
+        files = await receive_files(
+            request, place.incoming / identifier, settings.max_upload_files, settings.max_upload_bytes
+        )
+    finally:
+        for folder in (place.incoming, place.folder) if create else ():
+            with contextlib.suppress(OSError):  # it holds something
+                folder.rmdir()
+    job = Job(identifier, name, request.state.key.name, "add", files, makes_kb=create)
     return await anyio.to_thread.run_sync(_promise, operation, job)
 
 
@@ -293,7 +321,12 @@ def delete_document(request: Request, name: str, document: str) -> JSONResponse:
 
 def _promise(operation: Operation, job: Job) -> JSONResponse:
     try:
+        if job.makes_kb:
+            _create(operation, NewKnowledgeBase(name=job.kb))
         operation.jobs.add(job)
+    except (ApiError, InputError):
+        operation.jobs.discard(job)
+        raise
     except OSError as error:
         operation.jobs.discard(job)
         raise disk_error(error) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -299,6 +300,15 @@ class KnowledgeBases:
             place.folder.mkdir(parents=True, exist_ok=True)
             record = {"chunk_tokens": chunk_tokens, "chunk_overlap": chunk_overlap}
             write_json(place.record, record)
+
+    def remove_empty(self, name: str) -> None:
+        """Remove what is left of a knowledge base that was to be made, unless it holds or awaits documents."""
+        place = self.place(name)
+        with self._lock:
+            awaited = any(any(folder.glob("*")) for folder in (place.incoming, place.documents))
+            if not awaited and not Manifest.exists(self.folder(name)):
+                place.record.unlink(missing_ok=True)  # first, so that a kill leaves no name
+                shutil.rmtree(place.folder, ignore_errors=True)
 
     def build_settings(self, name: str) -> BuildSettings:
         """How its documents become vectors; nothing for one that was made elsewhere, which knows."""
