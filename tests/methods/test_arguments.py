@@ -53,7 +53,7 @@ def test_what_takes_no_encoded_queries_is_no_passage_retriever(make: Callable[..
     from specrag.methods.retriever import GivenPassages
 
     with pytest.raises(
-        specrag.InputError, match=r"^retriever: .* give a specrag.KnowledgeBase or a SingleIndex"
+        specrag.InputError, match=r"^retriever: .* give a specrag\.KnowledgeBase or a SingleIndex"
     ):
         make(None, GivenPassages([]))
 

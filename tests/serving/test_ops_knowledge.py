@@ -122,6 +122,41 @@ def test_a_document_that_cannot_be_read_is_told_and_forgotten(metals: httpx.Clie
     assert (documents / "zinc.txt").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "refused"),
+    [
+        ("photo.md", b"\x89PNG\r\n\x1a\n" + bytes(range(256)), True),
+        ("broken.pdf", b"%PDF-1.4\nthis is none\n", False),
+    ],
+)
+def test_a_failed_creation_leaves_nothing(
+    master: httpx.Client, server: Program, name: str, content: bytes, refused: bool
+) -> None:
+    """Whether the upload is refused or its job fails; then the same name can be made with a good file."""
+    kb = f"new-{name.partition('.')[0]}"
+    there = master.get("/v1/kb").json()
+
+    def create(*file: Any) -> httpx.Response:
+        return master.post(f"/v1/kb/{kb}/documents?create=true", files=[("files", file)])
+
+    answer = create(name, content)
+    if refused:
+        assert answer.status_code == 400, answer.text
+    else:
+        assert answer.status_code == 202, answer.text
+        assert wait_for_job(master, answer.json()["job"])["status"] == "failed"
+    assert master.get("/v1/kb").json() == there
+    assert not (server.log.parent / "kb" / kb).exists()
+    assert code(upload(master, ("tin.md", TIN), kb=kb)) == (404, "kb_not_found")
+    assert wait_for_job(master, create("tin.md", TIN).json()["job"])["status"] == "done"
+    assert master.get(f"/v1/kb/{kb}").json()["documents"] == 1
+    assert code(create("copper.md", COPPER)) == (409, "kb_exists")
+    assert master.get(f"/v1/kb/{kb}").json()["documents"] == 1
+    with client(server, WRITER) as writer:
+        asked = writer.post("/v1/kb/mine/documents?create=true", files=[("files", ("tin.md", TIN))])
+        assert code(asked) == (403, "no_create")
+
+
 def test_a_key_sees_its_own_knowledge_bases_alone(metals: httpx.Client, server: Program) -> None:
     assert metals.post("/v1/kb", json={"name": "hidden"}).status_code == 201
     job = upload(metals, ("gold.txt", b"Gold is hidden."), kb="hidden").json()["job"]

@@ -29,6 +29,7 @@ class Job:
         created: seconds since 1970.
         tries: how often it was begun.
         cancelled: whether it is to end before it is done.
+        makes_kb: whether it makes its knowledge base, which then goes with it if it fails.
     """
 
     id: str
@@ -45,6 +46,7 @@ class Job:
     created: float = field(default_factory=time.time)
     tries: int = 0
     cancelled: bool = False
+    makes_kb: bool = False
 
 
 def read_job(path: Path) -> Job | None:

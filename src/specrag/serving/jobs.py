@@ -129,8 +129,10 @@ class Jobs:
             return True
 
     def discard(self, job: Job) -> None:
-        """Remove the files of a job that could not be promised."""
+        """Remove the files of a job that could not be promised, and what it has made."""
         shutil.rmtree(self._bases.place(job.kb).incoming / job.id, ignore_errors=True)
+        if job.makes_kb:
+            self._bases.remove_empty(job.kb)
 
     def find(self, identifier: str) -> Job | None:
         """A job of this run or, if it has ended, of an earlier one."""
@@ -217,6 +219,8 @@ class Jobs:
             except OSError as error:
                 self._log.warning("job record not written", job=job.id, reason=str(error))
             shutil.rmtree(self._bases.place(job.kb).incoming / job.id, ignore_errors=True)
+            if ended.makes_kb and ended.status != "done":
+                self._bases.remove_empty(job.kb)
             self._jobs[job.id] = ended  # only now, since who reads it may look at the disk
         self._forget()
         self._metrics.job(ended.status)

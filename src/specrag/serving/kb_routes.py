@@ -1,7 +1,4 @@
-"""``/v1/kb``: list, make and search knowledge bases, add documents to them and delete documents.
-
-A knowledge base that a key may not read is answered as one that does not exist.
-"""
+"""``/v1/kb``: list, make, search and delete knowledge bases."""
 
 from __future__ import annotations
 
@@ -11,38 +8,30 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import anyio
 from fastapi import APIRouter, Request
 from pydantic import Field
-from starlette.responses import JSONResponse
 
 from specrag.engine.threads import compute_alone
 from specrag.errors import InputError
 from specrag.retrieval.passage import Hit
+from specrag.serving import kb_access
 from specrag.serving.bodies import JsonRoute
-from specrag.serving.job import Job
+from specrag.serving.kb_access import (
+    NewKnowledgeBase,
+    check_creating,
+    check_readable,
+    check_writable,
+    operation_of,
+)
 from specrag.serving.keys import ApiKey
-from specrag.serving.knowledge import Base, Description
-from specrag.serving.places import check_document, is_name, shown
+from specrag.serving.knowledge import Base
+from specrag.serving.places import Description, shown
 from specrag.serving.problems import ApiError
 from specrag.serving.schemas import Body
-from specrag.serving.uploads import disk_error, receive_files
+from specrag.serving.uploads import disk_error
 
 if TYPE_CHECKING:
-    from specrag.serving.operation import Operation
+    pass
 
 router = APIRouter(prefix="/v1/kb", route_class=JsonRoute, tags=["knowledge bases"])
-
-
-class NewKnowledgeBase(Body):
-    """A knowledge base to make.
-
-    Attributes:
-        name: 1 to 64 of a-z, 0-9, ``-`` and ``_``.
-        chunk_tokens: most tokens of a passage; by default 200.
-        chunk_overlap: tokens that a passage repeats of the one before; by default 32.
-    """
-
-    name: Annotated[str, Field(max_length=64)]
-    chunk_tokens: Annotated[int, Field(ge=16, le=8192)] | None = None
-    chunk_overlap: Annotated[int, Field(ge=0, le=4096)] | None = None
 
 
 class SearchBody(Body):
@@ -64,46 +53,13 @@ class SearchBody(Body):
     ) = None
 
 
-def _operation(request: Request) -> Operation:
-    operation: Operation = request.app.state.operation
-    return operation
-
-
-def _check_readable(request: Request, name: str) -> Operation:
-    operation = _operation(request)
-    key: ApiKey = request.state.key
-    if not is_name(name) or not key.may_read(name) or name not in operation.bases:
-        raise ApiError(404, "there is no knowledge base of this name", code="kb_not_found", param="kb")
-    return operation
-
-
-def _check_writable(request: Request, name: str) -> Operation:
-    operation = _check_readable(request, name)
-    key: ApiKey = request.state.key
-    if not key.may_upload(name):
-        raise ApiError(403, "this key may not change this knowledge base", code="no_upload", param="kb")
-    if operation.bases.kind(name) == "table" or operation.settings.kb_root is None:
-        raise ApiError(403, "this knowledge base takes no uploads", code="read_only", param="kb")
-    return operation
-
-
-def _check_room(operation: Operation) -> None:
-    if operation.jobs.full:
-        raise ApiError(
-            429,
-            "too many uploads wait to be indexed; try again later",
-            code="jobs_full",
-            headers={"Retry-After": "10"},
-        )
-
-
 # -- knowledge bases ------------------------------------------------------------------------------------------
 
 
 @router.get("", summary="List knowledge bases")
 def list_bases(request: Request) -> dict[str, Any]:
     """Those that the key may read."""
-    operation = _operation(request)
+    operation = operation_of(request)
     key: ApiKey = request.state.key
     names = [name for name in operation.bases.names() if key.may_read(name)]
     return {"object": "list", "data": [_describe(operation.bases.describe(name), key) for name in names]}
@@ -112,60 +68,22 @@ def list_bases(request: Request) -> dict[str, Any]:
 @router.post("", status_code=201, summary="Make a knowledge base")
 def create_base(request: Request, body: NewKnowledgeBase) -> dict[str, Any]:
     """It holds nothing until documents are uploaded."""
-    operation = _operation(request)
-    key: ApiKey = request.state.key
-    if not key.create:
-        raise ApiError(403, "this key may not make knowledge bases", code="no_create")
-    try:
-        operation.bases.create(body.name, body.chunk_tokens, body.chunk_overlap)
-    except FileExistsError:
-        raise ApiError(
-            409, "there is a knowledge base of this name", code="kb_exists", param="name"
-        ) from None
-    except OSError as error:
-        raise disk_error(error) from error
-    return _describe(operation.bases.describe(body.name), key)
-
-
-@router.get("/jobs/{job}", summary="How far an upload or a deletion is")
-def show_job(request: Request, job: str) -> dict[str, Any]:
-    """Status, stage, how much of it is done, and in the end what was changed or why it failed."""
-    return _describe_job(_find_job(request, job))
-
-
-@router.delete("/jobs/{job}", status_code=202, summary="Cancel an upload or a deletion")
-def cancel_job(request: Request, job: str) -> dict[str, Any]:
-    """One that runs ends within a second, one that waits when its turn comes; one that has ended is answered 409."""
-    found = _find_job(request, job)
-    operation = _check_writable(request, found.kb)
-    try:
-        cancelled = operation.jobs.cancel(found)
-    except OSError as error:
-        raise disk_error(error) from error
-    if not cancelled:
-        raise ApiError(409, "the job has ended", code="job_ended")
-    return _describe_job(found)
-
-
-def _find_job(request: Request, identifier: str) -> Job:
-    key: ApiKey = request.state.key
-    found = _operation(request).jobs.find(identifier)
-    if found is None or not key.may_read(found.kb):
-        raise ApiError(404, "there is no job of this id", code="job_not_found")
-    return found
+    operation = check_creating(request)
+    kb_access.create_base(operation, body)
+    return _describe(operation.bases.describe(body.name), request.state.key)
 
 
 @router.get("/{name}", summary="One knowledge base")
 def show_base(request: Request, name: str) -> dict[str, Any]:
     """Its size, its encoder, and whether documents can be uploaded."""
-    operation = _check_readable(request, name)
+    operation = check_readable(request, name)
     return _describe(operation.bases.describe(name), request.state.key)
 
 
 @router.delete("/{name}", status_code=204, summary="Delete a knowledge base and its documents")
 def delete_base(request: Request, name: str) -> None:
     """Only one that was made through the API, by a key that may make some."""
-    operation = _check_writable(request, name)
+    operation = check_writable(request, name)
     if not request.state.key.create:
         raise ApiError(403, "this key may not delete knowledge bases", code="no_create")
     if operation.jobs.busy(name):
@@ -196,7 +114,7 @@ def _describe(base: Description, key: ApiKey) -> dict[str, Any]:
 @router.post("/{name}/search", summary="Search a knowledge base")
 async def search(request: Request, name: str, body: SearchBody) -> dict[str, Any]:
     """The best passages for a question, best first."""
-    operation = _check_readable(request, name)
+    operation = check_readable(request, name)
     if "\0" in body.query:
         raise InputError("query", body.query, "it holds a NUL character")
     if operation.searches.statistics().tasks_waiting > operation.settings.max_queue:
@@ -244,107 +162,4 @@ def _describe_hit(rank: int, hit: Hit) -> dict[str, Any]:
         "source": shown(passage.source),
         "text": passage.text,
         "metadata": dict(passage.metadata),
-    }
-
-
-# -- documents ------------------------------------------------------------------------------------------------
-
-
-@router.get("/{name}/documents", summary="List the documents of a knowledge base")
-def list_documents(request: Request, name: str, after: str = "", limit: int = 100) -> dict[str, Any]:
-    """Sorted by name; ``after`` is the last one of the page before."""
-    operation = _check_readable(request, name)
-    if not 1 <= limit <= 1000:
-        raise InputError("limit", limit, "give 1 to 1000")
-    if operation.bases.kind(name) == "table":
-        raise ApiError(400, "the documents of a table are not listed", code="not_supported", param="kb")
-    uploaded = set()
-    if operation.settings.kb_root is not None:
-        documents = operation.bases.place(name).documents
-        uploaded = {path.name for path in documents.glob("*")}
-    files = [file for file in operation.bases.files(name) if file.source > after]
-    data = [
-        {
-            "id": shown(file.source),
-            "object": "kb.document",
-            "bytes": file.size,
-            "passages": file.last - file.first,
-            "uploaded": file.source in uploaded,
-        }
-        for file in files[:limit]
-    ]
-    return {"object": "list", "kb": name, "data": data, "has_more": len(files) > limit}
-
-
-_FILES = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "required": ["files"],
-                    "properties": {
-                        "files": {"type": "array", "items": {"type": "string", "format": "binary"}}
-                    },
-                }
-            }
-        },
-    }
-}
-
-
-@router.post("/{name}/documents", status_code=202, summary="Upload documents", openapi_extra=_FILES)
-async def upload(request: Request, name: str) -> JSONResponse:
-    """All files are taken or none. They are indexed by a job; one of a name that is there replaces it."""
-    operation = await anyio.to_thread.run_sync(_check_writable, request, name)
-    _check_room(operation)
-    identifier = operation.jobs.new_id()
-    settings = operation.settings
-    place = operation.bases.place(name)
-    files = await receive_files(
-        request, place.incoming / identifier, settings.max_upload_files, settings.max_upload_bytes
-    )
-    job = Job(identifier, name, request.state.key.name, "add", files)
-    return await anyio.to_thread.run_sync(_promise, operation, job)
-
-
-@router.delete("/{name}/documents/{document}", status_code=202, summary="Delete an uploaded document")
-def delete_document(request: Request, name: str, document: str) -> JSONResponse:
-    """A job takes its passages out; documents that were not uploaded are their owner's to delete."""
-    operation = _check_writable(request, name)
-    try:
-        known = (operation.bases.place(name).documents / check_document(document)).is_file()
-    except InputError:
-        known = False
-    if not known:
-        raise ApiError(404, "no uploaded document has this name", code="document_not_found", param="document")
-    _check_room(operation)
-    job = Job(operation.jobs.new_id(), name, request.state.key.name, "remove", (document,))
-    return _promise(operation, job)
-
-
-def _promise(operation: Operation, job: Job) -> JSONResponse:
-    try:
-        operation.jobs.add(job)
-    except OSError as error:
-        operation.jobs.discard(job)
-        raise disk_error(error) from error
-    return JSONResponse({"job": job.id, **_describe_job(job)}, 202, {"Location": f"/v1/kb/jobs/{job.id}"})
-
-
-def _describe_job(job: Job) -> dict[str, Any]:
-    return {
-        "id": job.id,
-        "object": "kb.job",
-        "kb": job.kb,
-        "action": job.action,
-        "files": list(job.files),
-        "status": job.status,
-        "stage": job.stage,
-        "done": job.done,
-        "total": job.total,
-        "error": None if job.error is None else {"message": job.error},
-        "report": job.report,
-        "created": int(job.created),
     }

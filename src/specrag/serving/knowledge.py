@@ -19,7 +19,7 @@ from specrag.retrieval.generation import Generation
 from specrag.retrieval.knowledge_base import KnowledgeBase
 from specrag.retrieval.manifest import MANIFEST, Manifest
 from specrag.retrieval.passage_store import PASSAGES, PassageStore, StoredFile
-from specrag.serving.places import Place, check_name, is_name
+from specrag.serving.places import Description, Place, check_name, is_name
 from specrag.serving.settings import Settings
 from specrag.serving.tables import TableBase, open_table
 
@@ -28,31 +28,6 @@ if TYPE_CHECKING:
 
 _DELETED = ".deleted-"  # no knowledge base is called so
 Base: TypeAlias = KnowledgeBase | TableBase
-
-
-@dataclass(frozen=True, slots=True)
-class Description:
-    """A knowledge base in short.
-
-    Attributes:
-        name: in this server.
-        kind: a folder of this machine, or a table of PostgreSQL.
-        documents: files indexed; None where that is not known.
-        passages: pieces that they were cut into.
-        generation: grows with each change; 0 for one without documents.
-        encoder: that made its vectors.
-        writable: whether documents can be uploaded.
-        problem: why it cannot be used now, if it cannot.
-    """
-
-    name: str
-    kind: Literal["folder", "table"]
-    documents: int | None = None
-    passages: int | None = None
-    generation: int = 0
-    encoder: str | None = None
-    writable: bool = False
-    problem: str | None = None
 
 
 @dataclass(slots=True)
@@ -328,6 +303,15 @@ class KnowledgeBases:
         root = self._settings.kb_root
         for folder in [] if root is None else root.glob(f"{_DELETED}*"):
             shutil.rmtree(folder, ignore_errors=True)
+
+    def remove_empty(self, name: str) -> None:
+        """Remove what is left of a knowledge base that was to be made, unless it holds or awaits documents."""
+        place = self.place(name)
+        with self._lock:
+            awaited = any(any(folder.glob("*")) for folder in (place.incoming, place.documents))
+            if not awaited and not Manifest.exists(self.folder(name)):
+                place.record.unlink(missing_ok=True)  # first, so that a kill leaves no name
+                shutil.rmtree(place.folder, ignore_errors=True)
 
     def build_settings(self, name: str) -> BuildSettings:
         """How its documents become vectors; nothing for one that was made elsewhere, which knows."""

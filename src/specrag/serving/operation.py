@@ -10,7 +10,7 @@ import anyio
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from specrag.serving import health, kb_routes
+from specrag.serving import document_routes, health, kb_routes
 from specrag.serving.authentication import Authentication
 from specrag.serving.headers import SecurityHeaders, SiteGuard
 from specrag.serving.health import Readiness
@@ -102,6 +102,7 @@ def add_operation(app: FastAPI) -> None:
     service.packed_passes = operation.metrics.packed_pass
     operation.readiness.add("model", lambda: None if service.state == "ready" else service.state)
     _watch(operation, service)
+    app.include_router(document_routes.router)
     app.include_router(kb_routes.router)
     app.include_router(health.router)
     if settings.metrics:

@@ -18,6 +18,7 @@ import re
 import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from specrag.errors import InputError
 from specrag.serving.settings import NAME_PATTERN
@@ -122,3 +123,28 @@ def _fault(name: str) -> str | None:
     if not name.lower().removesuffix(".gz").endswith(ENDINGS):
         return f"its name must end in one of {' '.join(ENDINGS)}, or in one of these and .gz"
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A knowledge base in short.
+
+    Attributes:
+        name: in this server.
+        kind: a folder of this machine, or a table of PostgreSQL.
+        documents: files indexed; None where that is not known.
+        passages: pieces that they were cut into.
+        generation: grows with each change; 0 for one without documents.
+        encoder: that made its vectors.
+        writable: whether documents can be uploaded.
+        problem: why it cannot be used now, if it cannot.
+    """
+
+    name: str
+    kind: Literal["folder", "table"]
+    documents: int | None = None
+    passages: int | None = None
+    generation: int = 0
+    encoder: str | None = None
+    writable: bool = False
+    problem: str | None = None

@@ -77,6 +77,13 @@ def test_files_that_cannot_be_read_are_named(visit: Callable[..., Visit], tmp_pa
     told = upload(here, "pictures", picture)
     assert "photo.md" in told or "error" in (here.page.get_attribute("#upload-result", "class") or "")
     assert not here.page.locator("#upload-submit").is_disabled()
+    # The name is free: the same dialog takes a good file under it.
+    assert "pictures" not in here.page.inner_text("#bases")
+    notes = tmp_path / "notes.md"
+    notes.write_text("Some text.")
+    here.page.set_input_files("#files", [str(notes)])
+    here.page.click("#upload-submit")
+    here.page.wait_for_function("document.getElementById('upload-result').textContent.includes('1 added')")
 
 
 def test_a_name_that_no_knowledge_base_can_have(visit: Callable[..., Visit], tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 // The dialog about knowledge bases: what there is, and adding documents with progress.
 
-import { getJson, postJson, upload } from "./api.js";
+import { getJson, upload } from "./api.js";
 import { byId, count, counted, element } from "./dom.js";
 
 const NEW = "";
@@ -89,29 +89,24 @@ export class Documents {
     }
     this.setBusy(true);
     try {
-      const name = await this.target();
-      const { job } = await upload(`v1/kb/${encodeURIComponent(name)}/documents`, this.files.files,
+      const chosen = byId("upload-kb").value;
+      const name = chosen === NEW ? byId("new-name").value.trim() : chosen;
+      // A name with a slash would be another address.
+      if (!/^[a-z0-9][a-z0-9_-]{0,63}$/.test(name)) throw new Error("Give a name of 1 to 64 of a-z, 0-9, - and _.");
+      // A new one is made by the upload itself: if that fails, its name stays free.
+      const path = `v1/kb/${encodeURIComponent(name)}/documents${chosen === NEW ? "?create=true" : ""}`;
+      const { job } = await upload(path, this.files.files,
         (share) => this.progress("Sending", share, 1));
       const report = await this.follow(job);
       await this.refresh(name);
       this.files.value = "";
+      byId("new-name").value = "";
       this.tell(inWords(name, report), false);
     } catch (error) {
       this.tell(error.message, true);
     } finally {
       this.setBusy(false);
     }
-  }
-
-  /** The knowledge base to add to; made first if it is a new one. */
-  async target() {
-    const chosen = byId("upload-kb").value;
-    if (chosen !== NEW) return chosen;
-    const name = byId("new-name").value.trim();
-    await postJson("v1/kb", { name });
-    await this.refresh(name);
-    byId("new-name").value = "";
-    return name;
   }
 
   /** Wait for an indexing job and show how far it is; its last report. */
