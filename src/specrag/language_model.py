@@ -47,7 +47,7 @@ class LanguageModel:
 
     Args:
         loaded: the model.
-        prefix_cache_bytes: memory for keys and values of earlier prompts; 0 for none.
+        prefix_cache_bytes: memory for keys and values of earlier texts; 0 for none.
         max_rows: of a pass that several requests share.
         prefill_rows: of one prompt in a pass: fewer let others wait less.
         clock: seconds, for deadlines and timings.
@@ -78,7 +78,7 @@ class LanguageModel:
 
     @property
     def prefixes(self) -> PrefixCache:
-        """Keys and values of earlier prompts, for coroutines of :attr:`executor`."""
+        """Keys and values of earlier texts, for coroutines of :attr:`executor`."""
         return self._prefixes
 
     def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Generation:
@@ -226,9 +226,12 @@ class LanguageModel:
             reason = yield from overhear(
                 request.method.decode(session, request.settings, text, clock, prompt_rows), steps
             )
+            decoded = clock()
+            # The next turn of a conversation begins with the answer too.
+            self._prefixes.keep(session, request.tenant)
             timing = Timing(
                 prefilled - started,
-                clock() - prefilled,
+                decoded - prefilled,
                 sum(step.drafting for step in steps),
                 sum(step.verifying for step in steps),
             )
@@ -258,7 +261,7 @@ def load(
         batch_invariant: a token's distribution has the same bits whatever else is in its pass.
         kv_dtype: ``auto``, or ``int8`` for keys and values in 8 bits, which take about half the memory; the text may
             differ a little.
-        prefix_cache_bytes: memory for keys and values of earlier prompts; 0 for none. Without
+        prefix_cache_bytes: memory for keys and values of earlier texts; 0 for none. Without
             ``batch_invariant`` a prompt found there may round differently from one that is read anew.
         progress: show a bar while fetching and converting.
     """

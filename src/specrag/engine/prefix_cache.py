@@ -1,4 +1,4 @@
-"""Keys and values of earlier prompts, for requests that begin with the same tokens."""
+"""Keys and values of earlier texts, for requests that begin with the same tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MIN_SHARED_TOKENS = 16
 
 
 class PrefixCache:
-    """Sessions of finished prompts, the longest unused dropped first. Tenants never see each other's.
+    """Sessions of prompts and of answers behind them, the longest unused dropped first. Tenants never see each other's.
 
     What a tenant can observe of another is nothing: neither tokens nor, by the time of an answer, whether they
     were there. To be used from coroutines of one executor, which never run at the same time.
@@ -26,7 +26,7 @@ class PrefixCache:
     def __init__(self, limit_bytes: int) -> None:
         if limit_bytes < 0:
             raise InputError("limit_bytes", limit_bytes, "give a number of bytes, 0 for no cache")
-        self._limit = limit_bytes
+        self.limit_bytes = limit_bytes
         self._entries: OrderedDict[int, tuple[str, Session]] = OrderedDict()
         self._held: list[tuple[str, Session]] = []
         self._next = 0
@@ -57,7 +57,7 @@ class PrefixCache:
 
     def keep(self, session: Session, tenant: str = "") -> None:
         """Remember a session's tokens; it may go on being used."""
-        if _nbytes([session]) > self._limit or len(session) < MIN_SHARED_TOKENS:
+        if _nbytes([session]) > self.limit_bytes or len(session) < MIN_SHARED_TOKENS:
             return
         for key, (owner, other) in list(self._entries.items()):
             if owner != tenant or other.model is not session.model:
@@ -87,7 +87,7 @@ class PrefixCache:
 
     def _shrink(self) -> None:
         """Drop the longest unused. A kept session may have grown its buffers since, so ask often."""
-        while self._entries and self.nbytes > self._limit:
+        while self._entries and self.nbytes > self.limit_bytes:
             self._entries.popitem(last=False)
 
 

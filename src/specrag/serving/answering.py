@@ -131,7 +131,7 @@ class Answering:
         assert self._ticket is not None  # entered before
         self._started = True
         llm = self._service.llm
-        behind = same_prompts(self._plans) if self._service.settings.prefix_cache_bytes else None
+        behind = same_prompts(self._plans) if llm.prefixes.limit_bytes else None
         starts = [plan.start for plan in self._plans]
         texts = RunningTexts(llm.executor, starts, self._ticket, self._deadline, behind)
         self._service.running.add(texts)

@@ -17,6 +17,7 @@ from specrag.engine.threads import apart
 from specrag.errors import InputError, SpecragError
 from specrag.serving.admission import Admission
 from specrag.serving.knowledge import Base, KnowledgeBases
+from specrag.serving.memory import divide
 from specrag.serving.method_options import ReSpecOptions
 from specrag.serving.plans import SharedMethods, respec
 from specrag.serving.problems import ApiError
@@ -116,14 +117,6 @@ class Service:
         settings = self.settings
         served_method(settings.method)
         loaded = _load(settings, settings.model, settings.adapter)
-        llm = LanguageModel(
-            loaded,
-            prefix_cache_bytes=settings.prefix_cache_bytes,
-            max_rows=PASS_ROWS,
-            prefill_rows=PREFILL_ROWS,
-        )
-        # One short text, so that nobody's request waits for loops to be compiled.
-        llm.generate("Hello", max_tokens=2, method=_decoding(settings.method))
         for name in settings.kbs:
             self.knowledge_bases.get(name)
         for name, folder in settings.datastores.items():
@@ -133,16 +126,19 @@ class Service:
         for drafter in settings.drafters:  # loaded by the first request else
             respec(self.methods, ReSpecOptions.model_validate({"drafter": drafter}), None).check(loaded)
         self.rag_drafter = _load_drafter(settings)
-        free = settings.kv_memory_bytes
-        if free is None:
-            known = free_bytes(loaded.device)
-            free = None if known is None else known // 2
-        if free is not None:
-            free = max(free - settings.prefix_cache_bytes, 0)
+        memory = divide(settings, free_bytes(loaded.device))  # what is loaded by now is not free
+        llm = LanguageModel(
+            loaded,
+            prefix_cache_bytes=memory.kept,
+            max_rows=PASS_ROWS,
+            prefill_rows=PREFILL_ROWS,
+        )
+        # One short text, so that nobody's request waits for loops to be compiled.
+        llm.generate("Hello", max_tokens=2, method=_decoding(settings.method))
         if self.packed_passes is not None:
             llm.executor.on_pass = self.packed_passes
         self._llm = llm
-        self.admission.budget = free
+        self.admission.budget = memory.running
         # Else a full collection looks at all that was imported and loaded, for half a second in mid-request.
         gc.collect()
         gc.freeze()

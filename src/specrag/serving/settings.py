@@ -89,7 +89,9 @@ class Settings(BaseSettings):
     )
     method: str = Field("respec", description="How to decode where a request does not say.")
     encoder: str = Field("minilm-l6-v2", description="Of /v1/embeddings and of knowledge bases made here.")
-    prefix_cache_bytes: int = Field(0, ge=0, description="Memory for keys and values of earlier prompts.")
+    prefix_cache_bytes: int | None = Field(
+        None, ge=0, description="For earlier texts; by default a fifth of kv_memory_bytes, at most 4 GiB."
+    )
 
     # -- the knowledge bases --------------------------------------------------------------------------------
     kbs: Annotated[dict[Name, Path], NoDecode] = Field({}, description="Folders of `specrag index`, by name.")
@@ -154,8 +156,7 @@ class Settings(BaseSettings):
         30.0, description="For running requests to end when the server is stopped."
     )
     kv_memory_bytes: Count | None = Field(
-        None,
-        description="For keys and values of all requests; by default half of the free memory at the start.",
+        None, description="For keys and values, kept ones too; by default half of the free memory at start."
     )
 
     # -- what it tells --------------------------------------------------------------------------------------
