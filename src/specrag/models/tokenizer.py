@@ -112,8 +112,8 @@ class Tokenizer:
     @cached_property
     def numerals(self) -> Mapping[int, str]:
         """The text of every token that holds a digit, by its id."""
-        texts = (self.token_bytes(token).decode(errors="replace") for token in range(self.vocab_size))
-        return {token: text for token, text in enumerate(texts) if any(map(str.isdecimal, text))}
+        texts = enumerate(self.token_bytes(n).decode(errors="replace") for n in range(self.vocab_size))
+        return {token: text for token, text in texts if any(map(str.isdecimal, text))}
 
     def encode(self, text: str, *, special: bool) -> list[int]:
         """The tokens of a text; ``special`` adds those that the model expects around it (such as BOS)."""

@@ -83,7 +83,7 @@ def test_files_that_cannot_be_read_are_named(visit: Callable[..., Visit], tmp_pa
     notes.write_text("Some text.")
     here.page.set_input_files("#files", [str(notes)])
     here.page.click("#upload-submit")
-    here.page.wait_for_function("document.getElementById('upload-result').textContent.includes('1 added')")
+    here.page.wait_for_selector("#upload-result:has-text('pictures: 1 added')", timeout=60_000)
 
 
 def test_a_name_that_no_knowledge_base_can_have(visit: Callable[..., Visit], tmp_path: Path) -> None:

@@ -49,10 +49,6 @@ export async function getJson(path, signal) {
   return (await ask(path, { signal })).json();
 }
 
-export async function postJson(path, body, signal) {
-  return (await ask(path, withJson(body, signal))).json();
-}
-
 /** The objects of a stream of server-sent events, as they come. Leaving the loop ends the request. */
 export async function* events(path, body, signal) {
   const response = await ask(path, withJson(body, signal));
