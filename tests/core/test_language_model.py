@@ -230,6 +230,16 @@ def test_the_prefix_cache_reports_what_it_saved(cached_llm: LanguageModel, llm: 
     assert first.tokens[0].token == again.tokens[0].token
 
 
+def test_a_second_turn_finds_the_first_answer(cached_llm: LanguageModel) -> None:
+    messages = [{"role": "user", "content": "Say hello."}]
+    first = cached_llm.generate(messages, max_tokens=100, tenant="talk")
+    assert first.finish_reason == "stop"  # with the token that ends an answer in the template too
+    messages += [{"role": "assistant", "content": first.text}, {"role": "user", "content": "And in Latin?"}]
+    second = cached_llm.generate(messages, max_tokens=2, tenant="talk")
+    assert second.usage.cached_tokens == first.usage.prompt_tokens + first.usage.completion_tokens
+    assert cached_llm.generate(messages, max_tokens=2, tenant="other").usage.cached_tokens == 0
+
+
 LOAD = """
 import time
 started = time.perf_counter()

@@ -12,13 +12,19 @@ import pytest
 from tests.serving.live_server import MODEL, LiveServer, running_server
 
 ALICE, BOB = "alice-key-0123456789", "bob-key-0123456789-x"
+CAROL, DAVE = "carol-key-0123456789", "dave-key-0123456789"
 
 
 @pytest.fixture(scope="module")
 def keyed(smollm2: Path, sample_base: Path) -> Iterator[LiveServer]:
-    """Give a server with two keys, one of which may read the knowledge base, and a prefix cache."""
-    keys = [{"name": "alice", "key": ALICE, "kbs": ["wiki"]}, {"name": "bob", "key": BOB, "kbs": []}]
-    with running_server(kbs={"wiki": sample_base}, keys=keys, prefix_cache_bytes=2**26) as server:
+    """Give a server with four keys, one of which may read the knowledge base, and nothing said of its memory."""
+    keys = [
+        {"name": "alice", "key": ALICE, "kbs": ["wiki"]},
+        {"name": "bob", "key": BOB, "kbs": []},
+        {"name": "carol", "key": CAROL, "kbs": []},
+        {"name": "dave", "key": DAVE, "kbs": []},
+    ]
+    with running_server(kbs={"wiki": sample_base}, keys=keys) as server:
         yield server
 
 
@@ -62,6 +68,32 @@ def test_a_key_finds_its_own_prompts_and_no_others(keyed: LiveServer) -> None:
     assert cached(ask(keyed, BOB, question)) <= template
     again = ask(keyed, ALICE, question)
     assert cached(again) == again.json()["usage"]["prompt_tokens"] - 1
+
+
+@pytest.mark.parametrize(
+    ("stranger", "drawing"),
+    [(CAROL, {"temperature": 0}), (DAVE, {"temperature": 1.0, "seed": 7})],
+    ids=["greedy", "sampled"],
+)
+def test_a_second_turn_reads_only_what_is_new_and_says_the_same(
+    keyed: LiveServer, stranger: str, drawing: dict[str, Any]
+) -> None:
+    first = [{"role": "user", "content": "Why do rivers meander? Explain it, please. " * 3}]
+    wish = {"max_tokens": 24, "logprobs": True, "top_logprobs": 3, **drawing}
+    opening = ask(keyed, ALICE, "", messages=first, **wish).json()
+    said = opening["choices"][0]["message"]["content"]
+    second = [*first, {"role": "assistant", "content": said}, {"role": "user", "content": "Shorter, please."}]
+    kept = ask(keyed, ALICE, "", messages=second, **wish)
+    assert cached(kept) > opening["usage"]["prompt_tokens"]  # the answer is not read again either
+    read = ask(keyed, stranger, "", messages=second, **wish)
+    assert cached(read) == 0  # this key has asked nothing before
+    assert kept.json()["choices"] == read.json()["choices"]
+
+
+def test_without_memory_for_it_a_second_turn_is_read_anew(smollm2: Path) -> None:
+    with running_server(prefix_cache_bytes=0) as server:
+        for _ in range(2):
+            assert cached(ask(server, "none", "Name a river, please. " * 4)) == 0
 
 
 def test_a_key_answers_from_its_own_knowledge_bases_only(keyed: LiveServer) -> None:

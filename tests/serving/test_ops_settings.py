@@ -13,6 +13,7 @@ from specrag.errors import InputError
 pytest.importorskip("pydantic_settings")
 
 from specrag.serving.keys import ANYBODY, ApiKey, KeyRing
+from specrag.serving.memory import KEPT_IF_UNKNOWN, KeyValueMemory, divide
 from specrag.serving.settings import load_settings
 
 KEY = "a-secret-key-of-some-length"
@@ -61,6 +62,7 @@ def test_knowledge_bases_are_named_in_one_line(monkeypatch: pytest.MonkeyPatch) 
         ({"port": 70000}, "port"),
         ({"deadline": float("nan")}, "deadline"),
         ({"max_queue": -1}, "max_queue"),
+        ({"prefix_cache_bytes": -1}, "prefix_cache_bytes"),
         ({"kbs": "wiki"}, "NAME=FOLDER"),
         ({"kbs": ["a=/b", "a=/c"]}, "once"),
         ({"kbs": ["../a=/b"]}, "kbs"),
@@ -78,6 +80,26 @@ def test_what_cannot_be_used_is_refused_in_one_line(flags: dict[str, Any], told:
     assert told in line
     assert "\n" not in line
     assert KEY not in line
+
+
+@pytest.mark.parametrize(
+    ("flags", "free", "running", "kept"),
+    [
+        ({}, 10_000, 4_000, 1_000),  # a tenth of what is free, out of its half
+        ({}, 2**40, 2**39 - 2**32, 2**32),
+        ({}, 3, 1, 0),
+        ({}, None, None, KEPT_IF_UNKNOWN),
+        ({"kv_memory_bytes": 50}, 10_000, 40, 10),  # never all of a small budget
+        ({"kv_memory_bytes": 50}, None, 40, 10),
+        ({"prefix_cache_bytes": 0}, 10_000, 5_000, 0),
+        ({"prefix_cache_bytes": 7}, 10_000, 4_993, 7),
+        ({"prefix_cache_bytes": 0}, None, None, 0),
+    ],
+)
+def test_memory_is_divided_between_running_and_kept_texts(
+    flags: dict[str, int], free: int | None, running: int | None, kept: int
+) -> None:
+    assert divide(load_settings(None, flags), free) == KeyValueMemory(running, kept)
 
 
 def test_unknown_variables_and_lines_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
