@@ -117,12 +117,10 @@ class Tokenizer:
 
     def encode(self, text: str, *, special: bool) -> list[int]:
         """The tokens of a text; ``special`` adds those that the model expects around it (such as BOS)."""
-        if len(text) > _LONG:
-            # Only this one lets other threads run meanwhile.
-            encoded = self._backend.encode_batch_fast([text], add_special_tokens=special)[0]
-        else:
-            encoded = self._backend.encode(text, add_special_tokens=special)
-        tokens: list[int] = encoded.ids
+        if len(text) <= _LONG:
+            tokens: list[int] = self._backend.encode(text, add_special_tokens=special).ids
+        else:  # in a way that lets other threads run meanwhile
+            tokens = self._backend.encode_batch_fast([text], add_special_tokens=special)[0].ids
         return tokens
 
     def decode(self, tokens: Sequence[int]) -> str:
