@@ -155,7 +155,7 @@ REFUSED = [
     (("-k", "0"), 1, ("k", "0", "give 1 to 25")),
     (("-k", "26"), 1, ("k", "26", "25 passages")),
     (("-k", "many"), 2, ("-k", "'many'", "give an integer")),
-    (("--min-score", "2"), 1, ("min_score", "2.0", "from -1 to 1")),
+    (("--min-score", "2"), 1, ("--min-score", "2.0", "from -1 to 1")),
     (("--min-score", "0.5", "--no-abstain"), 1, ("--min-score", "0.5", "not both")),
     (("--where", "title"), 1, ("--where", "'title'", "FIELD=VALUE")),
     (("--where", "colour=red"), 1, ("where", "'colour'", "the fields are")),

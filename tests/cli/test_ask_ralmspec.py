@@ -113,7 +113,7 @@ REFUSED = [
     ((*ITERATIVE, "--rerank", "x"), 1, ("--rerank", "'x'", "leave it out")),
     ((*ITERATIVE, "--no-abstain"), 1, ("--no-abstain", "leave it out")),
     ((*ITERATIVE, "--min-score", "0.1"), 1, ("--min-score", "0.1", "leave it out")),
-    ((*ITERATIVE, "--max-tokens", "0"), 1, ("max_tokens", "0")),
+    ((*ITERATIVE, "--max-tokens", "0"), 1, ("--max-tokens", "0")),
     ((*ITERATIVE, "--timeout", "0"), 1, ("timeout", "0", "more than 0")),
     ((*ITERATIVE, "--index", "flatt"), 1, ("index", "'flatt'", "did you mean flat?")),
 ]

@@ -22,25 +22,25 @@ REFUSED_BEFORE_LOADING = [
     (("--temperature", "-1"), 1, ("temperature", "-1.0", "from 0 (greedy) upwards")),
     (("--temperature", "nan"), 1, ("temperature", "nan", "from 0 (greedy) upwards")),
     (("--temperature", "hot"), 2, ("--temperature", "'hot'", "give a number")),
-    (("--top-p", "0"), 1, ("top_p", "0.0", "above 0 and up to 1")),
-    (("--top-p", "nan"), 1, ("top_p", "nan", "above 0 and up to 1")),
-    (("--top-k", "-1"), 1, ("top_k", "-1", "from 0 (off) upwards")),
-    (("--min-p", "2"), 1, ("min_p", "2.0", "from 0 (off) to 1")),
-    (("--repetition-penalty", "0"), 1, ("repetition_penalty", "0.0", "from 0.01 to 100")),
-    (("--presence-penalty", "3"), 1, ("presence_penalty", "3.0", "from -2 to 2")),
-    (("--frequency-penalty", "inf"), 1, ("frequency_penalty", "inf", "from -2 to 2")),
+    (("--top-p", "0"), 1, ("--top-p", "0.0", "above 0 and up to 1")),
+    (("--top-p", "nan"), 1, ("--top-p", "nan", "above 0 and up to 1")),
+    (("--top-k", "-1"), 1, ("--top-k", "-1", "from 0 (off) upwards")),
+    (("--min-p", "2"), 1, ("--min-p", "2.0", "from 0 (off) to 1")),
+    (("--repetition-penalty", "0"), 1, ("--repetition-penalty", "0.0", "from 0.01 to 100")),
+    (("--presence-penalty", "3"), 1, ("--presence-penalty", "3.0", "from -2 to 2")),
+    (("--frequency-penalty", "inf"), 1, ("--frequency-penalty", "inf", "from -2 to 2")),
     (("--seed", "1.5"), 2, ("--seed", "'1.5'", "give an integer")),
     (("--seed", "abc"), 2, ("--seed", "'abc'", "give an integer")),
     (("--seed", ""), 2, ("--seed", "''", "give an integer")),
-    (("--max-tokens", "0"), 1, ("max_tokens", "0", "from 1 upwards")),
+    (("--max-tokens", "0"), 1, ("--max-tokens", "0", "from 1 upwards")),
     (("--max-tokens", "many"), 2, ("--max-tokens", "'many'", "give an integer")),
     (("--stop", ""), 1, ("stop", "''", "at least one character")),
     (("--logit-bias", "copper"), 2, ("--logit-bias", "'copper'", "TOKEN=VALUE")),
     (("--logit-bias", "3=high"), 2, ("--logit-bias", "'3=high'", "TOKEN=VALUE")),
     (("--logit-bias", "3=nan"), 2, ("--logit-bias", "'3=nan'", "TOKEN=VALUE")),
-    (("--logit-bias", "-3=1"), 1, ("logit_bias", "-3", "from 0 upwards")),
-    (("--logit-bias", "3=1000"), 1, ("logit_bias", "1000", "from -100 to 100")),
-    (("--log-probs", "21"), 1, ("log_probs", "21", "from 0 to 20")),
+    (("--logit-bias", "-3=1"), 1, ("--logit-bias", "-3", "from 0 upwards")),
+    (("--logit-bias", "3=1000"), 1, ("--logit-bias", "1000", "from -100 to 100")),
+    (("--log-probs", "21"), 1, ("--log-probs", "21", "from 0 to 20")),
     (("--timeout", "0"), 1, ("timeout", "0", "more than 0")),
     (("--dtype", "int4"), 1, ("dtype", "'int4'", "fp32, bf16, fp16, int8")),
     (("--device", "abacus"), 1, ("device", "'abacus'", "cpu or cuda:0")),
@@ -83,7 +83,7 @@ def test_debug_shows_the_traceback(words: tuple[str, ...]) -> None:
 def test_values_are_refused_before_the_model_is_touched(tmp_path: Path) -> None:
     home = tmp_path / "home"
     result = specrag("generate", "Hello", "--top-p", "0", SPECRAG_HOME=str(home))
-    _assert_one_line(result, 1, ("top_p",))
+    _assert_one_line(result, 1, ("--top-p",))
     assert not home.exists()
 
 
@@ -133,7 +133,7 @@ def test_prompt_longer_than_the_context(tiny: Path, home: str) -> None:
 @pytest.mark.parametrize("words", [("--logit-bias", "999999=1"), ("--logit-bias", "999999=1", "--json")])
 def test_bias_of_an_unknown_token(words: tuple[str, ...], tiny: Path, home: str) -> None:
     result = specrag("generate", "Hello", "-m", str(tiny), *words, SPECRAG_HOME=home)
-    _assert_one_line(result, 1, ("logit_bias", "999999", "token ids below"))
+    _assert_one_line(result, 1, ("--logit-bias", "999999", "token ids below"))
 
 
 def test_adapter_that_is_missing(tiny: Path, home: str, tmp_path: Path) -> None:
@@ -189,26 +189,26 @@ def llm(tiny: Path) -> package.LanguageModel:
         ("temperature", -1),
         ("temperature", math.nan),
         ("temperature", "hot"),
-        ("top_p", 0),
-        ("top_k", 1.5),
-        ("min_p", -0.1),
+        ("--top-p", 0),
+        ("--top-k", 1.5),
+        ("--min-p", -0.1),
         ("seed", 1.5),
         ("seed", "abc"),
         ("seed", None),
-        ("max_tokens", 0),
-        ("max_tokens", 2.5),
+        ("--max-tokens", 0),
+        ("--max-tokens", 2.5),
         ("stop", ""),
         ("stop", ["\n", ""]),
         ("stop", 5),
-        ("log_probs", -1),
-        ("log_probs", True),
+        ("--log-probs", -1),
+        ("--log-probs", True),
         ("timeout", 0),
         ("timeout", math.nan),
         ("timeout", "soon"),
         ("method", "plane"),
-        ("logit_bias", {"copper": 1}),
-        ("logit_bias", {3: math.nan}),
-        ("logit_bias", [3]),
+        ("--logit-bias", {"copper": 1}),
+        ("--logit-bias", {3: math.nan}),
+        ("--logit-bias", [3]),
     ],
 )
 def test_refused_from_python(field: str, value: Any, llm: package.LanguageModel) -> None:

@@ -133,7 +133,7 @@ def test_knowledge_base_that_is_not_there(tmp_path: Path) -> None:
         (("nothing-here",), 1, ("path", "nothing-here", "no such file or folder")),
         ((), 2, ("PATH",)),
         ((".", "--chunk-tokens", "many"), 2, ("--chunk-tokens", "'many'")),
-        ((".", "--chunk-tokens", "9"), 1, ("chunk_tokens", "9", "at least 16")),
+        ((".", "--chunk-tokens", "9"), 1, ("--chunk-tokens", "9", "at least 16")),
         ((".", "--encoder", "no-such-encoder"), 1, ("no-such-encoder",)),
     ],
     ids=str,
