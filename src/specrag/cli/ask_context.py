@@ -137,9 +137,9 @@ class ContextChoice:
         Raises:
             InputError: the options do not fit together.
         """
-        from specrag.methods.long_context_methods import NAMES
+        from specrag.methods.long_context_methods import NAMES, PURPOSE
 
-        speculation.check_method(self.method, *NAMES)
+        speculation.check_method(self.method, *NAMES, purpose=PURPOSE)
         for option, value in (("--eta", self.eta), ("--gamma", self.gamma)):
             if value is not None and self.method != "rapid":
                 raise InputError(option, value, "only --method rapid takes it; add it")

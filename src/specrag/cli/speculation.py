@@ -85,19 +85,21 @@ _COLOURS = {
 _RELAXED = "red"
 
 
-def check_method(name: str, *others: str, field: str = "--method") -> None:
+def check_method(name: str, *others: str, field: str = "--method", purpose: str = "") -> None:
     """Check that a command takes a method of this name.
 
     Args:
         others: names that it takes besides the methods that decode tokens.
         field: the option.
+        purpose: of the methods, for the message.
 
     Raises:
         InputError: it does not.
     """
     from specrag.methods import registry
 
-    registry.check_method(name, field, tuple(dict.fromkeys((*registry.METHODS, *WITH_DRAFTER, *others))))
+    known = tuple(dict.fromkeys((*registry.METHODS, *WITH_DRAFTER, *others)))
+    registry.check_method(name, field, known, purpose)
 
 
 def method_of(

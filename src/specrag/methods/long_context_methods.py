@@ -21,6 +21,7 @@ RAPID, NAIVE_SD, STREAMING = "rapid", "naive-sd", "streaming-drafter"
 FALLBACK = "respec"
 
 _OWN = (RAPID, RAG, NAIVE_SD, STREAMING)
+PURPOSE = "for a long context"
 NAMES = (*_OWN, *(name for name in METHODS if name not in _OWN))
 
 
@@ -109,4 +110,4 @@ def check_name(name: str) -> None:
     Raises:
         InputError: there is none.
     """
-    check_method(name, known=NAMES)
+    check_method(name, known=NAMES, purpose=PURPOSE)

@@ -47,12 +47,15 @@ METHODS: Mapping[str, Callable[[], TokenMethod]] = {
 """With their default settings; ``draft-model`` needs a model's name (``baselines.draft_model``)."""
 
 
-def check_method(name: str, field: str = "method", known: Collection[str] = METHODS) -> None:
+def check_method(
+    name: str, field: str = "method", known: Collection[str] = METHODS, purpose: str = ""
+) -> None:
     """Check that there is a method of this name.
 
     Args:
         field: what an error names.
         known: the names that the caller takes.
+        purpose: of what they are, such as ``for a long context``.
 
     Raises:
         InputError: there is none.
@@ -60,7 +63,7 @@ def check_method(name: str, field: str = "method", known: Collection[str] = METH
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise InputError(field, name, f"take one of {', '.join(known)}{hint}")
+        raise InputError(field, name, f"{purpose} take one of {', '.join(known)}{hint}".lstrip())
 
 
 def make_method(name: str, field: str = "method") -> TokenMethod:
