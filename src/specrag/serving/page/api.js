@@ -39,7 +39,9 @@ export function headers() {
 export async function hindrances() {
   try {
     const response = await fetch("readyz", { headers: headers() });
-    return response.status === 503 ? (await response.json()).reasons ?? {} : {}; // told to whoever has a key
+    if (response.status !== 503) return {};
+    // Reasons are told to whoever has a key; the usual one is assumed.
+    return (await response.json()).reasons ?? { model: "loading" };
   } catch {
     throw new ApiError(UNREACHABLE);
   }
