@@ -165,7 +165,8 @@ def decode(
         room = session.model.context_length - len(session)
         # The bonus token needs no guess: a path beyond what may still come would be wasted.
         depth = max(min(left - 1, room), 0)
-        budget = schedule.budget(runs_passes=drafter.runs_passes) if depth else 0
+        budget = schedule.budget(runs_passes=drafter.runs_passes)  # asked in every round, whatever may come
+        budget = budget if depth else 0
         proposed, read_before = EMPTY, 0.0 if watch is None else watch.seconds
         if budget or rule.needs.opinions:
             proposed = yield from drafter.propose(session, budget, depth)
