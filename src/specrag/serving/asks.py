@@ -69,15 +69,14 @@ async def _in_turn(service: Service, function: Callable[[], T]) -> T:
     loop = asyncio.get_running_loop()
     ticket = await service.preparations.enter(1, 0)
 
-    def work() -> T:
-        try:
-            return function()
-        finally:
-            # Not where it is waited for: whoever gives up leaves the thread at work.
-            with contextlib.suppress(RuntimeError):  # the loop of a server that was stopped
-                loop.call_soon_threadsafe(ticket.release)
+    def release(_: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop of a server that was stopped
+            loop.call_soon_threadsafe(ticket.release)
 
-    return await loop.run_in_executor(_threads, work)
+    working = _threads.submit(function)
+    # Not where it is waited for: whoever gives up leaves the thread at work, or it never begins.
+    working.add_done_callback(release)
+    return await asyncio.wrap_future(working)
 
 
 @dataclass(frozen=True, slots=True)
