@@ -98,12 +98,13 @@ def test_what_a_kill_has_left_is_removed(model: LeanDecoder, kept: Path) -> None
     orphans = [kept.with_name(f".{name}.safetensors.{process}") for name, process in
                (("a", ended.pid), ("b", os.getpid()))]  # fmt: skip
     running = [kept.with_name(f".c.safetensors.{process}") for process in (os.getppid(), os.getpid())]
-    for path in (*orphans, *running):
-        path.write_bytes(b"half")
+    for folder in (*orphans, *running):
+        folder.mkdir()
+        (folder / ".tmp").write_bytes(b"half")
     os.utime(orphans[1], (0, 0))
     remove_unfinished(kept.parent)
     assert set(kept.parent.iterdir()) == {kept, *running}
-    orphans[0].write_bytes(b"half")
+    orphans[0].mkdir()
     save_prefix(kept, read(model, text(1, 20)), 20, IDENTITY)
     assert set(kept.parent.iterdir()) == {kept, *running}
 
@@ -162,10 +163,10 @@ def test_a_failed_write_leaves_the_old_file(model: LeanDecoder, kept: Path, tmp_
             save_prefix(kept, read(model, text(1, 20)), 20, IDENTITY)
 
 
-def test_a_kill_leaves_a_whole_prefix_and_what_it_had_begun_does_no_harm(
+def test_a_kill_leaves_a_whole_prefix_and_nothing_that_is_not_removed(
     model: LeanDecoder, tmp_path: Path
 ) -> None:
-    path = tmp_path / "prefix"
+    path = tmp_path / "prefix.safetensors"
     command = [sys.executable, "-c", WRITER, str(path)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     writer = subprocess.Popen(
@@ -182,7 +183,8 @@ def test_a_kill_leaves_a_whole_prefix_and_what_it_had_begun_does_no_harm(
         assert writer.stdout.readline() == "ended\n"
         session = load_prefix(path, model, IDENTITY)
         assert session.tokens in (text(1, 400), text(2, 400))
-        assert all(left == path or left.name.startswith(".prefix.") for left in tmp_path.iterdir())
+        remove_unfinished(tmp_path)
+        assert list(tmp_path.iterdir()) == [path]
     writer.stdin.close()
     assert writer.wait(30) == 0
     writer.stdout.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -55,7 +56,8 @@ def save_prefix(path: Path, session: Session, length: int, identity: Mapping[str
     tensors = {"tokens": torch.tensor(session.tokens[:length])}
     for index in range(cache.shape.layers):
         tensors[f"layer.{index}"] = _layer(cache, index, rows).cpu()
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    # A folder: safetensors writes to a name of its own choice beside the file and renames that.
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     metadata = {
         "format": FORMAT,
         "identity": json.dumps(dict(sorted(identity.items()))),
@@ -64,13 +66,15 @@ def save_prefix(path: Path, session: Session, length: int, identity: Mapping[str
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_unfinished(path.parent)
+        unfinished.mkdir(exist_ok=True)
         try:
-            save_file(tensors, temporary, metadata)
-            with temporary.open("rb+") as file:
+            written = unfinished / path.name
+            save_file(tensors, written, metadata)
+            with written.open("rb+") as file:
                 os.fsync(file.fileno())
-            temporary.replace(path)
+            written.replace(path)
         finally:
-            temporary.unlink(missing_ok=True)
+            shutil.rmtree(unfinished, ignore_errors=True)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:160]
         raise PrefixFileError(
@@ -111,16 +115,16 @@ def load_prefix(path: Path, model: SessionModel, identity: Mapping[str, str]) ->
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what processes that were killed have left of files that they were writing."""
+    """Remove the folders in which processes that were killed had begun to write."""
     for path in folder.glob(".*.safetensors.*"):
         writer = path.suffix.removeprefix(".")
         with contextlib.suppress(OSError):
             if writer.isdigit() and not _writes(int(writer), path.stat().st_mtime):
-                path.unlink()
+                shutil.rmtree(path)
 
 
 def _writes(process: int, changed: float) -> bool:
-    """Whether a process may still be writing a file."""
+    """Whether a process may still be writing in a folder that it last changed then."""
     if process == os.getpid():
         return changed >= _STARTED  # in a container every server has the same number
     return _runs(process)
