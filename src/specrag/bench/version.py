@@ -40,7 +40,7 @@ def _is_checkout(package: Path) -> bool:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """git's output without its last newline; None if git fails or is not there."""
+    """Git's output without its last newline; None if git fails or is not there."""
     try:
         done = subprocess.run(
             ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True, timeout=30

@@ -99,7 +99,6 @@ def eagle(
 
     Example: specrag train eagle --model smollm2-135m --data texts/ --out head/
     """
-
     from specrag.language_model import load
     from specrag.training.eagle import train_eagle
     from specrag.training.eagle_run import EagleRun

@@ -92,7 +92,6 @@ def drafter(
 
     Example: specrag train drafter rationales/ --out drafter/
     """
-
     from specrag.training.drafter import train_drafter
     from specrag.training.drafter_settings import DrafterRun, TuningSettings
 

@@ -91,7 +91,7 @@ def narrow(number: Any) -> Any:
 
 @inlined
 def exp(x: Any) -> Any:
-    """e to a power, in float32: 2**whole by the exponent's bits, 2**part by a polynomial (relative error 3e-7).
+    """E to a power, in float32: 2**whole by the exponent's bits, 2**part by a polynomial (relative error 3e-7).
 
     Below 2**-100 it is 0.
     """

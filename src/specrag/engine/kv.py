@@ -114,7 +114,8 @@ class Extent:
 
     def read(self, layer: int, rows: int) -> torch.Tensor:
         """The first rows of a layer, ``[2, kv_heads, rows, head_dim]`` in the model's type: the buffer itself, or a
-        copy of numbers kept in 8 bits."""
+        copy of numbers kept in 8 bits.
+        """
         stored = self.layers[layer][:, :, :rows]
         return dequantize(stored, self.shape.dtype) if self.shape.int8 else stored
 

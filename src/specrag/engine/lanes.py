@@ -75,7 +75,7 @@ def store_halves(builder: Any, numbers: Any, place: Any, offset: int = 0) -> Non
 
 
 def exp(builder: Any, x: Any) -> Any:
-    """e to a power (relative error 3e-7)."""
+    """E to a power (relative error 3e-7)."""
     y = builder.fmul(x, floats(1.4426950408889634))
     whole = call(builder, "floor.v16f32", y, result=FLOATS)
     part = builder.fsub(y, whole)

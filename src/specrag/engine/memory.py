@@ -73,7 +73,8 @@ def estimate(sessions: Sequence[SessionNeed], weights: int = 0) -> MemoryNeed:
 
 def keys_values_bytes(model: SessionModel, tokens: int) -> int:
     """Bytes of one session's keys and values when it has grown to so many tokens, the copy of a layer while it grows
-    included; 0 for a model that keeps none."""
+    included; 0 for a model that keeps none.
+    """
     cache = model.new_cache()
     if not isinstance(cache, KeyValueCache):
         return 0

@@ -117,7 +117,8 @@ class Segment:
 
     def depths(self) -> list[int]:
         """Distance of each row from the cache's last token, minus one: row ``i`` is at position
-        ``cache.length + depths()[i]``. Those of the rows written come first."""
+        ``cache.length + depths()[i]``. Those of the rows written come first.
+        """
         if self.parents is None:
             return list(range(len(self.tokens)))
         depths: list[int] = []

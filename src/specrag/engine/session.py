@@ -178,7 +178,8 @@ class Session:
 
     def fork(self, length: int | None = None) -> Session:
         """A session that starts with the first ``length`` tokens of this one (default: all) and shares their
-        keys and values; nothing is copied."""
+        keys and values; nothing is copied.
+        """
         length = len(self.tokens) if length is None else length
         if not 0 <= length <= len(self.tokens):
             raise InputError("length", length, f"give 0 to {len(self.tokens)}, the session's length")

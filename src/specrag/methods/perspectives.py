@@ -214,7 +214,8 @@ def _shared(strategy: Strategy, clusters: Sequence[int] | None) -> tuple[int, ..
 
 def _groups(clusters: Sequence[int]) -> list[list[int]]:
     """The passages of each cluster that has any, the smallest cluster first: drafts that begin with the same passage
-    share its reading."""
+    share its reading.
+    """
     members: dict[int, list[int]] = {}
     for passage, label in enumerate(clusters):
         members.setdefault(label, []).append(passage)

@@ -125,7 +125,8 @@ class Endpoint:
 
     def generating(self, requests: Sequence[TextRequest]) -> Coroutine[list[GeneratedText]]:
         """See :class:`~specrag.models.roles.TextGenerator`. A text comes whole; a cue takes two
-        calls, one a line."""
+        calls, one a line.
+        """
         return self._generating([self._fitted(request) for request in requests])
 
     def _generating(self, requests: Sequence[TextRequest]) -> Coroutine[list[GeneratedText]]:

@@ -189,7 +189,7 @@ def _transformers(config: object, weights: dict[str, torch.Tensor], kind: _Kind)
 
 
 def build_module(config: object, weights: dict[str, torch.Tensor], dtype: torch.dtype) -> Any:
-    """transformers' own module with these weights, on the CPU.
+    """Transformers' own module with these weights, on the CPU.
 
     Raises:
         ModelFilesError: tensors are missing.

@@ -23,7 +23,7 @@ TextPrompt: TypeAlias = str | Sequence[Mapping[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Cue:
-    """A form of two lines: where the model would end the first, ``text`` is written; the second ends the text.
+    r"""A form of two lines: where the model would end the first, ``text`` is written; the second ends the text.
 
     A small model forgets the second line otherwise. Only a local model can be steered so; an endpoint leaves it to the
     prompt, and whoever reads the text must be ready for what comes.

@@ -88,7 +88,8 @@ def _read_top(
     count: int, logits: torch.Tensor, numbers: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """The ``count`` most probable tokens of some rows of ``[rows, vocab_size]``, smaller ids first on a tie, and their
-    log-probabilities, ``[len(numbers), count]`` each; and the rows' entropies where they cost next to nothing."""
+    log-probabilities, ``[len(numbers), count]`` each; and the rows' entropies where they cost next to nothing.
+    """
     if _is_compiled(logits):
         normalisers, entropies = np.empty((2, len(numbers)), np.float32)
         tokens, values = _largest(count, logits, numbers, normalisers, entropies)

@@ -130,7 +130,8 @@ class Tokenizer:
 
     def encode_with_starts(self, text: str, *, special: bool) -> Placed:
         """:meth:`encode`, and where each token starts: where the token before it has ended, so that a leading space
-        belongs to its word also where the tokenizer's own offsets leave it out."""
+        belongs to its word also where the tokenizer's own offsets leave it out.
+        """
         encoded = self._backend.encode(text, add_special_tokens=special)
         starts, end = [], 0
         for first, last in encoded.offsets:
@@ -173,7 +174,8 @@ class Tokenizer:
 
     def _harmless(self, message: Mapping[str, str]) -> Mapping[str, str]:
         """A message whose content begins and ends no turn: a document may hold ``<|im_end|>``, and a space after its
-        first character makes plain text of it."""
+        first character makes plain text of it.
+        """
         content = message.get("content")
         if not isinstance(content, str):
             return message

@@ -21,7 +21,8 @@ _FAR = np.float32(-87.0)
 def read(logits: Any, rows: Any, tokens: Any, values: Any, normalisers: Any, entropies: Any) -> None:
     """Fill, for each of ``rows`` of ``logits``, float32 or bfloat16 by its bits, [rows, vocab_size]: ``tokens`` and
     ``values`` [rows, count], the largest first, smaller ids first on a tie; and ``normalisers`` and ``entropies``
-    [rows], in nats, unless they are empty."""
+    [rows], in nats, unless they are empty.
+    """
     size, count = logits.shape[1], tokens.shape[1]
     blocks = (size + _BLOCK - 1) // _BLOCK
     largest = np.empty(blocks, np.float32)

@@ -38,7 +38,7 @@ def packed_attention(
     specrag_plan: AttentionPlan | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' attention function: ``query [1, heads, rows, head_dim]`` and so on."""
+    """Transformers' attention function: ``query [1, heads, rows, head_dim]`` and so on."""
     del attention_mask, dropout
     if specrag_plan is None:
         raise InputError("attention", ATTENTION, "the module lost the plan of the pass; it cannot run packed")

@@ -43,7 +43,7 @@ class OldVectors:
         return key in self._rows
 
     def find(self, key: bytes) -> np.ndarray:
-        """The vector of a passage. float32 [dimension]"""
+        """The vector of a passage. float32 [dimension]."""
         vector: np.ndarray = self._vectors[self._rows[key]]
         return vector
 

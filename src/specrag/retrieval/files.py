@@ -203,5 +203,5 @@ def _is_utf8(name: str) -> bool:
 
 
 def _shown(name: str) -> str:
-    """The name with each byte that is no UTF-8 written as ``\\xff``, fit for a terminal and a database."""
+    r"""The name with each byte that is no UTF-8 written as ``\\xff``, fit for a terminal and a database."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")

@@ -37,7 +37,7 @@ _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
 
 
 def find_allowed(store: PassageStore, where: Mapping[str, Any], passages: int) -> np.ndarray:
-    """The passages that satisfy every condition. bool [passages]
+    """The passages that satisfy every condition. bool [passages].
 
     Raises:
         InputError: a field does not exist, an operator is unknown, or a value cannot be compared.

@@ -72,7 +72,7 @@ class StoredPassage:
 
     @property
     def key(self) -> bytes:
-        """Equal for passages that an encoder reads alike. [16 bytes]"""
+        """Equal for passages that an encoder reads alike. [16 bytes]."""
         return xxhash.xxh3_128_digest(passage_text(self.title, self.text).encode())
 
 
@@ -144,7 +144,7 @@ class PassageStore:
         return [passage_text(passage.title, passage.text) for passage in self.passages(ids)]
 
     def keys(self) -> list[bytes]:
-        """The key of each passage. [passages]"""
+        """The key of each passage. [passages]."""
         return [key for (key,) in self.rows("SELECT key FROM passages ORDER BY id")]
 
     def field_names(self) -> list[str]:
@@ -152,7 +152,7 @@ class PassageStore:
         return [name for (name,) in self.rows("SELECT DISTINCT field FROM fields ORDER BY field")]
 
     def mask(self, query: str, parameters: Sequence[Any], passages: int) -> np.ndarray:
-        """The passages in the ranges (first, last) that a query gives. bool [passages]"""
+        """The passages in the ranges (first, last) that a query gives. bool [passages]."""
         mask = np.zeros(passages, dtype=bool)
         for first, last in self.rows(query, parameters):
             mask[first:last] = True

@@ -146,5 +146,6 @@ class Reader:
 
 def _reliable(mtime_ns: int) -> int:
     """A time stamp to compare with later; 0, which makes the next build look into the file, if it is so recent
-    that another change might carry the same one."""
+    that another change might carry the same one.
+    """
     return 0 if time.time_ns() - mtime_ns < _RECENT_NS else mtime_ns

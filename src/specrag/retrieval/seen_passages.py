@@ -64,7 +64,7 @@ class SeenPassages:
         return self._rows[id]
 
     def vectors(self, ids: Longs, out: Floats) -> Bools:
-        """Copy the vectors of these passages to the same rows of ``out``; whether each is known. bool [ids]"""
+        """Copy the vectors of these passages to the same rows of ``out``; whether each is known. bool [ids]."""
         with self._lock:
             rows = np.array([self._rows.get(id, -1) for id in ids.tolist()], dtype=np.int64)
             known: Bools = rows >= 0

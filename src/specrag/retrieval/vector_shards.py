@@ -89,7 +89,7 @@ class VectorShards:
         self._remember(np.lib.format.open_memmap(path, mode="r"))
 
     def find(self, key: bytes) -> np.ndarray:
-        """The vector of a passage. float32 [dimension]"""
+        """The vector of a passage. float32 [dimension]."""
         number, row = self._places[key]
         vector: np.ndarray = self._shards[number]["vector"][row]
         return vector

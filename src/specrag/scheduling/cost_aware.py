@@ -177,7 +177,7 @@ class CostAware:
         return np.asarray(tokens / seconds)
 
     def _rates(self, tree: DraftTree, context: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """The nodes by their chance, the likeliest first, and the expected tokens a second of the first 0, 1, 2, …"""
+        """The nodes by their chance, the likeliest first, and the expected tokens a second of the first 0, 1, 2, …."""
         chances = np.empty(len(tree.tokens))
         for node, parent in enumerate(tree.parents):
             rate = self.rate(tree.sources[node], tree.grades[node])

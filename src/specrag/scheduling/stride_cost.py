@@ -93,7 +93,7 @@ class StrideCosts:
         return median(self._steps)
 
     def verification(self, most: int) -> NDArray[np.float64]:
-        """b for 1 to ``most`` queries, float64 [most]."""
+        """B for 1 to ``most`` queries, float64 [most]."""
         self._forget()
         strides = np.array(list(self._searches), dtype=np.float64)
         seconds = np.array([median(own.seconds) for own in self._searches.values()])
@@ -106,7 +106,7 @@ class StrideCosts:
         return constant + slope * np.arange(1.0, most + 1.0)
 
     def verification_by_stride(self, most: int) -> NDArray[np.float64]:
-        """b for 1 to twice the largest known stride, but at most ``most`` queries, float64 [strides].
+        """B for 1 to twice the largest known stride, but at most ``most`` queries, float64 [strides].
 
         Straight lines between the known strides, never falling, and the last of them beyond: a store whose searches
         cost what reading its vectors costs, up to some number of queries, and what computing with them costs from

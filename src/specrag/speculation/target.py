@@ -83,7 +83,8 @@ class TargetView:
 
     def probs(self, node: int, params: SamplingParams | None = None) -> Distribution:
         """The target's distribution after a node, behind the request's own temperature, top-k, top-p and min-p, or
-        those of ``params``."""
+        those of ``params``.
+        """
         return warp(self._logits(node), self._sampling if params is None else params)
 
     def uniform(self, node: int) -> float:

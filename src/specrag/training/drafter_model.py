@@ -101,7 +101,7 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """torch's own generator, for those who take no other; as it was afterwards."""
+    """Torch's own generator, for those who take no other; as it was afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield

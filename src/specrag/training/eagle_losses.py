@@ -38,7 +38,8 @@ def unrolled(
     head: TrainableHead, target: TargetMatrices, batch: Batch, features: torch.Tensor, steps: int
 ) -> Iterator[Estimate]:
     """Run the head ``steps`` deep behind every row at once: step 0 reads the target's features, each further step the
-    estimates of the one before. In step ``d`` the row of a draft stands ``d`` rows further down."""
+    estimates of the one before. In step ``d`` the row of a draft stands ``d`` rows further down.
+    """
     embeddings = target.embed(batch.tokens)
     memories: list[KeysValues] = []
     for _ in range(steps):

@@ -150,7 +150,8 @@ def pooled(found: Sequence[Case], section: str, kept: Collection[str]) -> list[C
 
 def separated(found: Sequence[Case]) -> list[Case]:
     """Speculative RAG as if every draft had a machine of its own, modelled: its drafting takes as long as the single
-    draft of the same question took (``m=1``)."""
+    draft of the same question took (``m=1``).
+    """
     single = {
         (case.row, case.model): case.figures["drafting_ms"]
         for case in found

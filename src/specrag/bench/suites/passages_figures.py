@@ -109,7 +109,7 @@ class Figures:
         return max(own, self._best(task, PSA, asynchronous=True), key=lambda best: best.passages_per_second)
 
     def _best(self, task: str, method: str, asynchronous: bool) -> BestStride:
-        """b comes from all variants that search alike, since each sees few strides; between them it is a line."""
+        """B comes from all variants that search alike, since each sees few strides; between them it is a line."""
         variant = VARIANTS[method]
         mine = self._outcomes(task, method)
         alike = [

@@ -63,7 +63,8 @@ class OwnText:
         self, ends: NDArray[np.int64], count: int, most: int
     ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
         """What stands around positions: what follows ``[ends, count]``, -1 behind the end of a text; how many tokens in
-        front agree with the newest ones, at most ``most``; and which of the positions is the first with that copy."""
+        front agree with the newest ones, at most ``most``; and which of the positions is the first with that copy.
+        """
         copied = np.empty((len(ends), count), dtype=np.int32)
         matched, firsts = np.empty(len(ends), dtype=np.int64), np.empty(len(ends), dtype=np.int64)
         copy_behind(self.automaton.tokens, ends, most, copied, matched, firsts)
