@@ -4,17 +4,21 @@
 #   docker run --rm -p 127.0.0.1:8000:8000 -v specrag:/var/lib/specrag \
 #     -v "$PWD/api-key:/run/secrets/api-key:ro" -e SPECRAG_SERVE_API_KEY_FILE=/run/secrets/api-key specrag
 
-FROM python:3.12.8-slim-bookworm AS build
+FROM python:3.12.8-slim-bookworm@sha256:2199a62885a12290dc9c5be3ca0681d367576ab7bf037da120e564723292a2f0 AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python -m venv /usr/local/lib/specrag
 WORKDIR /src
-COPY constraints.txt pyproject.toml README.md LICENSE ./
 # The CPU build of torch; the plain one brings gigabytes for GPUs.
-RUN /usr/local/lib/specrag/bin/pip install --index-url https://download.pytorch.org/whl/cpu "torch>=2.13,<2.14"
+RUN /usr/local/lib/specrag/bin/pip install --no-deps --index-url https://download.pytorch.org/whl/cpu torch==2.13.0
+# Everything else by its hash; scripts/lock.sh writes the file.
+COPY requirements.lock ./
+RUN /usr/local/lib/specrag/bin/pip install --require-hashes --no-deps --requirement requirements.lock
+COPY pyproject.toml README.md LICENSE ./
 COPY src ./src
-RUN /usr/local/lib/specrag/bin/pip install --constraint constraints.txt ".[serve,stores,tracing]"
+COPY weights ./weights
+RUN /usr/local/lib/specrag/bin/pip install --no-deps --no-build-isolation .
 
-FROM python:3.12.8-slim-bookworm
+FROM python:3.12.8-slim-bookworm@sha256:2199a62885a12290dc9c5be3ca0681d367576ab7bf037da120e564723292a2f0
 LABEL org.opencontainers.image.title="specrag" \
       org.opencontainers.image.description="OpenAI-compatible server for retrieval-augmented generation by speculation" \
       org.opencontainers.image.licenses="Apache-2.0"

@@ -1,11 +1,11 @@
 # `make demo` and `make test` are all a newcomer needs; both set up a virtual environment in .venv first.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint audit bench docs clean
+.PHONY: help setup demo test test-fast lint audit bench docs lock clean
 BIN := .venv/bin
 
 help:   ## list the targets
-	@grep -E '^[a-z]+: .*##' Makefile | sed -E 's/^([a-z]+):.*## (.*)/  make \1	\2/'
+	@grep -E '^[a-z-]+: .*##' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1	\2/'
 
 setup: ## make .venv and install everything; seconds when nothing changed
 	@scripts/setup.sh
@@ -15,6 +15,9 @@ demo: setup ## answer three questions from 10,033 Wikipedia summaries (181 MB fe
 
 test: setup ## fetch the test model, then run the tests
 	@scripts/test.sh $(ARGS)
+
+test-fast: setup ## what to run while working: the tests that need no model, server or training
+	@scripts/test.sh --fast $(ARGS)
 
 lint: setup ## ruff and strict mypy
 	@scripts/lint.sh
@@ -28,6 +31,9 @@ bench: setup ## a one-minute measurement of the engine on this machine
 
 docs: setup ## build the documentation into site/, strictly
 	@$(BIN)/mkdocs build --strict --quiet && echo "open site/index.html"
+
+lock: ## write requirements.lock, the image's packages by hash, at the versions of constraints.txt; needs uv
+	@scripts/lock.sh
 
 clean: ## remove the environment and everything built
 	@rm -rf .venv site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -15,11 +15,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from specrag import Answer, KnowledgeBase, LanguageModel, StandardRAG, Step, load
+from specrag import KnowledgeBase, LanguageModel, Result, Step, load
 from specrag.errors import SpecragError
 from specrag.retrieval import progress as building
 from specrag.retrieval.build import build
-from specrag.retrieval.sample_data import ATTRIBUTION, wikipedia_summaries
+from specrag.retrieval.documents.sample_data import ATTRIBUTION, wikipedia_summaries
 
 MODEL = "smollm2-135m"
 FOLDER = Path("build/demo/wikipedia")
@@ -35,7 +35,7 @@ class Answered:
     """One row of the table."""
 
     question: str
-    answer: Answer
+    answer: Result
 
 
 def open_knowledge_base(folder: Path, console: Console) -> KnowledgeBase:
@@ -55,10 +55,10 @@ def open_knowledge_base(folder: Path, console: Console) -> KnowledgeBase:
     return KnowledgeBase.open(folder)
 
 
-def ask(rag: StandardRAG, question: str, console: Console) -> Answered:
+def ask(llm: LanguageModel, kb: KnowledgeBase, question: str, console: Console) -> Answered:
     """Show the answer as it comes."""
     console.print(f"\n> {question}", style="bold", markup=False)
-    events = rag.stream(question, max_tokens=64)
+    events = llm.stream(question, kb=kb, k=3, max_tokens=64)
     while True:
         try:
             event = next(events)
@@ -77,7 +77,7 @@ def table(rows: list[Answered]) -> Table:
         shown.add_column(name, overflow="fold")
     shown.add_column("times", no_wrap=True)
     for row in rows:
-        stats = row.answer.stats
+        timing = row.answer.timing
         sources = "\n".join(
             f"{'*' if source.cited else ' '}{source.number} {source.passage.title}"
             for source in row.answer.sources
@@ -86,8 +86,8 @@ def table(rows: list[Answered]) -> Table:
             row.question,
             row.answer.text.replace("[", r"\["),
             sources,
-            f"retrieval {stats.retrieval_seconds:.2f} s\nprefill   {stats.prefill_seconds:.2f} s\n"
-            f"decoding  {stats.decode_seconds:.2f} s\n{stats.tokens_per_second:.0f} tokens/s",
+            f"retrieval {timing.phases['retrieval']:.2f} s\nprefill   {timing.prefill:.2f} s\n"
+            f"decoding  {timing.decode:.2f} s\n{row.answer.tokens_per_second:.0f} tokens/s",
         )
     return shown
 
@@ -97,9 +97,8 @@ def run(folder: Path, questions: tuple[str, ...], console: Console) -> None:
     started = time.perf_counter()
     with open_knowledge_base(folder, console) as knowledge_base:
         llm: LanguageModel = load(MODEL, progress=console.is_terminal)
-        rag = StandardRAG(llm, knowledge_base, k=3)
         knowledge_base.search(["warm-up"], 1)  # reads index and encoder, which a server does once
-        rows = [ask(rag, question, console) for question in questions]
+        rows = [ask(llm, knowledge_base, question, console) for question in questions]
     console.print()
     console.print(table(rows))
     console.print(f"All of it took {time.perf_counter() - started:.0f} s. Ask a question of your own:")

@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""The long form of the load test: mixed requests of two tenants on a real server for minutes, compared with the same
-ones alone.
+"""The long form of the load test: mixed requests of two tenants on a real server, compared with the same ones alone.
 
 Run from the repository's root: ``python scripts/load_server.py --minutes 5 --clients 64``. It starts a server of its
 own with SmolLM2 (int8, equal bits whatever else is in a pass) over a knowledge base for each tenant and a datastore for
@@ -26,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from specrag.serving.operation import resident_bytes
+from specrag.serving.operation.setup import resident_bytes
 from tests.sample import build_sample, build_village
 from tests.serving.live_server import MODEL, running_server
 from tests.serving.load import Report, Sample, alone, load, samples

@@ -23,9 +23,9 @@ def main(url: str, kb: str) -> None:
     arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=arguments)
-        take(browser, url, kb, "answer", 1280, "light", "respec")
-        take(browser, url, kb, "comparison", 1280, "light", "respec", "plain", height=1420)
-        take(browser, url, kb, "narrow", 390, "dark", "respec", height=1500)
+        take(browser, url, kb, "answer", 1280, "light", "adaptive")
+        take(browser, url, kb, "comparison", 1280, "light", "adaptive", "plain", height=1420)
+        take(browser, url, kb, "narrow", 390, "dark", "adaptive", height=1500)
         take(browser, url, kb, "drafts", 390, "light", "speculative-rag", height=1400)
         browser.close()
 

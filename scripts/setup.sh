@@ -10,7 +10,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 readonly VENV=.venv
 readonly ORIGIN=$VENV/.specrag-origin # what the environment was made from; another origin makes a new one
 readonly STAMP=$VENV/.specrag-setup   # what was installed into it; anything else is installed over it
-readonly EXTRAS="serve,endpoint,tracing,bench,train,stores,docs,dev"
+readonly EXTRAS="local,serve,tracing,bench,train,stores,docs,dev"
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }

@@ -27,8 +27,8 @@ def build_sample(folder: Path) -> Path:
 def build_village(folder: Path, model: str, **settings: Any) -> Path:
     """Make a datastore of :data:`VILLAGE`; the settings are those of :func:`specrag.load`."""
     from specrag import load
-    from specrag.retrieval.knn_build import build_datastore
-    from specrag.retrieval.knn_datastore import model_record
+    from specrag.retrieval.knn.build import build_datastore
+    from specrag.retrieval.knn.datastore import model_record
 
     with closing(load(model, **settings)) as llm:
         tokens = np.array(llm.tokenizer.encode(VILLAGE, special=True), dtype=np.int32)

@@ -1,72 +1,119 @@
-"""Retrieval-augmented generation with open-weight models, made faster by speculation."""
+"""Retrieval-augmented generation with open-weight models, made faster by speculation.
+
+Public names are imported when they are asked for (PEP 562), so that ``import specrag`` costs next to nothing and works
+without what the extras bring.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from specrag.errors import (
-    Cancelled,
-    ContextLengthError,
-    DeadlineExceeded,
-    InputError,
-    ModelFilesError,
-    SpecragError,
-)
-from specrag.language_model import LanguageModel, load
-from specrag.methods.answer import Answer, Sources
-from specrag.methods.generation import Generation
-from specrag.methods.options import Options
-from specrag.methods.standard_rag import StandardRAG
-from specrag.speculation.decode import Step
-
 if TYPE_CHECKING:
-    from specrag.methods.iterative_ralm import IterativeRaLM
+    from specrag.asking import Answerer, ask
+    from specrag.errors import (
+        Cancelled,
+        ContextLengthError,
+        DeadlineExceeded,
+        InputError,
+        ModelFilesError,
+        SpecragError,
+    )
+    from specrag.language_model import LanguageModel, load
+    from specrag.methods.adaptive import Adaptive
+    from specrag.methods.base import Method, MethodOptions, Needs, Plan
+    from specrag.methods.decoding import DecodingMethod
+    from specrag.methods.facade import Call
     from specrag.methods.knn_lm import KnnLM
-    from specrag.methods.long_context import LongContext
-    from specrag.methods.ralmspec import RaLMSpec
-    from specrag.methods.rapid import RAPID
+    from specrag.methods.plain import Plain
+    from specrag.methods.ralmspec import RaLMSpec, Sequential
+    from specrag.methods.rapid import RAPID, LongContext
+    from specrag.methods.resources import Resources
     from specrag.methods.respec import ReSpec
     from specrag.methods.speculative_rag import SpeculativeRAG
+    from specrag.methods.standard_rag import StandardRAG
+    from specrag.request import Details, Event, Options, Request, Result, SearchOptions, Sources
     from specrag.retrieval.knowledge_base import KnowledgeBase
+    from specrag.speculation.decode import Step
 
 __all__ = [
     "RAPID",
-    "Answer",
+    "Adaptive",
+    "Answerer",
+    "Call",
     "Cancelled",
     "ContextLengthError",
     "DeadlineExceeded",
-    "Generation",
+    "DecodingMethod",
+    "Details",
+    "Event",
     "InputError",
-    "IterativeRaLM",
     "KnnLM",
     "KnowledgeBase",
     "LanguageModel",
     "LongContext",
+    "Method",
+    "MethodOptions",
     "ModelFilesError",
+    "Needs",
     "Options",
+    "Plain",
+    "Plan",
     "RaLMSpec",
     "ReSpec",
+    "Request",
+    "Resources",
+    "Result",
+    "SearchOptions",
+    "Sequential",
     "Sources",
     "SpecragError",
     "SpeculativeRAG",
     "StandardRAG",
     "Step",
+    "ask",
     "load",
 ]
 
-# Imported when they are asked for: the kernels that they compile or load take a second or more.
-_LATER = {
-    "IterativeRaLM": "specrag.methods.iterative_ralm",
-    "KnnLM": "specrag.methods.knn_lm",
-    "KnowledgeBase": "specrag.retrieval.knowledge_base",
-    "LongContext": "specrag.methods.long_context",
-    "RAPID": "specrag.methods.rapid",
-    "RaLMSpec": "specrag.methods.ralmspec",
-    "ReSpec": "specrag.methods.respec",
-    "SpeculativeRAG": "specrag.methods.speculative_rag",
+# The same as above, for the interpreter; a test compares the two.
+_NAMES = {
+    "specrag.asking": ("Answerer", "ask"),
+    "specrag.errors": (
+        "Cancelled",
+        "ContextLengthError",
+        "DeadlineExceeded",
+        "InputError",
+        "ModelFilesError",
+        "SpecragError",
+    ),
+    "specrag.language_model": ("LanguageModel", "load"),
+    "specrag.methods.adaptive": ("Adaptive",),
+    "specrag.methods.base": ("Method", "MethodOptions", "Needs", "Plan"),
+    "specrag.methods.decoding": ("DecodingMethod",),
+    "specrag.methods.facade": ("Call",),
+    "specrag.methods.knn_lm": ("KnnLM",),
+    "specrag.methods.plain": ("Plain",),
+    "specrag.methods.ralmspec": ("RaLMSpec", "Sequential"),
+    "specrag.methods.rapid": ("RAPID", "LongContext"),
+    "specrag.methods.resources": ("Resources",),
+    "specrag.methods.respec": ("ReSpec",),
+    "specrag.methods.speculative_rag": ("SpeculativeRAG",),
+    "specrag.methods.standard_rag": ("StandardRAG",),
+    "specrag.request": ("Details", "Event", "Options", "Request", "Result", "SearchOptions", "Sources"),
+    "specrag.retrieval.knowledge_base": ("KnowledgeBase",),
+    "specrag.speculation.decode": ("Step",),
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_LATER[name]), name)
+    from specrag.extras import needed_by
+
+    with needed_by(name):
+        value = getattr(import_module(_MODULES[name]), name)
+    globals()[name] = value  # the next access is a plain one
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

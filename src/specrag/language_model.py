@@ -4,43 +4,50 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Unpack, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from specrag.engine.executor import MAX_ROWS, Executor
-from specrag.engine.passes import Coroutine, Emit, gather
+from specrag.engine.passes import Coroutine
 from specrag.engine.prefix_cache import PrefixCache
 from specrag.engine.session import PREFILL_ROWS, Session, check_room
 from specrag.engine.stopping import FinishReason
-from specrag.engine.task import Task
 from specrag.errors import InputError
-from specrag.methods.base import DecodingMethod, read_prompt
-from specrag.methods.generation import Generation, Prompt, Timing, Usage
-from specrag.methods.options import Options, check_options
-from specrag.methods.quiet import overhear
-from specrag.methods.registry import make_method
+from specrag.methods.base import Decoder, read_prompt
+from specrag.methods.decoding import make_decoder
+from specrag.methods.events import tap_steps
+from specrag.methods.facade import Facade
+from specrag.methods.resources import Resources, SharedMethods
 from specrag.models.loading import LoadedModel, load_model
 from specrag.models.tokenizer import TextStream
+from specrag.request import Options, Prompt, Result, Timing, Usage, check_options
 from specrag.speculation.decode import TARGET, Settings, Step
+
+if TYPE_CHECKING:
+    from specrag.methods.base import LocalModel
+    from specrag.models.roles import TextGenerator, TextScorer
+    from specrag.retrieval.knn.datastore import Datastore
+    from specrag.speculation.suffix.corpus import SuffixCorpus
+
+#: As the drafter's adapter: the drafter as its model comes.
+NO_ADAPTER = "plain"
 
 _PROMPT_KINDS = "give a text, a list of messages, or a list of token ids"
 
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """A checked call of :meth:`LanguageModel.generate`."""
+    """A checked call of :meth:`LanguageModel.generating`."""
 
     prompt: list[int]
     settings: Settings
-    method: DecodingMethod
+    method: Decoder
     tenant: str
-    timeout: float | None
 
 
-class LanguageModel:
+class LanguageModel(Facade):
     """A model that generates text. Made by :func:`load`.
 
     Calls from several threads, and asynchronous calls, share passes.
@@ -67,9 +74,10 @@ class LanguageModel:
         self.tokenizer = loaded.tokenizer
         self.executor = Executor(clock=clock, max_rows=max_rows)
         self._prefixes = PrefixCache(prefix_cache_bytes)
-        self._clock = clock
+        self.clock = clock
         self._prefill_rows = prefill_rows
-        self._methods: dict[str, DecodingMethod] = {}
+        self.shared = SharedMethods()
+        self.resources = OpenResources(self)
 
     @property
     def context_length(self) -> int:
@@ -81,55 +89,8 @@ class LanguageModel:
         """Keys and values of earlier texts, for coroutines of :attr:`executor`."""
         return self._prefixes
 
-    def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Generation:
-        """Generate a text; the arguments are :class:`Options`.
-
-        Raises:
-            InputError: a value cannot be used.
-            ContextLengthError: the prompt does not fit the model's context.
-            DeadlineExceeded: the timeout passed.
-        """
-        return self.executor.run(self._submit(self._request(prompt, options)))
-
-    def generate_batch(self, prompts: Sequence[Prompt], **options: Unpack[Options]) -> list[Generation]:
-        """Generate a text for each prompt, in the same passes. Every prompt is checked before any work."""
-        requests = [self._request(prompt, options) for prompt in prompts]
-        if not requests:
-            return []
-        together = gather([self._decode(request) for request in requests])
-        return self.executor.run(self.executor.submit(together, deadline=self._deadline(requests[0])))
-
-    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Generator[Step, None, Generation]:
-        """Generate a text and yield it as it comes: one :class:`~specrag.speculation.decode.Step` a round.
-
-        A step's text never ends inside a character. Leaving the loop early ends the request. The generator
-        returns the whole generation, for those who ask with ``yield from``.
-        """
-        return self._stream(self._request(prompt, options))
-
-    async def agenerate(self, prompt: Prompt, **options: Unpack[Options]) -> Generation:
-        """:meth:`generate` without blocking the event loop."""
-        request = self._request(prompt, options)
-        generation: object = None
-        emissions = self.executor.astream(self._finish(request), deadline=self._deadline(request))
-        async with aclosing(emissions):
-            async for generation in emissions:  # noqa: B007 - the last one is the generation
-                pass
-        assert isinstance(generation, Generation)
-        return generation
-
-    async def astream(self, prompt: Prompt, **options: Unpack[Options]) -> AsyncIterator[Step]:
-        """:meth:`stream` without blocking the event loop."""
-        request = self._request(prompt, options)
-        steps = self.executor.astream(self._decode(request), deadline=self._deadline(request))
-        async with aclosing(steps):
-            async for step in steps:
-                yield step
-
-    def generating(
-        self, prompt: Prompt, options: Options, begun: Session | None = None
-    ) -> Coroutine[Generation]:
-        """A coroutine for `executor` that does what :meth:`generate` does and emits what :meth:`stream` yields.
+    def generating(self, prompt: Prompt, options: Options, begun: Session | None = None) -> Coroutine[Result]:
+        """A coroutine for `executor` that decodes a text and emits its steps; methods are made of it.
 
         The prompt and the options are checked at the call; a timeout is the business of who submits it.
 
@@ -140,9 +101,11 @@ class LanguageModel:
         return self._decode(self._request(prompt, options), begun)
 
     def close(self) -> None:
-        """End what is running and release the prefix cache."""
+        """End what is running, release the prefix cache and what options have opened."""
         self.executor.close()
         self._prefixes.clear()
+        self.shared.clear()
+        self.resources.close()
 
     # -- requests -------------------------------------------------------------------------------------------
 
@@ -174,43 +137,24 @@ class LanguageModel:
         conditions = replace(checked.stop, stop_tokens=ends)
         references = tuple(tuple(self.tokenizer.encode(text, special=False)) for text in checked.references)
         settings = Settings(conditions, checked.sampling, checked.log_probs, checked.processors, references)
-        return _Request(tokens, settings, self._method(checked.method), checked.tenant, checked.timeout)
+        return _Request(tokens, settings, self._method(checked.method), checked.tenant)
 
-    def _method(self, method: str | DecodingMethod) -> DecodingMethod:
-        """The methods asked for by name are kept: they learn what a pass costs here."""
-        if isinstance(method, str):
-            if method not in self._methods:
-                self._methods[method] = make_method(method)
-            method = self._methods[method]
-        method.check(self.loaded)
-        return method
+    def _method(self, method: str | Decoder) -> Decoder:
+        """The decoders asked for by name are shared: they learn what a pass costs here."""
+        made = make_decoder(method, self.resources, "method") if isinstance(method, str) else method
+        made.check(self.loaded)
+        return made
 
-    def _deadline(self, request: _Request) -> float | None:
-        return None if request.timeout is None else self._clock() + request.timeout
-
-    def _submit(self, request: _Request) -> Task[Generation]:
-        return self.executor.submit(self._decode(request), deadline=self._deadline(request))
-
-    def _stream(self, request: _Request) -> Generator[Step, None, Generation]:
-        task = self._submit(request)
-        yield from self.executor.stream(task)
-        return task.result()
-
-    def _finish(self, request: _Request) -> Coroutine[None]:
-        """Decode, and emit the generation itself at the end."""
-        generation = yield from self._decode(request)
-        yield Emit(generation)
-
-    def _decode(self, request: _Request, begun: Session | None = None) -> Coroutine[Generation]:
+    def _decode(self, request: _Request, begun: Session | None = None) -> Coroutine[Result]:
         """Prefill, decode, and sum up. Loops that are compiled on the way, at a first run, count for no time."""
         from specrag.engine.compiling import without_compiling  # imports the compiler
 
-        with without_compiling(self._clock) as clock:
+        with without_compiling(self.clock) as clock:
             return (yield from self._timed(request, begun, clock))
 
     def _timed(
         self, request: _Request, begun: Session | None, clock: Callable[[], float]
-    ) -> Coroutine[Generation]:
+    ) -> Coroutine[Result]:
         started = clock()
         session = self._prefixes.start(self.model, request.prompt, request.tenant) if begun is None else begun
         try:
@@ -223,7 +167,7 @@ class LanguageModel:
             steps: list[Step] = []
             text = TextStream(self.tokenizer)
             # The loop's steps pass through here on their way to the caller, so that they can be summed up.
-            reason = yield from overhear(
+            reason = yield from tap_steps(
                 request.method.decode(session, request.settings, text, clock, prompt_rows), steps
             )
             decoded = clock()
@@ -238,6 +182,107 @@ class LanguageModel:
             return _sum_up(request, cached, steps, reason, timing)
         finally:
             session.close()
+
+
+class OpenResources(Resources):
+    """Opens what a method's options name, once: datastores, corpora, folders, models, endpoints.
+
+    For callers who may read every file of this machine; a server answers with what its owner has opened.
+
+    Args:
+        llm: the local model, if there is one.
+        given: as of :class:`~specrag.methods.resources.Resources`.
+    """
+
+    def __init__(self, llm: LanguageModel | None = None, **given: Any) -> None:
+        super().__init__(llm, **given)
+        self._opened: dict[tuple[str, str | None], Any] = {}
+
+    def datastore(self, name: str | None, field: str = "datastore") -> Datastore:
+        """A datastore by its folder."""
+        from specrag.retrieval.knn.datastore import Datastore
+
+        if name is not None and name not in self.datastores:
+            self.datastores[name] = self._open((name, field), lambda: Datastore.open(Path(name).expanduser()))
+        return super().datastore(name, field)
+
+    def corpus(self, name: str | None, field: str = "corpus") -> SuffixCorpus | None:
+        """A corpus by its folder."""
+        from specrag.speculation.suffix.corpus import SuffixCorpus
+
+        if name is not None and name not in self.corpora:
+            self.corpora[name] = self._open((name, field), lambda: SuffixCorpus.open(Path(name).expanduser()))
+        return super().corpus(name, field)
+
+    def folder(self, path: str | None, field: str) -> Path | None:  # noqa: ARG002 - any will do
+        """A folder of this machine."""
+        return None if path is None else Path(path).expanduser()
+
+    def writer(self, name: str | None = None, adapter: str | None = None) -> TextGenerator | LocalModel:
+        """The model or endpoint of a name; by default the one given, or the model with the adapter tuned for it."""
+        from specrag.models.adapters import shipped_adapters
+
+        if name is None and adapter is None and self._drafter is not None:
+            return self._drafter
+        if name is not None and is_endpoint(name):
+            writer: TextGenerator = self._endpoint(name)
+            return writer
+        wanted = name or self.model_name
+        tuned = adapter or next((str(folder) for folder in shipped_adapters(wanted)), None)
+        return self._named(wanted, None if tuned == NO_ADAPTER else tuned)
+
+    def scorer(self, name: str | None = None) -> TextScorer | LocalModel:
+        """The model or endpoint of a name; by default the one given, or the model."""
+        if name is None:
+            return super().scorer()
+        found: TextScorer | LocalModel = (
+            self._endpoint(name) if is_endpoint(name) else self._named(name, None)
+        )
+        return found
+
+    @property
+    def model_name(self) -> str:
+        """Of the local model."""
+        return self.llm.loaded.name
+
+    def load(self, name: str, adapter: str | None) -> LanguageModel:
+        """A model by name, in the precision of the local one."""
+        if not self.has_model:
+            return load(name, adapter=adapter)
+        loaded = self.llm.loaded
+        return load(name, dtype=loaded.dtype, device=str(loaded.device), adapter=adapter)
+
+    def close(self) -> None:
+        """Close what has been opened."""
+        self.datastores.clear()
+        self.corpora.clear()
+        while self._opened:
+            self._opened.popitem()[1].close()
+        super().close()
+
+    def _named(self, name: str, adapter: str | None) -> LocalModel:
+        if adapter is None and self._is_own(name):
+            return self.llm
+        found: LocalModel = self._open((name, adapter), lambda: self.load(name, adapter))
+        return found
+
+    def _is_own(self, name: str) -> bool:
+        return self.has_model and name == self.llm.loaded.name
+
+    def _endpoint(self, address: str) -> Any:
+        from specrag.models.endpoint import open_endpoint
+
+        return self._open((address, None), lambda: open_endpoint(address))
+
+    def _open(self, key: tuple[str, str | None], make: Callable[[], Any]) -> Any:
+        if key not in self._opened:
+            self._opened[key] = make()
+        return self._opened[key]
+
+
+def is_endpoint(name: str) -> bool:
+    """Whether a model is behind an address."""
+    return name.startswith(("http://", "https://"))
 
 
 def load(
@@ -279,7 +324,7 @@ def load(
 
 def _sum_up(
     request: _Request, cached: int, steps: Sequence[Step], reason: FinishReason, timing: Timing
-) -> Generation:
+) -> Result:
     tokens = tuple(token for step in steps for token in step.tokens)
     drafted_by: Counter[str] = Counter()
     for step in steps:
@@ -293,4 +338,4 @@ def _sum_up(
         accepted_by=dict(Counter(token.source for token in tokens if token.source != TARGET)),
         relaxed=sum(token.relaxed for token in tokens),
     )
-    return Generation("".join(step.text for step in steps), tokens, reason, usage, timing)
+    return Result("".join(step.text for step in steps), tokens, reason, usage, timing)

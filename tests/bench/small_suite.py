@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Mapping
 
 import typer
 
+from specrag.bench.data import SAMPLE
 from specrag.bench.interleave import Row, Trial
 from specrag.bench.measurement import Measurement
 from specrag.bench.records import Outcome
 from specrag.bench.registry import SuiteRegistry
-from specrag.bench.sample import SAMPLE
 from specrag.bench.suite import BenchContext
 from specrag.cli.bench import bench_command
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from specrag.bench.measurement import from_json_lines
 from specrag.bench.registry import NAMES, SuiteRegistry, built_in_suites
-from specrag.bench.version import code_version
+from specrag.bench.runner import code_version
 from specrag.cli.bench import bench_command
 from specrag.errors import InputError, ModelFilesError, SpecragError
 from tests.bench.small_suite import METHODS, PHRASES, REPEATS, registry
@@ -172,11 +172,35 @@ def test_what_cannot_be_used_is_named(words: list[str], message: str) -> None:
 
 def test_the_built_in_suites_are_those_that_exist() -> None:
     suites = built_in_suites()
-    assert set(suites.names) <= set(NAMES)
+    assert suites.names == NAMES
+    assert set(NAMES) == {path.parent.name for path in (ROOT / "benchmarks").glob("*/suite.py")}
     for name in suites.names:
         assert suites.get(name).name == name
     with pytest.raises(InputError, match="this version has"):
         suites.get("zzz")
+
+
+def test_without_the_repository_one_line_says_where_the_suites_are(tmp_path: Path) -> None:
+    command = [sys.executable, "-P", "-c", "import sys; sys.modules['benchmarks'] = None\n"]
+    command[-1] += "from specrag.cli.main import main; main()"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    for words, code in ((["bench", "engine"], 1), (["bench", "--help"], 0)):
+        done = subprocess.run(
+            [*command, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == code, done.stderr
+        if code:
+            assert "from a clone of the repository" in done.stderr
+            assert len(done.stderr.strip().splitlines()) == 1
+        else:
+            assert "engine, retrieval, tokens" in done.stdout
+
+
+def test_a_library_that_a_suite_misses_is_told_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "benchmarks.engine.suite", raising=False)
+    monkeypatch.setitem(sys.modules, "specrag.bench.bounds", None)
+    with pytest.raises(ModuleNotFoundError, match="bounds"):
+        built_in_suites().get("engine")
 
 
 def git(folder: Path, *words: str) -> None:
@@ -208,7 +232,11 @@ def test_the_version_changes_when_the_package_does_and_only_then(tmp_path: Path)
     assert code_version(package) not in (clean, dirty)
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "-m", "second")
-    assert code_version(package) not in (clean, dirty)
+    second = code_version(package)
+    assert second not in (clean, dirty)
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "suite.py").write_text("y = 1\n")
+    assert code_version(package).startswith(f"{second}.dirty"), "what measures counts as well"
 
 
 def test_drafters_to_compare_are_checked_before_anything_runs(tmp_path: Path) -> None:

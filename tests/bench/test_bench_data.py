@@ -17,6 +17,7 @@ from specrag.bench.data import (
     WIKITEXT_VALID,
     Text,
     data_folder,
+    detokenize,
     find_file,
     load_long_bench,
     load_passages,
@@ -27,7 +28,6 @@ from specrag.bench.data import (
     read_wikitext,
     token_prompts,
 )
-from specrag.bench.wikitext import detokenize
 from specrag.errors import InputError
 
 

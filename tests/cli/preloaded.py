@@ -13,10 +13,10 @@ from pathlib import Path
 _SECONDS = 240
 _IMPORTED = [
     "specrag.cli.main",
-    "specrag.methods.respec",
+    "specrag.methods.retrieval_decoder",
     "specrag.models.decoder",
     "specrag.models.tokenizer",
-    "specrag.retrieval.encoder",
+    "specrag.retrieval.encoder.encoder",
     "specrag.retrieval.knowledge_base",
     "tests.cli.warm",
 ]

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from specrag.cli import main as frame
-from specrag.cli.ask_speculative import Models
+from specrag.cli.resources import LocalResources
+from specrag.cli.values import ModelValues
 from tests.cli.shell import Result, specrag
 from tests.sample import build_sample
 
 QUESTION = "Who discovered radium?"
 SPECULATIVE = ("--method", "speculative-rag")
-SHORT = ("-m", "3", "-k", "2", "--passages", "4", "--max-tokens", "24")
+SHORT = ("-o", "drafts=3", "-o", "passages_per_draft=2", "-k", "4", "-o", "draft_tokens=24")
 FIGURES = re.compile(
-    r"3 drafts, [\d.]+ s; retrieval [\d.]+ s, embedding [\d.]+ s, clustering [\d.]+ s, drafting [\d.]+ s, "
-    r"verification [\d.]+ s; the drafter read [\d,]+ tokens and wrote \d+, the verifier read \d+"
+    r"\d+ tokens, [\d.]+ tokens/s; ((retrieval|embedding|clustering|verification) [\d.]+ s, )+decoding [\d.]+ s; "
+    r"3 drafts, [\d.]+ s; the drafter read [\d,]+ tokens and wrote \d+, the verifier read \d+"
 )
 
 
@@ -29,7 +31,7 @@ def kb(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def shown(kb: str) -> Result:
-    return specrag("ask", QUESTION, "--kb", kb, *SPECULATIVE, *SHORT, "--show-drafts", COLUMNS="80")
+    return specrag("ask", QUESTION, "--kb", kb, *SPECULATIVE, *SHORT, "--details", COLUMNS="80")
 
 
 def test_answer_drafts_sources_and_figures(shown: Result) -> None:
@@ -57,94 +59,96 @@ def test_answer_drafts_sources_and_figures(shown: Result) -> None:
     assert rows[0][3] == answer.split()[0]
     assert max(len(line) for line in lines) <= 80
     assert re.findall(r"^\[(\d)\] ", sources, flags=re.MULTILINE) == ["1", "2", "3", "4"]
-    assert sources.count("read for this answer") == 2
+    assert sources.count("  used") == 2
     assert FIGURES.fullmatch(shown.err.splitlines()[-1]), shown.err
 
 
 def test_json_holds_everything(kb: str) -> None:
+    own: tuple[str, ...] = (
+        "claim=true",
+        "drafts=2",
+        "passages_per_draft=1",
+        "evidence=both",
+        "without=self-reflect",
+    )
+    own += ("length_normalized=true", "draft_tokens=24")
+    words = [word for one in own for word in ("-o", one)]
     done = specrag(
-        "ask",
-        "Marie Curie discovered radium.",
-        *("--kb", kb, *SPECULATIVE, "--claim", "--drafts", "2", "-k", "1", "--passages", "3"),
-        *(
-            "--evidence",
-            "both",
-            "--without",
-            "self-reflect",
-            "--length-normalized",
-            "--max-tokens",
-            "24",
-            "--json",
-        ),
+        "ask", "Marie Curie discovered radium.", "--kb", kb, *SPECULATIVE, "-k", "3", *words, "--json"
     )
     assert (done.code, done.err) == (0, "")
     found = json.loads(done.out)
-    assert len(found["drafts"]) == 2
-    best = next((draft for draft in found["drafts"] if draft["number"] == found["best"]), None)
+    details = found["details"]
+    assert len(details["drafts"]) == 2
+    best = next((draft for draft in details["drafts"] if draft["number"] == details["best"]), None)
     if best is None:
-        assert found["fallback"]
+        assert details["fallback"]
     else:
-        assert best["answer"] == found["answer"]
+        assert best["answer"] == found["text"]
         assert best["scores"]["self_reflect"] is None
         part = best["measured"]["self_contain"]
         assert best["scores"]["self_contain"] == pytest.approx(part["log_prob"] / part["tokens"])
         assert part["tokens"] > 40  # the passage too
-    assert found["scoring"]["evidence"] == "both"
-    assert found["scoring"]["length_normalized"]
-    assert found["sampling"]["encoder"] is None  # one passage a draft needs no clusters
+    assert details["scoring"]["evidence"] == "both"
+    assert details["scoring"]["length_normalized"]
+    assert details["sampling"]["encoder"] is None  # one passage a draft needs no clusters
     assert len(found["sources"]) == 3
-    assert found["timing"]["total_seconds"] >= found["timing"]["drafting_seconds"] > 0
-    assert found["usage"]["drafter_read_tokens"] < found["usage"]["drafter_prompt_tokens"]
-    assert (found["drafter"], found["verifier"], found["method"]) == (
+    assert details["seconds"]["total"] >= details["seconds"]["drafting"] > 0
+    roles = details["tokens_by_role"]
+    assert roles["drafter_read_tokens"] < roles["drafter_prompt_tokens"]
+    assert (details["drafter"], details["verifier"], found["method"]) == (
         "smollm2-135m",
         "smollm2-135m",
         "speculative-rag",
     )
-    assert found["verifies_itself"]
+    assert details["verifies_itself"]
 
 
 @pytest.mark.parametrize(
     ("model", "adapter", "wanted"),
     [
         ("smollm2-135m", None, "smollm2-135m-drafter"),
-        ("smollm2-135m", "none", None),
+        ("smollm2-135m", "plain", None),
         ("smollm2-135m", "mine", "mine"),
         ("qwen2.5-coder-1.5b", None, None),
-        ("http://localhost:1/v1#m", None, None),
     ],
 )
 def test_the_drafter_that_comes_with_specrag_is_the_default(
-    model: str, adapter: str | None, wanted: str | None
+    monkeypatch: pytest.MonkeyPatch, model: str, adapter: str | None, wanted: str | None
 ) -> None:
-    given = Path(adapter) if adapter else None
-    models = Models(model, None, None, "bf16", None, given, False, "auto")
-    assert (None if models.tuned is None else models.tuned.name) == wanted
+    loaded: list[str | None] = []
+
+    def load(name: str, *, adapter: str | Path | None, **_: object) -> None:
+        assert name == model
+        loaded.append(None if adapter is None else Path(adapter).name)
+        raise LookupError
+
+    monkeypatch.setattr("specrag.language_model.load", load)
+    with ExitStack() as opened, pytest.raises(LookupError):
+        LocalResources(model, ModelValues(), opened).writer(None, adapter)
+    assert loaded == [wanted]
 
 
 REFUSED = [
     # words, exit code, what the line must name: field, value, remedy
-    ((*SPECULATIVE, "-m", "0"), 1, ("m", "0", "from 1 upwards")),
-    ((*SPECULATIVE, "-m", "3", "--drafts", "4"), 1, ("-m", "'3'", "not both")),
-    ((*SPECULATIVE, "-k", "0"), 1, ("k", "0", "from 1 upwards")),
-    ((*SPECULATIVE, "--strategy", "topics"), 1, ("strategy", "'topics'", "multi-perspective")),
-    ((*SPECULATIVE, "--evidence", "all"), 1, ("evidence", "'all'", "rationale, passages, both")),
-    ((*SPECULATIVE, "--without", "length"), 1, ("--without", "'length'", "self-contain")),
-    ((*SPECULATIVE, "--option", "A"), 1, ("--option", "'A'", "A=Lyon")),
-    ((*SPECULATIVE, "--option", "A=x", "--claim"), 1, ("--claim", "not both")),
-    ((*SPECULATIVE, "--chat"), 1, ("--chat", "leave it out")),
-    ((*SPECULATIVE, "--stride", "3"), 1, ("--stride", "'3'", "leave it out")),
-    ((*SPECULATIVE, "--decoder", "plane"), 1, ("method", "'plane'", "did you mean plain?")),
+    ((*SPECULATIVE, "-o", "drafts=0"), 1, ("-o drafts", "'0'", "from 1 to 16")),
+    ((*SPECULATIVE, "-o", "passages_per_draft=0"), 1, ("-o passages_per_draft", "'0'", "from 1 to 8")),
+    ((*SPECULATIVE, "-o", "strategy=topics"), 1, ("-o strategy", "'topics'", "multi-perspective")),
+    ((*SPECULATIVE, "-o", "evidence=all"), 1, ("-o evidence", "'all'", "rationale, passages, both")),
+    ((*SPECULATIVE, "-o", "without=length"), 1, ("-o without", "length", "self-contain")),
+    ((*SPECULATIVE, "-o", "choices=A"), 1, ("-o choices", "'A'", "A=Lyon")),
+    ((*SPECULATIVE, "-o", "choices=A=x", "-o", "claim=true"), 1, ("-o claim", "not both")),
+    ((*SPECULATIVE, "-o", "stride=3"), 1, ("-o stride", "'3'", "speculative-rag takes")),
+    ((*SPECULATIVE, "-o", "draft_tokens=1"), 1, ("-o draft_tokens", "'1'", "from 16 to 512")),
     (
-        (*SPECULATIVE, "--drafter", "http://localhost:1/v1#m", "--decoder", "respec"),
+        (*SPECULATIVE, "-o", "drafter=http://localhost:1/v1#m", "-o", "decoder=respec"),
         1,
-        ("--decoder", "an endpoint"),
+        ("-o decoder", "an endpoint"),
     ),
-    ((*SPECULATIVE, "--drafter", "http://localhost:1/v1#m"), 1, ("http://localhost:1",)),
-    ((*SPECULATIVE, "--passages", "0"), 1, ("passages", "0", "from 1 upwards")),
-    ((*SPECULATIVE, "--max-tokens", "1"), 1, ("rationale_tokens", "1", "no answer would fit")),
-    (("--show-drafts",), 1, ("--show-drafts", "only --method speculative-rag")),
-    (("--verifier", "smollm2-135m"), 1, ("--verifier", "only --method speculative-rag")),
-]
+    ((*SPECULATIVE, "-o", "drafter=http://localhost:1/v1#m", "-o", "verifier=http://localhost:1/v1#m"), 1,
+     ("http://localhost:1",)),
+    (("-o", "verifier=smollm2-135m"), 1, ("-o verifier", "standard-rag takes")),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("words", "code", "named"), REFUSED, ids=lambda value: str(value)[:50])
@@ -160,7 +164,7 @@ def test_refused_before_a_model_is_touched(
         raise AssertionError("a model was touched")
 
     monkeypatch.setattr("specrag.language_model.load", load)
-    monkeypatch.setattr("specrag.retrieval.encoder.load_encoder", load)
+    monkeypatch.setattr("specrag.retrieval.encoder.encoder.load_encoder", load)
     assert frame.run(["ask", QUESTION, "--kb", kb, *words]) == code
     said = capsys.readouterr()
     assert said.out == ""

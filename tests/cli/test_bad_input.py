@@ -16,40 +16,46 @@ from tests.models.tiny import write_gguf
 
 REFUSED_BEFORE_LOADING = [
     # words, exit code, what the line must name: field, value, remedy
-    (("-m", "smollm2-135n"), 1, ("model", "smollm2-135n", "did you mean 'smollm2-135m'", "gemma-3-270m")),
-    (("-m", "./nothing-here"), 1, ("model", "./nothing-here", "no such folder")),
-    (("-m", "nothing-here.gguf"), 1, ("nothing-here.gguf", "does not exist", "check the path")),
+    (
+        ("--model", "smollm2-135n"),
+        1,
+        ("model", "smollm2-135n", "did you mean 'smollm2-135m'", "gemma-3-270m"),
+    ),
+    (("--model", "./nothing-here"), 1, ("model", "./nothing-here", "no such folder")),
+    (("--model", "nothing-here.gguf"), 1, ("nothing-here.gguf", "does not exist", "check the path")),
     (("--temperature", "-1"), 1, ("temperature", "-1.0", "from 0 (greedy) upwards")),
     (("--temperature", "nan"), 1, ("temperature", "nan", "from 0 (greedy) upwards")),
-    (("--temperature", "hot"), 2, ("--temperature", "'hot'", "give a number")),
-    (("--top-p", "0"), 1, ("--top-p", "0.0", "above 0 and up to 1")),
-    (("--top-p", "nan"), 1, ("--top-p", "nan", "above 0 and up to 1")),
-    (("--top-k", "-1"), 1, ("--top-k", "-1", "from 0 (off) upwards")),
-    (("--min-p", "2"), 1, ("--min-p", "2.0", "from 0 (off) to 1")),
-    (("--repetition-penalty", "0"), 1, ("--repetition-penalty", "0.0", "from 0.01 to 100")),
-    (("--presence-penalty", "3"), 1, ("--presence-penalty", "3.0", "from -2 to 2")),
-    (("--frequency-penalty", "inf"), 1, ("--frequency-penalty", "inf", "from -2 to 2")),
-    (("--seed", "1.5"), 2, ("--seed", "'1.5'", "give an integer")),
-    (("--seed", "abc"), 2, ("--seed", "'abc'", "give an integer")),
-    (("--seed", ""), 2, ("--seed", "''", "give an integer")),
+    (("--temperature", "hot"), 1, ("temperature", "'hot'", "give a number")),
+    (("-o", "top_p=0"), 1, ("-o top_p", "0.0", "above 0 and up to 1")),
+    (("-o", "top_p=nan"), 1, ("-o top_p", "nan", "above 0 and up to 1")),
+    (("-o", "top_k=-1"), 1, ("-o top_k", "-1", "from 0 (off) upwards")),
+    (("-o", "min_p=2"), 1, ("-o min_p", "2.0", "from 0 (off) to 1")),
+    (("-o", "repetition_penalty=0"), 1, ("-o repetition_penalty", "0.0", "from 0.01 to 100")),
+    (("-o", "presence_penalty=3"), 1, ("-o presence_penalty", "3.0", "from -2 to 2")),
+    (("-o", "frequency_penalty=inf"), 1, ("-o frequency_penalty", "inf", "from -2 to 2")),
+    (("-o", "seed=1.5"), 1, ("-o seed", "'1.5'", "a whole number")),
+    (("-o", "seed=abc"), 1, ("-o seed", "'abc'", "a whole number")),
+    (("-o", "seed="), 1, ("-o seed", "''", "a whole number")),
     (("--max-tokens", "0"), 1, ("--max-tokens", "0", "from 1 upwards")),
-    (("--max-tokens", "many"), 2, ("--max-tokens", "'many'", "give an integer")),
-    (("--stop", ""), 1, ("stop", "''", "at least one character")),
-    (("--logit-bias", "copper"), 2, ("--logit-bias", "'copper'", "TOKEN=VALUE")),
-    (("--logit-bias", "3=high"), 2, ("--logit-bias", "'3=high'", "TOKEN=VALUE")),
-    (("--logit-bias", "3=nan"), 2, ("--logit-bias", "'3=nan'", "TOKEN=VALUE")),
-    (("--logit-bias", "-3=1"), 1, ("--logit-bias", "-3", "from 0 upwards")),
-    (("--logit-bias", "3=1000"), 1, ("--logit-bias", "1000", "from -100 to 100")),
-    (("--log-probs", "21"), 1, ("--log-probs", "21", "from 0 to 20")),
-    (("--timeout", "0"), 1, ("timeout", "0", "more than 0")),
-    (("--dtype", "int4"), 1, ("dtype", "'int4'", "fp32, bf16, fp16, int8")),
-    (("--device", "abacus"), 1, ("device", "'abacus'", "cpu or cuda:0")),
+    (("--max-tokens", "many"), 1, ("max_tokens", "'many'", "a whole number")),
+    (("-o", "stop="), 1, ("-o stop", "''", "at least one character")),
+    (("-o", "logit_bias=copper"), 1, ("-o logit_bias", "'copper'", "TOKEN=NUMBER")),
+    (("-o", "logit_bias=3=high"), 1, ("-o logit_bias", "'3=high'", "TOKEN=NUMBER")),
+    (("-o", "logit_bias=3=nan"), 1, ("-o logit_bias", "3", "nan")),
+    (("-o", "logit_bias=-3=1"), 1, ("-o logit_bias", "-3", "from 0 upwards")),
+    (("-o", "logit_bias=3=1000"), 1, ("-o logit_bias", "1000", "from -100 to 100")),
+    (("-o", "log_probs=21"), 1, ("-o log_probs", "21", "from 0 to 20")),
+    (("-o", "timeout=0"), 1, ("-o timeout", "0", "more than 0")),
+    (("-o", "dtype=int4"), 1, ("-o dtype", "'int4'", "fp32, bf16, fp16, int8")),
+    (("-o", "device=abacus"), 1, ("-o device", "'abacus'", "cpu or cuda:0")),
     (("--method", "plane"), 1, ("method", "'plane'", "did you mean plain?")),
     (
         ("--method", "knnlm"),
         1,
         ("--method", "'knnlm'", "draft-model, eagle-2, knn-lm", "did you mean knn-lm?"),
     ),
+    (("--method", "standard-rag"), 1, ("--method", "'standard-rag'", "use specrag ask")),
+    (("-o", "tempreature=1"), 1, ("-o tempreature", "did you mean temperature?")),
     (("--tempreature", "1"), 2, ("--tempreature", "--temperature")),
     (("--system", "Be brief.", "--raw"), 1, ("--system", "Be brief.", "leave out --raw")),
 ]
@@ -72,7 +78,7 @@ def test_refused_on_the_command_line(words: tuple[str, ...], code: int, named: t
     _assert_one_line(specrag("generate", "Hello", *words), code, named)
 
 
-@pytest.mark.parametrize("words", [("--temperature", "-1"), ("--seed", "1.5"), ("--method", "plane")])
+@pytest.mark.parametrize("words", [("--temperature", "-1"), ("-o", "seed=1.5"), ("--method", "plane")])
 def test_debug_shows_the_traceback(words: tuple[str, ...]) -> None:
     result = specrag("--debug", "generate", "Hello", *words)
     assert result.code != 0
@@ -82,8 +88,8 @@ def test_debug_shows_the_traceback(words: tuple[str, ...]) -> None:
 
 def test_values_are_refused_before_the_model_is_touched(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    result = specrag("generate", "Hello", "--top-p", "0", SPECRAG_HOME=str(home))
-    _assert_one_line(result, 1, ("--top-p",))
+    result = specrag("generate", "Hello", "-o", "top_p=0", SPECRAG_HOME=str(home))
+    _assert_one_line(result, 1, ("-o top_p",))
     assert not home.exists()
 
 
@@ -126,18 +132,18 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_prompt_longer_than_the_context(tiny: Path, home: str) -> None:
-    result = specrag("generate", "a" * 300, "-m", str(tiny), SPECRAG_HOME=home)
+    result = specrag("generate", "a" * 300, "--model", str(tiny), SPECRAG_HOME=home)
     _assert_one_line(result, 1, ("prompt", "tokens", "holds 256", "shorten it"))
 
 
-@pytest.mark.parametrize("words", [("--logit-bias", "999999=1"), ("--logit-bias", "999999=1", "--json")])
+@pytest.mark.parametrize("words", [("-o", "logit_bias=999999=1"), ("-o", "logit_bias=999999=1", "--json")])
 def test_bias_of_an_unknown_token(words: tuple[str, ...], tiny: Path, home: str) -> None:
-    result = specrag("generate", "Hello", "-m", str(tiny), *words, SPECRAG_HOME=home)
-    _assert_one_line(result, 1, ("--logit-bias", "999999", "token ids below"))
+    result = specrag("generate", "Hello", "--model", str(tiny), *words, SPECRAG_HOME=home)
+    _assert_one_line(result, 1, ("-o logit_bias", "999999", "token ids below"))
 
 
 def test_adapter_that_is_missing(tiny: Path, home: str, tmp_path: Path) -> None:
-    words = ("-m", str(tiny), "--adapter", str(tmp_path / "adapter"))
+    words = ("--model", str(tiny), "-o", f"adapter={tmp_path / 'adapter'}")
     _assert_one_line(
         specrag("generate", "Hello", *words, SPECRAG_HOME=home), 1, ("adapter", "adapter_config")
     )
@@ -149,7 +155,7 @@ def test_truncated_gguf(share: float, tiny: Path, tmp_path: Path) -> None:
     data = tiny.read_bytes()
     cut.write_bytes(data[: int(len(data) * share)])
     home = tmp_path / "home"
-    result = specrag("generate", "Hello", "-m", str(cut), SPECRAG_HOME=str(home))
+    result = specrag("generate", "Hello", "--model", str(cut), SPECRAG_HOME=str(home))
     _assert_one_line(result, 1, ("cut.gguf",))
     assert "fetch it again" in result.err or "give a GGUF file" in result.err
     assert not [path for path in home.rglob("*") if path.name.endswith(".safetensors")]
@@ -158,12 +164,12 @@ def test_truncated_gguf(share: float, tiny: Path, tmp_path: Path) -> None:
 def test_file_that_is_no_gguf(tmp_path: Path) -> None:
     fake = tmp_path / "fake.gguf"
     fake.write_text("not a model\n" * 100, encoding="utf-8")
-    _assert_one_line(specrag("generate", "Hello", "-m", str(fake)), 1, ("fake.gguf",))
+    _assert_one_line(specrag("generate", "Hello", "--model", str(fake)), 1, ("fake.gguf",))
 
 
 def test_folder_without_a_model(tmp_path: Path) -> None:
     _assert_one_line(
-        specrag("generate", "Hello", "-m", str(tmp_path)),
+        specrag("generate", "Hello", "--model", str(tmp_path)),
         1,
         (tmp_path.name, "no safetensors", "give a folder"),
     )
@@ -245,7 +251,7 @@ def test_long_prompt_costs_no_work(llm: package.LanguageModel) -> None:
 
 def test_one_bad_prompt_of_a_batch_is_found_before_any_work(llm: package.LanguageModel) -> None:
     with pytest.raises(InputError, match="prompt"):
-        llm.generate_batch(["Hello", ""])
+        llm.batch(["Hello", ""])
 
 
 def test_unusable_model_from_python(tiny: Path, tmp_path: Path) -> None:

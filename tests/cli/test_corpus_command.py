@@ -31,14 +31,14 @@ def corpus(documents: Path, smollm2: Path, tmp_path_factory: pytest.TempPathFact
 
 
 def generate(*words: str) -> dict[str, object]:
-    options = ("--raw", "--max-tokens", "12", "--dtype", "fp32", "--json")
+    options = ("--raw", "--max-tokens", "12", "-o", "dtype=fp32", "--json")
     answer: dict[str, object] = json.loads(run("generate", PROMPT, *options, *words))
     return answer
 
 
 def test_respec_copies_from_it_and_writes_the_same_text(corpus: Path) -> None:
-    plain = generate()
-    copied = generate("--method", "respec", "--corpus", str(corpus))
+    plain = generate("--method", "plain")
+    copied = generate("-o", f"corpus={corpus}")
     assert copied["text"] == plain["text"]
     usage = copied["usage"]
     assert isinstance(usage, dict)
@@ -48,8 +48,11 @@ def test_respec_copies_from_it_and_writes_the_same_text(corpus: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("generate", "Hello", "--corpus", "{corpus}"), "--corpus.*only --method respec"),
-        (("generate", "Hello", "--method", "respec", "--corpus", "{documents}"), "there is no corpus"),
+        (
+            ("generate", "Hello", "--method", "plain", "-o", "corpus={corpus}"),
+            "-o corpus.*plain takes no options",
+        ),
+        (("generate", "Hello", "-o", "corpus={documents}"), "there is no corpus"),
         (("index", "{documents}", "--corpus", "--kb", "{documents}"), "holds other files"),
         (("index", "{documents}", "--corpus", "--knn-lm", "--kb", "x"), "leave it or --knn-lm out"),
         (("index", "{documents}", "--corpus", "--kb", "x", "--encoder", "e"), "leave it out with --corpus"),
@@ -72,4 +75,4 @@ def test_a_corpus_of_another_tokenizer_is_refused(corpus: Path, tmp_path: Path) 
     manifest = json.loads((other / "manifest.json").read_text())
     (other / "manifest.json").write_text(json.dumps({**manifest, "tokenizer": "another"}))
     with pytest.raises(SpecragError, match="build one for this model"):
-        run("generate", "Hello", "--max-tokens", "2", "--method", "respec", "--corpus", str(other))
+        run("generate", "Hello", "--max-tokens", "2", "-o", f"corpus={other}")

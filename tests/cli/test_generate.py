@@ -16,22 +16,24 @@ from typing import Any
 import pytest
 
 import specrag as package
-from specrag.cli import generate as command
 from specrag.cli import main as frame
+from specrag.cli import render
 from specrag.errors import InputError
-from specrag.methods.generation import Generation, Timing, Usage
+from specrag.methods.resources import SharedMethods
+from specrag.request import Result, Timing, Usage
 from tests.cli.shell import COMMAND, specrag
 
 PROMPT = "Name three uses of copper."
 STATUS = re.compile(
-    r"(\d+) tokens?, [\d.]+ tokens/s; prefill [\d.]+ s, decoding [\d.]+ s(; cut at the limit)?\n"
+    r"(\d+) tokens?, [\d.]+ tokens/s; prefill [\d.]+ s, decoding [\d.]+ s"
+    r"(?:; [\d.]+ tokens a pass, \d+ of \d+ guesses accepted)?(; cut at the limit)?\n"
 )
 
 
 @pytest.fixture(scope="module")
-def expected(smollm2: Path) -> Generation:
+def expected(smollm2: Path) -> Result:
     """What Python gives for the prompt of these tests."""
-    return package.load("smollm2-135m").generate(PROMPT, max_tokens=12)
+    return package.load("smollm2-135m").generate(PROMPT, max_tokens=12, method="plain")
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,8 @@ class Terminal:
         return Session(code, screen)
 
 
-def test_text_and_status_are_apart(expected: Generation) -> None:
-    result = specrag("generate", PROMPT, "--max-tokens", "12")
+def test_text_and_status_are_apart(expected: Result) -> None:
+    result = specrag("generate", PROMPT, "-m", "plain", "--max-tokens", "12")
     assert result.code == 0, result.err
     assert result.out == expected.text + "\n"
     status = STATUS.fullmatch(result.err)
@@ -89,8 +91,8 @@ def test_text_and_status_are_apart(expected: Generation) -> None:
     assert status[2] == "; cut at the limit"
 
 
-def test_json(expected: Generation) -> None:
-    result = specrag("generate", PROMPT, "--max-tokens", "12", "--log-probs", "2", "--json")
+def test_json(expected: Result) -> None:
+    result = specrag("generate", PROMPT, "--max-tokens", "12", "-m", "plain", "-o", "log_probs=2", "--json")
     assert (result.code, result.err) == (0, "")
     found = json.loads(result.out)
     assert found["text"] == expected.text
@@ -103,40 +105,51 @@ def test_json(expected: Generation) -> None:
     assert found["finish_reason"] == "length"
     assert found["usage"]["prompt_tokens"] == expected.usage.prompt_tokens
     assert found["usage"]["completion_tokens"] == found["usage"]["passes"] == 12
-    assert found["timing"]["prefill_seconds"] > 0
-    assert found["timing"]["decode_seconds"] > 0
+    assert found["usage"]["seconds"]["prefill"] > 0
+    assert found["usage"]["seconds"]["decode"] > 0
     assert (found["model"], found["dtype"], found["method"]) == ("smollm2-135m", "bf16", "plain")
 
 
 @dataclass
 class Recorder:
-    """Stands for a model and notes what it is asked."""
+    """Stands for a model and notes how it is loaded and what it is asked."""
 
     loading: dict[str, Any] = field(default_factory=dict)
-    prompt: Any = None
     options: dict[str, Any] = field(default_factory=dict)
+    shared: SharedMethods = field(default_factory=SharedMethods)
+    context_length: int = 100
 
     def load(self, name: str, **options: Any) -> Recorder:
         self.loading = {"name": name, **options}
         return self
 
-    def stream(self, prompt: Any, **options: Any) -> None:
-        self.prompt, self.options = prompt, options
+    def encode(self, prompt: Any, *, raw: bool = False) -> list[int]:
+        self.options = {"prompt": prompt, "raw": raw}
+        return [1]
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+    def generating(self, prompt: Any, options: dict[str, Any]) -> None:
+        self.options |= options
         raise InputError("recorder", None, "enough is known")
 
 
 def test_every_option_reaches_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder()
     monkeypatch.setattr("specrag.language_model.load", recorder.load)
-    words = (
-        "--max-tokens 24 --temperature 1.25 --top-k 50 --top-p 0.95 --min-p 0.01 --repetition-penalty 1.5 "
+    words = ["--max-tokens", "24", "--temperature", "1.25", "--raw", "--model", "some-model", "-m", "plain"]
+    given = (
+        "top_k=50 top_p=0.95 min_p=0.01 repetition_penalty=1.5 presence_penalty=0.5 frequency_penalty=0.25 "
     )
-    words += "--presence-penalty 0.5 --frequency-penalty 0.25 --logit-bias 28=-2 --logit-bias 30=-inf "
-    words += "--seed 7 --method plain --timeout 200 --stop one --stop two --log-probs 3 --raw "
-    words += "-m some-model --dtype fp16 --device cpu --adapter some-folder --batch-invariant --kv-dtype int8"
-    assert frame.run(["generate", "Hello", *words.split()]) == 1
-    assert recorder.prompt == "Hello"
+    given += "logit_bias=28=-2 logit-bias=30=-inf seed=7 timeout=200 stop=one stop=two log_probs=3 "
+    given += "dtype=fp16 device=cpu adapter=some-folder batch_invariant=true kv_dtype=int8"
+    words += [word for option in given.split() for word in ("-o", option)]
+    assert frame.run(["generate", "Hello", *words]) == 1
+    method = recorder.options.pop("method")
+    assert method.name == "plain"
     assert recorder.options == {
+        "prompt": "Hello",
         "max_tokens": 24,
         "temperature": 1.25,
         "top_k": 50,
@@ -147,17 +160,17 @@ def test_every_option_reaches_the_model(monkeypatch: pytest.MonkeyPatch) -> None
         "frequency_penalty": 0.25,
         "logit_bias": {28: -2.0, 30: float("-inf")},
         "seed": 7,
-        "method": "plain",
         "timeout": 200.0,
-        "stop": ["one", "two"],
+        "stop": ("one", "two"),
         "log_probs": 3,
         "raw": True,
+        "ignore_eos": False,
     }
     assert recorder.loading == {
         "name": "some-model",
         "dtype": "fp16",
         "device": "cpu",
-        "adapter": Path("some-folder"),
+        "adapter": "some-folder",
         "batch_invariant": True,
         "kv_dtype": "int8",
         "progress": False,
@@ -186,32 +199,34 @@ def test_sampled_text_is_the_text_that_python_gives(smollm2: Path, tmp_path: Pat
         seed=7,
         stop=["zzz", "\n\n"],
     )
-    words = "--max-tokens 24 --temperature 1.3 --top-k 50 --top-p 0.95 --min-p 0.01 --repetition-penalty 1.1 "
-    words += (
-        "--presence-penalty 0.5 --frequency-penalty 0.25 --logit-bias 28=-2 --logit-bias 30=-inf --seed 7 "
+    given = (
+        "top_k=50 top_p=0.95 min_p=0.01 repetition_penalty=1.1 presence_penalty=0.5 frequency_penalty=0.25 "
     )
-    words += "--dtype int8 --batch-invariant --method plain --device cpu --timeout 200 --stop zzz --json"
-    options = (*words.split(), "--stop", "\n\n", "--system", "You are a poet.", "--file", str(question))
-    result = specrag("generate", *options)
+    given += "logit_bias=28=-2,30=-inf seed=7 dtype=int8 batch_invariant=true device=cpu timeout=200 stop=zzz"
+    options = [word for option in (*given.split(), "stop=\n\n") for word in ("-o", option)]
+    options += ["--max-tokens", "24", "--temperature", "1.3", "--system", "You are a poet.", "--json"]
+    result = specrag("generate", *options, "--file", str(question))
     assert result.code == 0, result.err
     found = json.loads(result.out)
     assert found["text"] == wanted.text
     assert [token["id"] for token in found["tokens"]] == [token.token for token in wanted.tokens]
 
 
-def test_prompt_from_standard_input(expected: Generation) -> None:
+def test_prompt_from_standard_input(expected: Result) -> None:
     for words in ((), ("--file", "-")):
-        result = specrag("generate", *words, "--max-tokens", "12", stdin=f"{PROMPT}\n".encode())
+        result = specrag(
+            "generate", *words, "-m", "plain", "--max-tokens", "12", stdin=f"{PROMPT}\n".encode()
+        )
         assert result.out == expected.text + "\n"
 
 
 def test_raw_prompt_is_continued(smollm2: Path) -> None:
-    result = specrag("generate", "--raw", "The capital of France is", "--max-tokens", "4", "--stop", ".")
+    result = specrag("generate", "--raw", "The capital of France is", "--max-tokens", "4", "-o", "stop=.")
     assert "Paris" in result.out
 
 
 def test_log_probs_for_people(smollm2: Path) -> None:
-    result = specrag("generate", PROMPT, "--max-tokens", "3", "--log-probs", "2", COLUMNS="120")
+    result = specrag("generate", PROMPT, "--max-tokens", "3", "-o", "log_probs=2", COLUMNS="120")
     header, *rows, status = result.err.splitlines()
     assert header.split() == ["token", "log-probability", "alternatives"]
     assert len(rows) == 3
@@ -220,7 +235,7 @@ def test_log_probs_for_people(smollm2: Path) -> None:
 
 
 def test_timeout_keeps_the_partial_text(smollm2: Path) -> None:
-    result = specrag("generate", "Tell a long story.", "--max-tokens", "8000", "--timeout", "4")
+    result = specrag("generate", "Tell a long story.", "--max-tokens", "8000", "-o", "timeout=4")
     assert result.code == 1
     assert len(result.out) > 1
     assert result.out.endswith("\n")
@@ -255,8 +270,8 @@ def test_interrupt_while_loading(smollm2: Path) -> None:
     assert session.screen.replace("^C", "").strip() == "\x1b[0m\x1b[?25h"
 
 
-def test_colours_end_with_the_status_line(expected: Generation) -> None:
-    session = Terminal("generate", PROMPT, "--max-tokens", "12").end()
+def test_colours_end_with_the_status_line(expected: Result) -> None:
+    session = Terminal("generate", PROMPT, "-m", "plain", "--max-tokens", "12").end()
     assert session.code == 0
     assert session.screen.startswith(expected.text.replace("\n", "\r\n"))
     status = session.screen.replace("\r\n", "\n").removeprefix(expected.text + "\n")
@@ -291,7 +306,7 @@ def test_status_tells_of_speculation(capsys: pytest.CaptureFixture[str]) -> None
         drafted_by={"lookup": 40},
         accepted_by={"lookup": 18},
     )
-    command._show_status(Generation("text", (), "stop", usage, Timing(0.5, 2.0)))
+    render.show_result(Result("text", (), "stop", usage, Timing(0.5, 2.0)), details=False)
     shown = capsys.readouterr().err
     assert "30 tokens, 15.0 tokens/s; prefill 0.50 s, decoding 2.00 s" in shown
     assert "2.50 tokens a pass, 18 of 40 guesses accepted" in shown

@@ -113,14 +113,15 @@ def test_documents_go_into_both(server: PostgresServer, model_home: Path, tmp_pa
     assert [text for _, text, _ in _hits(found)] == ["Tin melts easily."]
 
 
+@pytest.mark.slow
 def test_a_question_is_answered_from_a_table(kb: Path, server: PostgresServer, here: Here) -> None:
     words = ("ask", "Which metal is red?", "--method", "ralmspec", "--max-tokens", "12", "--json")
-    sampled = ("--temperature", "0.9", "--dtype", "int8", "--batch-invariant", "--prefetch", "2")
-    table = here(*words, *sampled, "--pgvector", server.url, "--table", "metals")
-    folder = here(*words, *sampled, "--kb", str(kb), "--index", "flat")
+    own = ("dtype=int8", "batch_invariant=true", "prefetch=2", "stride=cost-aware")
+    sampled = ("--temperature", "0.9", *(word for one in own for word in ("-o", one)))
+    table = here(*words, *sampled, "--kb", f"{server.url}#metals")
+    folder = here(*words, *sampled, "--kb", str(kb), "-o", "index=flat")
     assert (table.code, folder.code) == (0, 0), table.err + folder.err
     found, wanted = json.loads(table.out), json.loads(folder.out)
-    assert found["index"] == wanted["index"] == "flat"
     assert found["tokens"] == wanted["tokens"]
     assert [source["title"] for source in found["sources"]] == [
         source["title"] for source in wanted["sources"]
@@ -151,10 +152,14 @@ NOWHERE = "postgresql://me:pa55word@127.0.0.1:1/base"
         (("search", "tin", "--table", "x"), 1, ("pgvector", "SPECRAG_PGVECTOR_URL")),
         (("search", "tin", "--table", "x", "--kb", "kb"), 1, ("--kb: 'kb'", "not both")),
         (("search", "tin"), 2, ("--kb", "--table")),
-        (("ask", "tin?"), 2, ("--kb", "--pgvector")),
-        (("ask", "tin?", "--table", "x"), 1, ("--table: 'x'", "--method ralmspec")),
-        (("ask", "tin?", "--table", "x", "--kb", "kb"), 1, ("--table: 'x'", "not both")),
-        (("ask", "tin?", "--table", "x", "--method", "ralmspec", "--index", "bm25"), 1, ("flat and hnsw",)),
+        (("ask", "tin?"), 2, ("--kb", "--context")),
+        (("ask", "tin?", "--kb", NOWHERE), 1, ("table 'passages' at 127.0.0.1:1", "make sure that")),
+        (
+            ("ask", "tin?", "--kb", f"{NOWHERE}#x", "-m", "ralmspec", "-o", "index=bm25"),
+            1,
+            ("flat (default) or hnsw",),
+        ),
+        (("ask", "tin?", "--kb", "postgresql://#x"), 1, ("pgvector", "SPECRAG_PGVECTOR_URL")),
         (("index", "--kb", "kb"), 2, ("PATH", "--table")),
         (("index", ".", "--kb", "kb", "--pgvector", NOWHERE), 1, ("table 'passages' at 127.0.0.1:1",)),
         (("index", ".", "--kb", "kb", "--table", "x" * 64), 1, ("table", "at most 63 bytes")),

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("openai")
 
+from recipes.passages import KnowledgeBasePassages
 from specrag.cli import main as frame
 from specrag.errors import InputError
 from specrag.retrieval.knowledge_base import KnowledgeBase
-from specrag.training.passage_pool import KnowledgeBasePassages
+from tests.recipes.rule_writer import write_passages
 from tests.sample import build_sample
-from tests.training.rule_writer import write_passages
 
 ROW = {
     "id": "a",
@@ -62,6 +63,19 @@ def test_bad_input_is_told_in_one_line(
     assert said.err.count("\n") == 1
     assert [part for part in named if part not in said.err] == [], said.err
     assert not (tmp_path / "out").exists()
+
+
+def test_an_installed_package_without_recipes_says_where_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == "recipes"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "recipes", None)  # stops its import
+    for words in (["questions", "--passages", "x"], ["rationales", "x"]):
+        assert frame.run(["train", *words, "--out", str(tmp_path / "out")]) == 1
+        said = capsys.readouterr()
+        assert said.err.count("\n") == 1
+        assert "clone of the repository" in said.err
 
 
 def test_a_model_writes_rationales_for_rows_in_a_file(

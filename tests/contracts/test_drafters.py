@@ -22,25 +22,23 @@ from specrag.models.linear import PackedLinear
 from specrag.models.loading import LoadedModel, load_model
 from specrag.models.tokenizer import TextStream
 from specrag.models.toy import ToyModel
-from specrag.scheduling.cost_aware import CostAware, SharedCosts
 from specrag.speculation.decode import Settings
 from specrag.speculation.drafters.base import Drafter, NoDrafter
 from specrag.speculation.drafters.cross_vocabulary import CrossVocabulary
 from specrag.speculation.drafters.draft_model import DraftModel
 from specrag.speculation.drafters.eagle import Eagle
+from specrag.speculation.drafters.pair import FirstNonEmpty, Weighed
 from specrag.speculation.drafters.prompt_lookup import PromptLookup
-from specrag.speculation.drafters.rag import Guessing, RagDrafter
-from specrag.speculation.drafters.rag_translated import TranslatedRagDrafter
+from specrag.speculation.drafters.rag import Guessing, RagDrafter, TranslatedRagDrafter
 from specrag.speculation.drafters.recycling import Recycling
 from specrag.speculation.drafters.retrieval import RetrievalDrafter, RetrievalSettings
 from specrag.speculation.drafters.suffix import SuffixDrafter
-from specrag.speculation.drafters.switching import Switching
-from specrag.speculation.drafters.weighed import Weighed
+from specrag.speculation.schedule.tokens import CostAware, SharedCosts
 from specrag.speculation.tree import ROOT, DraftTree, Round, Verdict
 from specrag.speculation.vocabularies import VocabularyPair
-from tests.core.guessing import Budgets, Decoded, PruningBudgets, decoding, plain_decoding
-from tests.core.spelling import Spelling
-from tests.core.toy_head import ToyHead
+from tests.speculation.guessing import Budgets, Decoded, PruningBudgets, decoding, plain_decoding
+from tests.speculation.spelling import Spelling
+from tests.speculation.toy_head import ToyHead
 
 VOCABULARY = 6
 TARGET = ToyModel(vocab_size=VOCABULARY, order=2, scale=2.0, seed=3, context_length=400)
@@ -71,7 +69,7 @@ def weighed(priced: Drafter) -> Weighed:
         def prefers(self, tree: DraftTree) -> bool:
             return False
 
-        def heard(self, guessed: DraftTree) -> None:
+        def note_drafted(self, guessed: DraftTree) -> None:
             """Kept until a round ends, which those driven by hand never tell."""
 
         def rate(self, source: str, grade: int) -> float:
@@ -106,7 +104,7 @@ DRAFTERS = {
     "rag-copying": Subject(lambda: rag(DRAWN, copy_from=2), forgets=False),
     "rag-translated": Subject(lambda: TranslatedRagDrafter(DRAFT, WORDS, READING), forgets=False),
     "suffix": Subject(lambda: SuffixDrafter(1)),
-    "switching": Subject(lambda: Switching(SuffixDrafter(3), DraftModel(DRAFT), lambda: 4)),
+    "switching": Subject(lambda: FirstNonEmpty(SuffixDrafter(3), DraftModel(DRAFT), lambda: 4)),
     "retrieval": Subject(
         lambda: RetrievalDrafter(RetrievalSettings(), Recycling(), lambda: 0), forgets=False
     ),
@@ -234,6 +232,7 @@ def test_no_path_is_longer_than_asked_for(
     assert max(depths, default=0) <= depth
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(PROMPTS, OPERATIONS, OPERATIONS, OPERATIONS, st.booleans())
 def test_forks_are_independent(
@@ -323,6 +322,7 @@ SAMPLINGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 def test_the_output_is_plain_decodings(subject: Subject, sampling: SamplingParams) -> None:
     rng = random.Random(1)

@@ -17,13 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specrag.errors import InputError
-from specrag.retrieval import flat as flat_module
-from specrag.retrieval import hnsw as hnsw_module
-from specrag.retrieval.bm25 import BM25Index, BM25Settings, Postings
-from specrag.retrieval.flat import FlatIndex
-from specrag.retrieval.hnsw import HnswIndex, HnswSettings
-from specrag.retrieval.hybrid import HybridIndex
-from specrag.retrieval.index import Index, Query, Ranking
+from specrag.retrieval.index import flat as flat_module
+from specrag.retrieval.index import hnsw as hnsw_module
+from specrag.retrieval.index.base import Index, Query, Ranking
+from specrag.retrieval.index.bm25 import BM25Index, BM25Settings, Postings
+from specrag.retrieval.index.flat import FlatIndex
+from specrag.retrieval.index.hnsw import HnswIndex, HnswSettings
+from specrag.retrieval.index.hybrid import HybridIndex
 
 KINDS = ("flat", "hnsw", "bm25", "hybrid")
 EXACT = ("flat", "bm25", "hybrid")
@@ -307,6 +307,7 @@ def _large(kind: str) -> Index:
     return bm25 if kind == "bm25" else HybridIndex(flat, bm25)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_python_runs_on_while_a_thread_searches(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flat_module, "_BLOCK_BYTES", 64 << 20)  # one block: nearly all time is one call

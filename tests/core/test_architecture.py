@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import subprocess
 import sys
@@ -17,25 +18,38 @@ import specrag
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "specrag"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
+# Beside the package, not in the wheel: they import specrag, and it imports them by name alone, when asked to.
+BESIDE = sorted(path for folder in ("benchmarks", "recipes") for path in (ROOT / folder).rglob("*.py"))
 
 # A package imports from its own line and from the lines above it; never in a circle.
 LAYERS = (
-    ("errors",),
+    ("errors", "lazy", "extras"),
+    ("checks",),
+    ("artifacts",),
     ("engine",),
     ("models",),
     ("retrieval",),
-    ("speculation", "scheduling"),
+    ("speculation",),
     ("methods",),
-    ("training", "serving", "evaluation", "integrations", "bench", "cli"),
+    ("training", "serving", "integrations", "bench", "cli"),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
 # Networks run here; everything else works on the toy model without torch.
 TORCH_ALLOWED = re.compile(
-    r"^(engine/|models/|training/|evaluation/|integrations/|bench/|cli/|retrieval/(encoder|reranker|bert)\.py"
-    r"|speculation/drafters/(draft_model|cross_vocabulary|eagle|rag)\.py)"
+    r"^(engine/|models/|training/|integrations/|bench/|cli/|retrieval/encoder/(encoder|reranker|bert)\.py)"
 )
-METHOD_FILES = ("plain", "standard_rag", "respec", "rapid", "ralmspec", "knn_lm", "speculative_rag")
+METHODS = (
+    "plain",
+    "adaptive",
+    "baselines",
+    "standard_rag",
+    "respec",
+    "rapid",
+    "ralmspec",
+    "knn_lm",
+    "speculative_rag",
+)
 
 
 def _relative(path: Path) -> str:
@@ -47,7 +61,7 @@ def _parse(path: Path) -> ast.Module:
 
 
 def _module_name(path: Path) -> str:
-    parts = ("specrag", *path.relative_to(PACKAGE).with_suffix("").parts)
+    parts = path.relative_to(ROOT if path in BESIDE else PACKAGE.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
@@ -115,12 +129,18 @@ def test_packages_import_in_no_circle() -> None:
 
 
 def test_methods_do_not_import_each_other() -> None:
+    found = {name: list((PACKAGE / "methods").glob(f"{name}.py")) for name in METHODS}
+    found = {
+        name: files or sorted((PACKAGE / "methods" / name).rglob("*.py")) for name, files in found.items()
+    }
+    assert all(found.values())
     wrong = [
-        f"methods/{name}.py imports {module}"
-        for name in METHOD_FILES
-        if (path := PACKAGE / "methods" / f"{name}.py").exists()
+        f"{_relative(path)} imports {module}"
+        for name, files in found.items()
+        for path in files
         for module in _imports(path)
-        if module.startswith("specrag.methods.") and module.split(".")[2] in METHOD_FILES
+        if module.startswith("specrag.methods.")
+        if (other := module.split(".")[2]) in METHODS and other != name
     ]
     assert not wrong
 
@@ -133,17 +153,44 @@ def test_torch_is_imported_where_networks_run() -> None:
     assert users == []
 
 
-def test_loops_and_schedules_import_without_torch() -> None:
+# Of the models, what needs torch at once: networks and their kernels. Names, files, texts and endpoints do not.
+TORCH_AT_IMPORT = re.compile(
+    r"^models/(decoder|eagle_head|linear|logits|row_ops|tile_linear|transformers)\.py$"
+)
+
+
+def test_the_bottom_imports_nothing_heavy() -> None:
+    code = "import sys\nfor name in ('torch', 'numba', 'numpy', 'transformers'): sys.modules[name] = None\n"
+    # By path, since the package itself may import more.
+    code += f"import types; p = types.ModuleType('specrag'); p.__path__ = [{str(PACKAGE)!r}]\n"
+    code += "sys.modules['specrag'] = p\nimport specrag.errors, specrag.checks, specrag.artifacts"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_all_but_networks_imports_without_torch() -> None:
     modules = [
         _module_name(path)
         for path in SOURCES
-        if _relative(path).startswith(("speculation/", "scheduling/")) or _relative(path) == "models/toy.py"
-        if not TORCH_ALLOWED.match(_relative(path)) or _relative(path) == "models/toy.py"
+        if _relative(path).startswith(("speculation/", "models/"))
+        if not (TORCH_AT_IMPORT if _layer_of(_module_name(path)) == "models" else TORCH_ALLOWED).match(
+            _relative(path)
+        )
     ]
+    assert "specrag.models.toy" in modules
     blocked = "import sys; sys.modules['torch'] = sys.modules['transformers'] = None\n"
     code = blocked + "\n".join(f"import {module}" for module in modules)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_what_is_not_installed_is_imported_only_where_it_is_used() -> None:
+    """The wheel lacks the folders beside ``src``: a command that needs one imports it itself, and can say so."""
+    for path in SOURCES:
+        for node in _parse(path).body:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not {name.split(".")[0] for name in names} & {"recipes", "benchmarks"}, path
 
 
 def test_public_names_are_complete() -> None:
@@ -153,6 +200,7 @@ def test_public_names_are_complete() -> None:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("specrag"):
             bound.update(alias.asname or alias.name for alias in node.names)
     bound.update(node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef))
+    bound.discard("needed_by")  # the package's own helper, imported inside a function
     assert {name for name in bound if not name.startswith("_")} <= set(specrag.__all__)
     missing = [name for name in specrag.__all__ if not hasattr(specrag, name)]
     assert not missing
@@ -166,18 +214,41 @@ def test_public_names_are_sorted() -> None:
     assert names == sorted(set(names), key=key)
 
 
-@pytest.mark.parametrize(
-    "path", [p for p in SOURCES if p.name == "__init__.py" and p.parent != PACKAGE], ids=_relative
-)
-def test_inner_packages_hold_only_a_docstring(path: Path) -> None:
+FACES = [
+    path
+    for path in SOURCES
+    if path.name == "__init__.py" and path.parent != PACKAGE
+    if path.parent.parent.name != "methods"  # these hold their method
+]
+
+
+@pytest.mark.parametrize("path", FACES, ids=_relative)
+def test_inner_packages_hold_only_a_docstring_and_their_names(path: Path) -> None:
+    """Plain imports, or those of a block that ``lazy_names`` reads."""
     tree = _parse(path)
     assert ast.get_docstring(tree)
-    assert len(tree.body) == 1
+    for node in tree.body[1:]:
+        lazily = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        names = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+        assert isinstance(node, ast.ImportFrom) or lazily or names, ast.unparse(node)
+
+
+@pytest.mark.parametrize("path", FACES, ids=_relative)
+def test_inner_packages_export_what_they_import(path: Path) -> None:
+    module = importlib.import_module(_module_name(path))
+    exported = getattr(module, "__all__", [])
+    nodes = [node for node in ast.walk(_parse(path)) if isinstance(node, ast.ImportFrom)]
+    own = [node for node in nodes if (node.module or "").startswith(_module_name(path))]
+    assert set(exported) == {alias.name for node in own for alias in node.names}
+    for name in exported:
+        assert getattr(module, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing_of_this_name'"):
+        _ = module.nothing_of_this_name
 
 
 def test_nothing_is_unpickled() -> None:
     unsafe = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve"}
-    for path in SOURCES:
+    for path in SOURCES + BESIDE:
         assert not {module.split(".")[0] for module in _imports(path)} & unsafe, path
         for node in ast.walk(_parse(path)):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
@@ -187,7 +258,7 @@ def test_nothing_is_unpickled() -> None:
 
 
 def _text_files() -> list[Path]:
-    folders = ("src", "tests", "docs", "scripts", ".ci")
+    folders = ("src", "benchmarks", "recipes", "tests", "docs", "scripts", ".ci", ".github")
     inside = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
     kinds = {".py", ".md", ".sh", ".yml", ".toml", ".txt", ".json", ".jsonl", ".svg", ""}
     top = [path for path in ROOT.iterdir() if path.is_file()]

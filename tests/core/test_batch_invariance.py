@@ -26,7 +26,7 @@ from specrag.models.tokenizer import TextStream
 from specrag.speculation.decode import Settings
 from specrag.speculation.drafters.base import NoDrafter
 from specrag.speculation.tree import EMPTY, DraftTree
-from tests.core.guessing import Budgets, RandomDrafter, decoding, random_tree
+from tests.speculation.guessing import Budgets, RandomDrafter, decoding, random_tree
 
 pytestmark = pytest.mark.skipif(
     not PackedLinear.available(),

@@ -25,7 +25,7 @@ from specrag.models.transformers import TransformersModel
 from specrag.speculation.decode import Settings
 from specrag.speculation.drafters.base import NoDrafter
 from specrag.speculation.tree import EMPTY
-from tests.core.guessing import Budgets, Decoded, RandomDrafter, decoding
+from tests.speculation.guessing import Budgets, Decoded, RandomDrafter, decoding
 
 PROMPTS = [
     "The capital of France is",
@@ -118,6 +118,7 @@ def greedy(
     )
 
 
+@pytest.mark.slow
 def test_greedy_text_is_that_of_transformers(pair: Pair) -> None:
     """A gap of less than 1e-3 between the two best logits would be a tie; the prompts have none."""
     # transformers must neither shape the logits on its own nor end early.

@@ -10,17 +10,18 @@ import sys
 import time
 import unicodedata
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 import specrag
-from specrag import ContextLengthError, DeadlineExceeded, Generation, InputError, LanguageModel, Step
+from specrag import ContextLengthError, DeadlineExceeded, InputError, LanguageModel, Result, Step
 from specrag.engine.processors import AllowedTokens
 
 PROMPT = "Name three colours of the rainbow."
 
 
-def tokens_of(generation: Generation) -> list[int]:
+def tokens_of(generation: Result) -> list[int]:
     return [token.token for token in generation.tokens]
 
 
@@ -39,15 +40,19 @@ def cached_llm(llm: LanguageModel) -> Iterator[LanguageModel]:
 @pytest.mark.parametrize(
     "options", [{}, {"temperature": 0.9, "seed": 4, "top_p": 0.9}], ids=["greedy", "sampled"]
 )
-def test_every_way_to_ask_gives_the_same(llm: LanguageModel, options: dict[str, float]) -> None:
-    once = llm.generate(PROMPT, max_tokens=24, **options)  # type: ignore[arg-type]
-    steps = list(llm.stream(PROMPT, max_tokens=24, **options))  # type: ignore[arg-type]
+def test_every_way_to_ask_gives_the_same(llm: LanguageModel, options: dict[str, Any]) -> None:
+    once = llm.generate(PROMPT, max_tokens=24, method="plain", **options)
+    steps: list[Any] = list(llm.stream(PROMPT, max_tokens=24, method="plain", **options))
 
-    async def asynchronously() -> tuple[Generation, list[Step]]:
-        generation = await llm.agenerate(PROMPT, max_tokens=24, **options)  # type: ignore[arg-type]
-        return generation, [step async for step in llm.astream(PROMPT, max_tokens=24, **options)]  # type: ignore[arg-type]
+    async def asynchronously() -> tuple[Result, list[Any]]:
+        generation = await llm.agenerate(PROMPT, max_tokens=24, method="plain", **options)
+        return generation, [
+            step async for step in llm.astream(PROMPT, max_tokens=24, method="plain", **options)
+        ]
 
-    generation, asynchronous_steps = asyncio.run(asynchronously())
+    generation, (*asynchronous_steps, last) = asyncio.run(asynchronously())
+    assert isinstance(last, Result)
+    assert (tokens_of(last), last.text) == (tokens_of(once), once.text)
     assert joined(steps) == joined(asynchronous_steps) == (tokens_of(once), once.text)
     assert (tokens_of(generation), generation.text) == (tokens_of(once), once.text)
     assert steps[-1].finish_reason == once.finish_reason
@@ -67,13 +72,13 @@ def test_a_batch_gives_each_prompt_its_own_text() -> None:
     """In the batch-invariant mode a batch changes no bit, so the tokens must be equal."""
     exact = specrag.load("smollm2-135m", dtype="int8", device="cpu", batch_invariant=True)
     prompts = [PROMPT, "What is two plus two?", "Say hello."]
-    alone = [exact.generate(prompt, max_tokens=16) for prompt in prompts]
-    together = exact.generate_batch(prompts, max_tokens=16)
+    alone = [exact.generate(prompt, max_tokens=16, method="plain") for prompt in prompts]
+    together = exact.batch(prompts, max_tokens=16, method="plain")
     assert [tokens_of(one) for one in together] == [tokens_of(one) for one in alone]
     assert [one.text for one in together] == [one.text for one in alone]
-    assert exact.generate_batch([]) == []
+    assert exact.batch([]) == []
     with pytest.raises(InputError, match="prompt"):
-        exact.generate_batch([PROMPT, ""], max_tokens=16)
+        exact.batch([PROMPT, ""], max_tokens=16)
     exact.close()
 
 
@@ -95,7 +100,7 @@ def test_stop_strings_cut_the_text(llm: LanguageModel) -> None:
     free = llm.generate("Count from one to ten in digits.", max_tokens=30, raw=False).text
     stop = free[6:9]
     generation = llm.generate("Count from one to ten in digits.", max_tokens=30, stop=stop)
-    streamed = list(llm.stream("Count from one to ten in digits.", max_tokens=30, stop=[stop]))
+    streamed: list[Any] = list(llm.stream("Count from one to ten in digits.", max_tokens=30, stop=[stop]))
     assert generation.text == free[: free.index(stop)]
     assert generation.finish_reason == "stop"
     assert joined(streamed)[1] == generation.text
@@ -116,7 +121,7 @@ def test_a_stream_never_splits_a_character(llm: LanguageModel) -> None:
     forced = llm.tokenizer.encode(text, special=False)
     assert len(forced) > len(text.encode()) // 3
     grammar = AllowedTokens(lambda output: {forced[len(output)]})
-    steps = list(llm.stream(PROMPT, max_tokens=len(forced), processors=[grammar], ignore_eos=True))
+    steps: list[Any] = list(llm.stream(PROMPT, max_tokens=len(forced), processors=[grammar], ignore_eos=True))
     assert joined(steps) == (forced, text)
     shown = ""
     for step in steps:

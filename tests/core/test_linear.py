@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from specrag.engine import tiles
+from specrag.engine.cpu import amx as tiles
 from specrag.models.linear import (
     INVARIANT_INPUTS,
     Int8Linear,
@@ -26,7 +26,7 @@ from specrag.models.linear import (
     invariant_rows,
 )
 from specrag.models.row_ops import TorchOps, row_ops
-from specrag.models.tile_product import TileLinear
+from specrag.models.tile_linear import TileLinear
 
 CPU_BF16 = pytest.mark.skipif(
     not PackedLinear.available(), reason="this processor has no packed bf16 product"
@@ -224,17 +224,21 @@ def test_a_gated_layer_is_the_same_with_and_without_tiles(shape: tuple[int, int]
 
 ELSEWHERE = """
 import torch
-from specrag.engine import tile_attention, tile_attention_kernel, tiles
-from specrag.models import decoder, eagle_head, tile_product
+from specrag.engine.attention import tiles as tile_attention
+from specrag.engine.cpu import tile_attention as tile_attention_kernel
+from specrag.engine.cpu import amx as tiles
+from specrag.models import decoder, eagle_head
+from specrag.models import tile_linear
 from specrag.models.linear import build_linear
 
 assert not tiles.available()
 layer = build_linear(torch.ones(64, 32).bfloat16(), None)
-assert type(layer) is not tile_product.TileLinear
+assert type(layer) is not tile_linear.TileLinear
 assert layer(torch.ones(3, 32).bfloat16()).tolist() == [[32.0] * 64] * 3
 """
 
 
+@pytest.mark.slow
 def test_a_processor_without_tiles_compiles_none_of_their_loops(tmp_path: Path) -> None:
     """For another processor LLVM ends the process at their instructions, so that nothing may compile them."""
     other = {

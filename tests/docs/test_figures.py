@@ -12,22 +12,23 @@ from specrag.bench.measurement import Measurement, from_json_lines
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
 
-#: The rows of README's table of speculation: model, method, and the measurement that it shows.
+#: The rows of README's table of speculation: model, method, and the measurement that it shows. When they were measured,
+#: `adaptive` was called `respec`.
 ROWS = {
-    ("SmolLM2-135M, bf16, `batch_invariant`", "ReSpec"): ("tokens", "ablation/overall", "respec"),
+    ("SmolLM2-135M, bf16, `batch_invariant`", "adaptive"): ("tokens", "ablation/overall", "respec"),
     ("SmolLM2-135M, bf16, `batch_invariant`", "prompt lookup, weighed by cost"): (
         "tokens", "ablation/overall", "prompt-lookup+cost-aware",
     ),
     ("SmolLM2-135M, bf16, `batch_invariant`", "SAM-Decoding, weighed by cost"): (
         "tokens", "ablation/overall", "sam-decoding+cost-aware",
     ),
-    ("SmolLM2-135M, bf16, `batch_invariant`", "ReSpec as published"): (
+    ("SmolLM2-135M, bf16, `batch_invariant`", "ReSpec (as published)"): (
         "tokens", "ablation/overall", "respec+published",
     ),
-    ("SmolLM2-135M, bf16", "ReSpec"): ("tokens", "overall", "respec"),
+    ("SmolLM2-135M, bf16", "adaptive"): ("tokens", "overall", "respec"),
     ("SmolLM2-135M, bf16", "with an EAGLE-2 head"): ("tokens", "overall", "respec+eagle-2"),
     ("SmolLM2-135M, bf16", "prompt lookup"): ("tokens", "overall", "prompt-lookup"),
-    ("Qwen2.5-Coder-1.5B, bf16", "ReSpec"): ("qwen2.5-coder-1.5b/tokens", "overall", "respec"),
+    ("Qwen2.5-Coder-1.5B, bf16", "adaptive"): ("qwen2.5-coder-1.5b/tokens", "overall", "respec"),
     ("Qwen2.5-Coder-1.5B, bf16", "with SmolLM2 as its drafter"): (
         "qwen2.5-coder-1.5b/tokens", "overall", "respec+draft-model",
     ),

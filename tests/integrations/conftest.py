@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from specrag.integrations.transformers import Speculate, speculate
-from specrag.methods.respec import ReSpec
+from specrag.methods.retrieval_decoder import RetrievalDecoder
 from tests.integrations.small_modules import build
 
 
@@ -20,7 +20,7 @@ def llama() -> Any:
 @pytest.fixture
 def guessing() -> Speculate:
     """Guesses as much as it can in every round, whatever that costs."""
-    return speculate(ReSpec(cost_aware=False))
+    return speculate(RetrievalDecoder(cost_aware=False))
 
 
 @pytest.fixture(autouse=True)

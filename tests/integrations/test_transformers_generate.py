@@ -21,13 +21,13 @@ from specrag.engine.stopping import StopConditions
 from specrag.errors import ContextLengthError
 from specrag.integrations.transformers import Speculate, speculate
 from specrag.integrations.transformers_model import Borrowed
-from specrag.methods.respec import ReSpec
+from specrag.methods.retrieval_decoder import RetrievalDecoder
 from specrag.models import catalog
 from specrag.models.toy import ToyModel
 from specrag.speculation.decode import Settings
 from specrag.speculation.drafters.retrieval import RetrievalSettings
-from tests.core.guessing import Budgets, OracleDrafter, decoding, plain_decoding
 from tests.integrations.small_modules import ROW, VOCAB, batch, build, check_equal
+from tests.speculation.guessing import Budgets, OracleDrafter, decoding, plain_decoding
 
 
 @pytest.fixture(scope="module")
@@ -315,7 +315,7 @@ def test_the_text_generation_pipeline(smollm2_module: Any, tokenizer: Any, guess
 
 
 def test_an_object_learns_over_its_calls_and_verifies_a_model_once(llama: Any) -> None:
-    method = ReSpec()
+    method = RetrievalDecoder()
     speculation = speculate(method)
     passes: list[int] = []
     hook = llama.base_model.register_forward_pre_hook(
@@ -339,7 +339,7 @@ def test_an_object_learns_over_its_calls_and_verifies_a_model_once(llama: Any) -
 
 
 def test_relaxed_verification_passes_through(llama: Any) -> None:
-    loose = ReSpec(
+    loose = RetrievalDecoder(
         drafter="none",
         relaxed=True,
         tolerance=50.0,

@@ -10,7 +10,7 @@ import transformers as tf
 
 from specrag.errors import InputError
 from specrag.integrations.transformers import Speculate, speculate
-from specrag.methods.respec import ReSpec
+from specrag.methods.retrieval_decoder import RetrievalDecoder
 from tests.integrations.small_modules import ROW, VOCAB, batch, build, check_equal
 
 
@@ -92,5 +92,5 @@ def test_methods_are_checked_when_they_are_given(llama: Any) -> None:
         llama.generate(
             **batch(ROW),
             max_new_tokens=4,
-            custom_generate=speculate(ReSpec(drafter="model:smollm2-135m")),
+            custom_generate=speculate(RetrievalDecoder(drafter="model:smollm2-135m")),
         )

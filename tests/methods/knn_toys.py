@@ -16,15 +16,15 @@ from specrag.engine.processors import build_processors
 from specrag.engine.sampling import SamplingParams, choose
 from specrag.engine.session import Session
 from specrag.engine.stopping import FinishReason, StopConditions
-from specrag.methods.base import DecodingMethod
-from specrag.methods.knn_mixture import Mixture
-from specrag.methods.quiet import quietly
+from specrag.methods.base import Decoder
+from specrag.methods.events import suppress_events
+from specrag.methods.knn_lm.mixture import Mixture
 from specrag.models.toy import ToyModel
-from specrag.retrieval.knn_datastore import Datastore
-from specrag.retrieval.knn_index import GraphSettings
-from specrag.retrieval.knn_windows import Tokens
+from specrag.retrieval.knn.datastore import Datastore
+from specrag.retrieval.knn.index import GraphSettings
+from specrag.retrieval.knn.windows import Tokens
 from specrag.speculation.decode import Settings, Step
-from tests.retrieval.knn_toys import VOCABULARY, build, nearest
+from tests.retrieval.knn.knn_toys import VOCABULARY, build, nearest
 
 PROMPT = (3, 1, 4, 1, 5)
 
@@ -69,7 +69,7 @@ class Decoded:
 
 
 def decode(
-    method: DecodingMethod,
+    method: Decoder,
     model: ToyModel,
     sampling: SamplingParams | None = None,
     *,
@@ -89,7 +89,7 @@ def decode(
     def request() -> Coroutine[FinishReason]:
         yield from session.extend(prompt)
         clock = _counting()
-        return (yield from quietly(method.decode(session, settings, Letters(), clock), emitted))
+        return (yield from suppress_events(method.decode(session, settings, Letters(), clock), emitted))
 
     reason = run(request())
     steps = [step for step in emitted if isinstance(step, Step)]

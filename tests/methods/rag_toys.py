@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from specrag.methods.draft_scores import Scoring
-from specrag.methods.drafting import Drafting
-from specrag.methods.local_generator import LocalGenerator
-from specrag.methods.speculative_rag import SpeculativeRAG
+from specrag.methods.generator import LocalGenerator
+from specrag.methods.speculative_rag.drafting import Drafting
+from specrag.methods.speculative_rag.pipeline import SpeculativeRAGPipeline
+from specrag.methods.speculative_rag.scoring import Scoring
 from specrag.models.roles import TextGenerator
 from specrag.models.scoring import LocalScorer
 from specrag.retrieval.passage import Passage
@@ -29,7 +29,7 @@ TINY = Drafting(max_tokens=16, rationale_tokens=8)
 CONFIDENCE = Scoring(self_contain=False, self_reflect=False)
 
 
-def make(llm: LanguageModel, **arguments: Any) -> SpeculativeRAG:
+def make(llm: LanguageModel, **arguments: Any) -> SpeculativeRAGPipeline:
     given: dict[str, Any] = {"m": 3, "k": 2, "drafting": SHORT} | arguments
     drafter: TextGenerator = given.pop("drafter", LocalGenerator(llm))
-    return SpeculativeRAG(drafter, LocalScorer(llm.loaded), **given)
+    return SpeculativeRAGPipeline(drafter, LocalScorer(llm.loaded), **given)

@@ -15,26 +15,25 @@ from typing import Any
 import numpy as np
 
 from specrag import LanguageModel
-from specrag.engine.executor import Executor
+from specrag.engine.executor import Executor, SearchThreads
 from specrag.engine.outputs import Row
 from specrag.engine.passes import Search, Segment
 from specrag.engine.processors import build_processors
 from specrag.engine.sampling import SamplingParams, choose
-from specrag.engine.search_threads import SearchThreads
 from specrag.errors import SpecragError
-from specrag.methods.options import Options
-from specrag.methods.ralm_result import IterativeAnswer
-from specrag.methods.ralm_search import Searched
-from specrag.methods.ralm_text import chunk_seed
+from specrag.methods.ralmspec.result import IterativeAnswer
+from specrag.methods.ralmspec.search import Searched
+from specrag.methods.ralmspec.text import chunk_seed
 from specrag.models.catalog import ModelFiles
 from specrag.models.loading import LoadedModel
 from specrag.models.tokenizer import Tokenizer
 from specrag.models.toy import ToyCache, ToyModel
-from specrag.retrieval.bm25 import BM25Index, BM25Settings
-from specrag.retrieval.flat import FlatIndex
-from specrag.retrieval.index import Query, Ranking
+from specrag.request import Options
+from specrag.retrieval.index.base import Query, Ranking
+from specrag.retrieval.index.bm25 import BM25Index, BM25Settings
+from specrag.retrieval.index.flat import FlatIndex
+from specrag.retrieval.index.scoring import Bools, Floats, Longs
 from specrag.retrieval.passage import Passage
-from specrag.retrieval.scoring import Bools, Floats, Longs
 
 USER, ASSISTANT, END = 0, 1, 2
 #: The bytes of the alphabet as byte-level BPE writes them; the last two are one character together.

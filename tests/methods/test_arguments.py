@@ -9,15 +9,21 @@ from typing import Any
 import pytest
 
 import specrag
+from specrag.methods.knn_lm.decoder import KnnDecoder
+from specrag.methods.ralmspec.sequential import SequentialPipeline
+from specrag.methods.ralmspec.speculative import RaLMSpecPipeline
+from specrag.methods.speculative_rag.pipeline import SpeculativeRAGPipeline
+from specrag.methods.standard_rag.pipeline import StandardPipeline
 from specrag.retrieval.build import build
-from specrag.retrieval.single_index import SingleIndex
+from specrag.retrieval.knowledge_base import SingleIndex
 from tests.methods.ralm_toys import ToyRetriever, WholeContextModel, outcome, toy_llm
+from tests.methods.run import answer_of
 
-ITERATIVE: tuple[Callable[..., Any], ...] = (specrag.RaLMSpec, specrag.IterativeRaLM)
+ITERATIVE: tuple[Callable[..., Any], ...] = (RaLMSpecPipeline, SequentialPipeline)
 
 
 def speculative(_: object, base: object) -> object:
-    return specrag.SpeculativeRAG(None, None, base)  # type: ignore[arg-type]
+    return SpeculativeRAGPipeline(None, None, base)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("folder", ["notes-kb", Path("notes-kb")])
@@ -25,7 +31,7 @@ def speculative(_: object, base: object) -> object:
     ("make", "argument"),
     [
         *((make, "retriever") for make in ITERATIVE),
-        (specrag.StandardRAG, "knowledge_base"),
+        (StandardPipeline, "knowledge_base"),
         (speculative, "knowledge_base"),
     ],
 )
@@ -39,10 +45,10 @@ def test_a_folder_has_to_be_opened(make: Callable[..., Any], argument: str, fold
 
 def test_a_datastore_has_to_be_opened() -> None:
     with pytest.raises(specrag.InputError, match=r"^datastore: 'store' .* Datastore\.open"):
-        specrag.KnnLM("store")  # type: ignore[arg-type]
+        KnnDecoder("store")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("make", [specrag.StandardRAG, speculative])
+@pytest.mark.parametrize("make", [StandardPipeline, speculative])
 def test_what_takes_encoded_queries_is_no_knowledge_base(make: Callable[..., Any]) -> None:
     with pytest.raises(specrag.InputError, match=r"^knowledge_base: .* give a specrag\.KnowledgeBase"):
         make(None, ToyRetriever(1))
@@ -66,6 +72,6 @@ def test_a_knowledge_base_is_searched_by_its_vectors(make: Callable[..., Any], t
     build([tmp_path / "metals.md"], tmp_path / "kb")
     llm = toy_llm(WholeContextModel(3))
     with specrag.KnowledgeBase.open(tmp_path / "kb") as base:
-        answers = [make(llm, given).answer("ab cd", max_tokens=12) for given in (base, SingleIndex(base))]
+        answers = [answer_of(make(llm, given), "ab cd", max_tokens=12) for given in (base, SingleIndex(base))]
     llm.close()
     assert outcome(answers[0]) == outcome(answers[1])

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from specrag.methods.citation_limit import CitationLimit
 from specrag.methods.citations import find_citations
-from specrag.methods.rag_prompt import LEAD
+from specrag.methods.prompts import LEAD
 from specrag.methods.retriever import GivenPassages
-from specrag.methods.standard_rag import StandardRAG
+from specrag.methods.standard_rag.citation_limit import CitationLimit
+from specrag.methods.standard_rag.pipeline import StandardPipeline
 from tests.methods.rag_toys import PASSAGES, QUESTION
+from tests.methods.run import answer_of
 
 if TYPE_CHECKING:
     from specrag import LanguageModel
@@ -77,9 +78,9 @@ def test_whatever_is_drawn_cites_what_is_there(llm: LanguageModel) -> None:
 @pytest.mark.parametrize("method", ["plain", "respec", "prompt-lookup"])
 def test_an_answer_cites_what_it_was_given(llm: LanguageModel, method: str) -> None:
     """A model that is drawn to a number with all its might cites another one."""
-    rag = StandardRAG(llm, GivenPassages(PASSAGES[:2]), k=2, index="given", min_score=None)
+    rag = StandardPipeline(llm, GivenPassages(PASSAGES[:2]), k=2, index="given", min_score=None)
     (seven,) = llm.tokenizer.encode("7", special=False)
-    answer = rag.answer(QUESTION, max_tokens=12, method=method, logit_bias={seven: 20.0})
+    answer = answer_of(rag, QUESTION, max_tokens=12, method=method, logit_bias={seven: 20.0})
     assert not answer.citations.invalid
     assert answer.citations.numbers
     assert "7" in answer.text, "the bias is at work"

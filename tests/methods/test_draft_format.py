@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specrag.errors import InputError
-from specrag.methods.draft_format import (
+from specrag.methods.speculative_rag.form import (
     LEAD,
     MalformedDraft,
     ParsedDraft,
@@ -15,7 +15,7 @@ from specrag.methods.draft_format import (
     read_draft,
     write_draft,
 )
-from specrag.methods.draft_task import CLAIM_LABELS, Task, example_of
+from specrag.methods.speculative_rag.task import CLAIM_LABELS, Task, example_of
 from specrag.retrieval.passage import Passage
 
 QUESTION = Task("Which city is the capital of France?")

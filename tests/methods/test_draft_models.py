@@ -9,13 +9,13 @@ import pytest
 
 import specrag
 from specrag import InputError, LanguageModel
-from specrag.methods import baselines
-from specrag.methods.base import DecodingMethod
-from specrag.methods.respec import ReSpec
+from specrag.methods import token_decoders as baselines
+from specrag.methods.base import Decoder
+from specrag.methods.retrieval_decoder import RetrievalDecoder
 from specrag.models import catalog
 from specrag.models.linear import PackedLinear
 from specrag.speculation.drafters.draft_model import DRAFT_MODEL
-from tests.core.spelling import real_tokenizer
+from tests.speculation.spelling import real_tokenizer
 
 PROMPTS = (
     "Count from one to twelve in words.",
@@ -42,29 +42,27 @@ def invariant(smollm2: object) -> Iterator[LanguageModel]:
 
 
 @pytest.fixture(scope="module")
-def methods(model_home: object) -> dict[str, DecodingMethod]:
+def methods(model_home: object) -> dict[str, Decoder]:
     """Gemma drafts alone and in ReSpec; made once, since each loads it."""
     need("gemma-3-270m")
     return {
         "alone": baselines.draft_model("gemma-3-270m"),
-        "respec": ReSpec(drafter="model:gemma-3-270m"),
+        "respec": RetrievalDecoder(drafter="model:gemma-3-270m"),
     }
 
 
-def ids(generation: specrag.Generation) -> list[int]:
+def ids(generation: specrag.Result) -> list[int]:
     return [token.token for token in generation.tokens]
 
 
 @needs_packed
 @pytest.mark.parametrize(("name", "temperature"), [("alone", 0.0), ("alone", 0.8), ("respec", 0.0)])
 def test_the_text_is_plain_decodings(
-    invariant: LanguageModel, methods: dict[str, DecodingMethod], name: str, temperature: float
+    invariant: LanguageModel, methods: dict[str, Decoder], name: str, temperature: float
 ) -> None:
     """Two requests at once, which share the draft model."""
-    plain = invariant.generate_batch(PROMPTS, max_tokens=TOKENS, temperature=temperature, seed=5)
-    made = invariant.generate_batch(
-        PROMPTS, max_tokens=TOKENS, temperature=temperature, seed=5, method=methods[name]
-    )
+    plain = invariant.batch(PROMPTS, max_tokens=TOKENS, temperature=temperature, seed=5, method="plain")
+    made = invariant.batch(PROMPTS, max_tokens=TOKENS, temperature=temperature, seed=5, method=methods[name])
     for mine, theirs in zip(made, plain, strict=True):
         assert (ids(mine), mine.text, mine.finish_reason) == (ids(theirs), theirs.text, theirs.finish_reason)
     if name == "alone":
@@ -75,16 +73,14 @@ def test_the_text_is_plain_decodings(
 def test_the_small_model_drafts_for_a_large_one_of_another_family(smollm2: object) -> None:
     need("qwen2.5-coder-1.5b")
     llm = specrag.load("qwen2.5-coder-1.5b", dtype="bf16", device="cpu", batch_invariant=True)
-    plain = llm.generate(PROMPTS[0], max_tokens=8)
+    plain = llm.generate(PROMPTS[0], max_tokens=8, method="plain")
     made = llm.generate(PROMPTS[0], max_tokens=8, method=baselines.draft_model("smollm2-135m"))
     llm.close()
     assert ids(made) == ids(plain)
     assert made.usage.accepted_by[DRAFT_MODEL] > 2
 
 
-def test_a_module_of_transformers_may_be_the_target(
-    smollm2: Path, methods: dict[str, DecodingMethod]
-) -> None:
+def test_a_module_of_transformers_may_be_the_target(smollm2: Path, methods: dict[str, Decoder]) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -102,4 +98,4 @@ def test_a_module_of_transformers_may_be_the_target(
 
 def test_a_model_whose_texts_cannot_be_aligned_is_refused(llm: LanguageModel) -> None:
     with pytest.raises(InputError, match="the draft model's tokenizer loses words"):
-        llm.generate("Hello", max_tokens=4, method=ReSpec(drafter="model:minilm-l6-v2"))
+        llm.generate("Hello", max_tokens=4, method=RetrievalDecoder(drafter="model:minilm-l6-v2"))

@@ -14,17 +14,17 @@ import pytest
 from specrag.engine.sampling import SamplingParams
 from specrag.engine.stopping import StopConditions
 from specrag.errors import InputError
-from specrag.methods.knn_lm import KnnLM, KnnRecord, Stride
-from specrag.methods.knn_mixture import Mixture, mix, neighbour_tokens, normaliser
-from specrag.methods.knn_request import SOURCE
-from specrag.methods.plain import Plain
+from specrag.methods.knn_lm.decoder import KnnDecoder, KnnRecord, Stride
+from specrag.methods.knn_lm.mixture import Mixture, mix, neighbour_tokens, normaliser
+from specrag.methods.knn_lm.request import SOURCE
+from specrag.methods.token_decoders import PlainDecoder
 from specrag.models.toy import ToyModel
-from specrag.retrieval.knn_cache import FollowerCache
-from specrag.retrieval.knn_datastore import Datastore
-from specrag.retrieval.knn_index import Neighbours
+from specrag.retrieval.knn.cache import FollowerCache
+from specrag.retrieval.knn.datastore import Datastore
+from specrag.retrieval.knn.index import Neighbours
 from specrag.speculation.decode import TARGET
 from tests.methods.knn_toys import PROMPT, decode, make_datastore, oracle
-from tests.retrieval.knn_toys import VOCABULARY, nearest, toy
+from tests.retrieval.knn.knn_toys import VOCABULARY, nearest, toy
 
 MIXTURE = Mixture(k=8, weight=0.5, temperature=5.0)
 
@@ -62,7 +62,7 @@ def store(model: ToyModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 def test_sequential_is_the_oracles_knn_lm(
     store: Datastore, model: ToyModel, mixture: Mixture, name: str
 ) -> None:
-    found = decode(KnnLM(store, mixture, stride=None), model, SAMPLINGS[name], max_tokens=25)
+    found = decode(KnnDecoder(store, mixture, stride=None), model, SAMPLINGS[name], max_tokens=25)
     assert found.tokens == oracle(store, model, mixture, SAMPLINGS[name], 25)
     assert found.reason == "length"
     assert {token.source for step in found.steps for token in step.tokens} == {TARGET}
@@ -73,6 +73,7 @@ STRIDES: list[Stride] = [1, 2, 3, 7, 16, "os3", "cost-aware"]
 DECODERS = [None, "respec", "prompt-lookup", "token-recycling", "sam-decoding"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("k", "index"),
     [(1, "flat"), (8, "flat"), (64, "flat"), (256, "flat"), (900, "flat"), (1, "hnsw"), (256, "hnsw")],
@@ -81,9 +82,11 @@ def test_speculation_changes_no_token(store: Datastore, model: ToyModel, k: int,
     mixture = replace(MIXTURE, k=k, reach=random.choice([None, 30.0]))
     accepted = 0
     for name, sampling in SAMPLINGS.items():
-        expected = decode(KnnLM(store, mixture, index=index, stride=None), model, sampling, max_tokens=30)
+        expected = decode(
+            KnnDecoder(store, mixture, index=index, stride=None), model, sampling, max_tokens=30
+        )
         for stride, asynchronous in itertools.product(random.sample(STRIDES, 2), (False, True)):
-            method = KnnLM(
+            method = KnnDecoder(
                 store,
                 mixture,
                 index=index,
@@ -108,7 +111,7 @@ def test_a_decoder_reads_several_tokens_a_pass(store: Datastore, model: ToyModel
     passes = {}
     for decoder in (None, "prompt-lookup"):
         records: list[KnnRecord] = []
-        method = KnnLM(store, MIXTURE, stride=4, decoder=decoder, watch=records.append)
+        method = KnnDecoder(store, MIXTURE, stride=4, decoder=decoder, watch=records.append)
         found = decode(method, model, max_tokens=80)
         (record,) = records
         assert sum(len(step.tokens) for step in found.steps) == 80
@@ -125,16 +128,16 @@ def test_weights_at_the_ends(store: Datastore, model: ToyModel, weight: float) -
     for sampling in SAMPLINGS.values():
         if weight == 1.0 and sampling.logit_bias:
             continue  # the oracle's tokens without a neighbour are not quite impossible
-        found = decode(KnnLM(store, mixture, stride=4), model, sampling)
+        found = decode(KnnDecoder(store, mixture, stride=4), model, sampling)
         if weight == 0.0:
-            assert found.tokens == decode(Plain(), model, sampling).tokens
+            assert found.tokens == decode(PlainDecoder(), model, sampling).tokens
         else:
             assert found.tokens[:25] == oracle(store, model, mixture, sampling, 25)
 
 
 def test_guesses_are_the_caches_and_are_counted(store: Datastore, model: ToyModel) -> None:
     records: list[KnnRecord] = []
-    method = KnnLM(store, MIXTURE, stride=4, decoder=None, watch=records.append)
+    method = KnnDecoder(store, MIXTURE, stride=4, decoder=None, watch=records.append)
     found = decode(method, model, max_tokens=80)
     (record,) = records
     assert sum(len(step.tokens) for step in found.steps) == 80
@@ -157,7 +160,7 @@ def test_guesses_are_the_caches_and_are_counted(store: Datastore, model: ToyMode
 
 def test_last_guess_is_read_during_the_search(store: Datastore, model: ToyModel) -> None:
     records: list[KnnRecord] = []
-    method = KnnLM(store, MIXTURE, stride=3, asynchronous=True, watch=records.append)
+    method = KnnDecoder(store, MIXTURE, stride=3, asynchronous=True, watch=records.append)
     found = decode(method, model, max_tokens=60)
     (record,) = records
     full = [round for round in record.rounds if round.matched == round.stride]
@@ -170,7 +173,7 @@ def test_last_guess_is_read_during_the_search(store: Datastore, model: ToyModel)
 
 
 def test_text_ends_as_without_speculation(store: Datastore, model: ToyModel) -> None:
-    plain = decode(KnnLM(store, MIXTURE, stride=None), model, max_tokens=60)
+    plain = decode(KnnDecoder(store, MIXTURE, stride=None), model, max_tokens=60)
     cases = [
         StopConditions(60, frozenset({plain.tokens[7]})),
         StopConditions(60, frozenset(), (plain.text[9:11],)),
@@ -179,9 +182,9 @@ def test_text_ends_as_without_speculation(store: Datastore, model: ToyModel) -> 
         StopConditions(2),
     ]
     for stop in cases:
-        expected = decode(KnnLM(store, MIXTURE, stride=None), model, stop=stop)
+        expected = decode(KnnDecoder(store, MIXTURE, stride=None), model, stop=stop)
         for asynchronous in (False, True):
-            method = KnnLM(store, MIXTURE, stride=5, asynchronous=asynchronous)
+            method = KnnDecoder(store, MIXTURE, stride=5, asynchronous=asynchronous)
             found = decode(method, model, stop=stop)
             assert (found.tokens, found.text, found.reason) == (
                 expected.tokens,
@@ -189,26 +192,26 @@ def test_text_ends_as_without_speculation(store: Datastore, model: ToyModel) -> 
                 expected.reason,
             )
             assert found.session == [*PROMPT, *expected.tokens]
-    until = decode(KnnLM(store, MIXTURE, stride=5), model, until=lambda tokens: len(tokens) == 16)
+    until = decode(KnnDecoder(store, MIXTURE, stride=5), model, until=lambda tokens: len(tokens) == 16)
     assert (until.tokens, until.reason) == (plain.tokens[: 16 - len(PROMPT)], "stop")
 
 
 def test_context_ends_as_without_speculation(store: Datastore, model: ToyModel) -> None:
     short = ToyModel(VOCABULARY, order=2, seed=1, context_length=20)
-    expected = decode(KnnLM(store, MIXTURE, stride=None), short)
+    expected = decode(KnnDecoder(store, MIXTURE, stride=None), short)
     assert len(expected.tokens) == 16
     assert expected.reason == "length"
-    assert decode(Plain(), short).reason == "length"
-    assert len(decode(Plain(), short).tokens) == 16
+    assert decode(PlainDecoder(), short).reason == "length"
+    assert len(decode(PlainDecoder(), short).tokens) == 16
     for asynchronous, decoder, stride in itertools.product((False, True), DECODERS, (1, 6)):
-        method = KnnLM(store, MIXTURE, stride=stride, asynchronous=asynchronous, decoder=decoder)
+        method = KnnDecoder(store, MIXTURE, stride=stride, asynchronous=asynchronous, decoder=decoder)
         found = decode(method, short)
         assert (found.tokens, found.reason) == (expected.tokens, "length")
 
 
 def test_log_probabilities_are_the_mixtures(store: Datastore, model: ToyModel) -> None:
     keys = store.halves.view(np.float16).astype(np.float32)
-    found = decode(KnnLM(store, MIXTURE, stride=3), model, log_probs=VOCABULARY)
+    found = decode(KnnDecoder(store, MIXTURE, stride=3), model, log_probs=VOCABULARY)
     tokens = list(PROMPT)
     for token in (token for step in found.steps for token in step.tokens):
         assert token.log_prob is not None
@@ -284,15 +287,15 @@ def test_what_cannot_be_done_is_said_at_once(store: Datastore, tmp_path: Path) -
         with pytest.raises(InputError, match="from 1 to 1,024"):
             Mixture(k=k)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"k: 1000 is not usable: .* 952"):
-        KnnLM(store, Mixture(k=1000))
-    assert KnnLM(store).mixture.k == len(store) == 952
+        KnnDecoder(store, Mixture(k=1000))
+    assert KnnDecoder(store).mixture.k == len(store) == 952
     with pytest.raises(InputError, match="stride"):
-        KnnLM(store, MIXTURE, stride=0)
+        KnnDecoder(store, MIXTURE, stride=0)
     with pytest.raises(InputError, match="or os3"):
-        KnnLM(store, MIXTURE, stride="os4")  # type: ignore[arg-type]
+        KnnDecoder(store, MIXTURE, stride="os4")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="capacity"):
-        KnnLM(store, MIXTURE, capacity=0)
+        KnnDecoder(store, MIXTURE, capacity=0)
     with pytest.raises(InputError, match="prefetch"):
-        KnnLM(store, MIXTURE, prefetch=0)
+        KnnDecoder(store, MIXTURE, prefetch=0)
     with pytest.raises(InputError, match="built without it"):
-        KnnLM(store, MIXTURE, index="pq")
+        KnnDecoder(store, MIXTURE, index="pq")

@@ -10,14 +10,14 @@ import pytest
 
 from specrag.engine.executor import run
 from specrag.errors import InputError
-from specrag.methods.knn_mixture import Mixture
-from specrag.methods.knn_perplexity import Measured, measuring
+from specrag.methods.knn_lm.mixture import Mixture
+from specrag.methods.knn_lm.perplexity import Measured, measuring
 from specrag.models.toy import ToyModel
-from specrag.retrieval.knn_datastore import Datastore
-from specrag.retrieval.knn_manifest import WindowSettings
-from specrag.retrieval.knn_windows import Tokens
+from specrag.retrieval.knn.datastore import Datastore
+from specrag.retrieval.knn.manifest import WindowSettings
+from specrag.retrieval.knn.windows import Tokens
 from tests.methods.knn_toys import make_datastore, written
-from tests.retrieval.knn_toys import nearest, toy
+from tests.retrieval.knn.knn_toys import nearest, toy
 
 
 @pytest.fixture(scope="module")

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from specrag import LanguageModel
 from specrag.errors import DeadlineExceeded
-from specrag.methods.knn_lm import KnnLM
-from specrag.methods.knn_mixture import Mixture
-from specrag.methods.options import Options
-from specrag.retrieval.knn_build import build_datastore
-from specrag.retrieval.knn_datastore import Datastore, model_record
-from specrag.retrieval.knn_index import GraphSettings
+from specrag.methods.knn_lm.decoder import KnnDecoder
+from specrag.methods.knn_lm.mixture import Mixture
+from specrag.request import Options
+from specrag.retrieval.knn.build import build_datastore
+from specrag.retrieval.knn.datastore import Datastore, model_record
+from specrag.retrieval.knn.index import GraphSettings
 from tests.sample import VILLAGE
 
 PROMPTS = ("The library of the village", "The bank was founded", "A schoolteacher")
@@ -47,12 +48,14 @@ def test_tokens_are_those_of_sequential_search(
     accepted = 0
     for number, prompt in enumerate(PROMPTS):
         index = ("flat", "hnsw")[number % 2]
-        sequential: Options = {**options, "method": KnnLM(store, MIXTURE, index=index, stride=None)}
+        sequential: Options = {**options, "method": KnnDecoder(store, MIXTURE, index=index, stride=None)}
         expected = llm.generate(prompt, **sequential)
         for asynchronous in (False, True):
-            method = KnnLM(store, MIXTURE, index=index, stride=5, asynchronous=asynchronous, decoder=None)
+            method = KnnDecoder(
+                store, MIXTURE, index=index, stride=5, asynchronous=asynchronous, decoder=None
+            )
             speculative: Options = {**options, "method": method}
-            steps = list(llm.stream(prompt, **speculative))
+            steps: list[Any] = list(llm.stream(prompt, **speculative))
             tokens = [token.token for step in steps for token in step.tokens]
             assert tokens == [token.token for token in expected.tokens]
             assert "".join(step.text for step in steps) == expected.text
@@ -67,10 +70,10 @@ def test_several_tokens_a_pass_are_those_of_one(
     exact_llm: LanguageModel, exact_store: Datastore, temperature: float, index: str, prompt: str
 ) -> None:
     options: Options = {"raw": True, "max_tokens": 16, "temperature": temperature, "seed": 11}
-    sequential: Options = {**options, "method": KnnLM(exact_store, MIXTURE, index=index, stride=None)}
+    sequential: Options = {**options, "method": KnnDecoder(exact_store, MIXTURE, index=index, stride=None)}
     expected = exact_llm.generate(prompt, **sequential)
     for decoder, asynchronous in (("respec", False), ("prompt-lookup", True)):
-        method = KnnLM(
+        method = KnnDecoder(
             exact_store, MIXTURE, index=index, stride=4, decoder=decoder, asynchronous=asynchronous
         )
         speculative: Options = {**options, "method": method}
@@ -79,7 +82,7 @@ def test_several_tokens_a_pass_are_those_of_one(
 
 
 def test_requests_that_are_cut_leave_the_others_alone(llm: LanguageModel, store: Datastore) -> None:
-    method = KnnLM(store, MIXTURE, stride=4, asynchronous=True, decoder=None)
+    method = KnnDecoder(store, MIXTURE, stride=4, asynchronous=True, decoder=None)
     options: Options = {"raw": True, "method": method, "max_tokens": 12}
     expected = llm.generate(PROMPTS[0], **options)
     for _ in llm.stream(PROMPTS[1], **options):

@@ -9,8 +9,7 @@ import pytest
 
 from specrag.engine.executor import run
 from specrag.errors import ContextLengthError, InputError
-from specrag.methods.local_generator import LocalGenerator
-from specrag.methods.two_lines import TwoLines, two_lines
+from specrag.methods.generator import LocalGenerator, TwoLines, two_lines
 from specrag.models.roles import Cue, TextGenerator, TextRequest
 
 if TYPE_CHECKING:

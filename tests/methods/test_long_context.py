@@ -6,26 +6,30 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import specrag
 from specrag.errors import ContextLengthError, DeadlineExceeded, InputError
-from specrag.methods.long_context import LongContext
-from specrag.methods.long_context_methods import context_method
-from specrag.methods.long_context_plan import NOTHING_LEFT_OUT, LongQuestion, Planner, both_ends
-from specrag.methods.long_context_prefix import identity_of
-from specrag.methods.long_context_prompt import GAP, ContextQuestion, encode, whole_text
-from specrag.methods.long_context_result import ContextAnswer, ContextReading
-from specrag.methods.rapid import RAPID, Reading
+from specrag.methods.decoding import DecodingMethod
+from specrag.methods.prefixes import identity_of
+from specrag.methods.rapid.decoder import RapidDecoder, Reading
+from specrag.methods.rapid.long_context import LongContextPipeline
+from specrag.methods.rapid.planner import NOTHING_LEFT_OUT, LongQuestion, Planner, both_ends
+from specrag.methods.rapid.prompt import GAP, ContextQuestion, encode, whole_text
+from specrag.methods.rapid.readers import context_method
+from specrag.methods.rapid.result import ContextReading
+from specrag.methods.registry import make_method
+from specrag.methods.resources import Resources
 from specrag.models.catalog import resolve
 from specrag.models.loading import LoadedModel, load_model
 from specrag.models.tokenizer import Tokenizer
-from specrag.retrieval.context import ContextRetriever
-from specrag.retrieval.context_files import documents_of
-from specrag.retrieval.context_settings import ContextSettings
-from specrag.retrieval.documents import Document
+from specrag.retrieval.context.chunks import documents_of
+from specrag.retrieval.context.retriever import ContextRetriever, ContextSettings
+from specrag.retrieval.documents.reader import Document
 from specrag.speculation.decode import Step
+from tests.methods.run import answer_of, events_of, play
 from tests.sample import SUMMARIES
 
 QUESTION = "Who discovered radium, and when?"
@@ -61,40 +65,56 @@ def documents() -> tuple[Document, ...]:
 
 
 def make(
-    target: specrag.LanguageModel, method: object, retriever: ContextRetriever, **more: object
-) -> LongContext:
-    return LongContext(target, method=method, retriever=retriever, **more)  # type: ignore[arg-type]
+    target: specrag.LanguageModel, method: str, retriever: ContextRetriever, **more: Any
+) -> LongContextPipeline:
+    return LongContextPipeline(target, method=how(method, Resources(target)), retriever=retriever, **more)
+
+
+def how(name: str, given: Resources) -> Any:
+    """Who decodes or drafts; ``cost-aware`` is RAPID so scheduled, ``part`` the target that reads the part."""
+    own = {"cost-aware": specrag.RAPID(schedule="cost-aware"), "part": specrag.LongContext(read="part")}
+    method = own.get(name) or make_method(name)
+    return method.decoder(given) if isinstance(method, DecodingMethod) else method._method(given)  # type: ignore[attr-defined]
 
 
 # -- the answer ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_lossless_method_writes_the_plain_text_and_reads_the_documents_once(
     target: specrag.LanguageModel, retriever: ContextRetriever, documents: tuple[Document, ...]
 ) -> None:
     plain = make(target, "plain", retriever)
-    expected = plain.answer(QUESTION, documents, max_tokens=12)
+    expected = answer_of(plain, QUESTION, documents, max_tokens=12)
     assert expected.reading.method == "plain"
     assert expected.reading.part is None
     assert expected.stats.drafter_tokens == 0
     prompt = encode(target.tokenizer, plain_question().about_text(whole_text(documents)))
     assert expected.stats.prompt_tokens == len(prompt) > 400
     assert [token.token for token in expected.generation.tokens] == [
-        token.token for token in target.generate(prompt, max_tokens=12).tokens
+        token.token for token in target.generate(prompt, max_tokens=12, method="plain").tokens
     ]
-    for method, count in (("rapid", 12), ("respec", 12), ("naive-sd", 4), ("streaming-drafter", 4)):
-        answer = make(target, method, retriever).answer(QUESTION, documents, max_tokens=count)
+    lossless = {
+        "cost-aware": 12,
+        "adaptive": 12,
+        "respec": 12,
+        "rapid": 4,
+        "naive-sd": 4,
+        "streaming-drafter": 4,
+    }
+    for method, count in lossless.items():
+        answer = answer_of(make(target, method, retriever), QUESTION, documents, max_tokens=count)
         assert [token.token for token in answer.generation.tokens] == [
             token.token for token in expected.generation.tokens[:count]
         ], method
-        assert answer.reading.method == method
+        assert answer.reading.method == method.replace("cost-aware", "rapid")
         assert answer.reading.fallback == ""
         # What the first one read is still held.
         assert answer.stats.cached_tokens > len(prompt) - 40, method
-        if method in ("rapid", "naive-sd"):
+        if method in ("cost-aware", "rapid", "naive-sd"):
             assert 0 < answer.reading.drafter_tokens < 250
-            # RAPID may find that copies do.
-            asked = method == "naive-sd" or answer.stats.drafter_tokens > 0
+            # A cost-aware schedule may find that copies do.
+            asked = method != "cost-aware" or answer.stats.drafter_tokens > 0
             assert answer.stats.drafter_tokens == asked * answer.reading.drafter_tokens
             assert (answer.stats.drafter_prefill_seconds > 0) == asked
 
@@ -106,9 +126,10 @@ def plain_question(question: str = QUESTION) -> ContextQuestion:
 def test_the_part_is_told_in_document_order_with_times_apart(
     target: specrag.LanguageModel, retriever: ContextRetriever, documents: tuple[Document, ...]
 ) -> None:
-    long = make(target, "rag", retriever)
-    events = long.stream(QUESTION, documents, max_tokens=16)
-    reading = next(events)
+    long = make(target, "part", retriever)
+    stream = play(long, QUESTION, documents, max_tokens=16)
+    reading, *steps = stream.events
+    answer = stream.answer
     assert isinstance(reading, ContextReading)
     assert reading.part is not None
     assert reading.prompt_tokens < 250 < reading.part.context_tokens
@@ -118,13 +139,6 @@ def test_the_part_is_told_in_document_order_with_times_apart(
     best = max(reading.chunks, key=lambda scored: scored.score)
     assert "radium" in best.chunk.text
     assert "Curie" in best.chunk.title
-    steps = []
-    while True:
-        try:
-            steps.append(next(events))
-        except StopIteration as stop:
-            answer: ContextAnswer = stop.value
-            break
     assert all(isinstance(step, Step) for step in steps)
     assert "".join(step.text for step in steps if isinstance(step, Step)).strip() == answer.text
     stats = answer.stats
@@ -134,32 +148,46 @@ def test_the_part_is_told_in_document_order_with_times_apart(
     assert stats.total_seconds >= stats.prefill_seconds + stats.decode_seconds + stats.retrieval_seconds
     assert stats.tokens_per_second == pytest.approx(stats.completion_tokens / stats.decode_seconds)
     with pytest.raises(DeadlineExceeded):
-        long.answer(QUESTION, documents, timeout=1e-6)
+        answer_of(long, QUESTION, documents, timeout=1e-6)
 
 
 def test_asynchronous_calls_end_with_the_answer(
     target: specrag.LanguageModel, retriever: ContextRetriever, documents: tuple[Document, ...]
 ) -> None:
-    long = make(target, "rag", retriever)
-    answer = asyncio.run(long.aanswer(QUESTION, documents, max_tokens=8))
-    assert answer.text == long.answer(QUESTION, documents, max_tokens=8).text
+    part = specrag.LongContext(read="part")
+
+    async def ask() -> tuple[specrag.Result, list[object]]:
+        call: dict[str, Any] = {"documents": documents, "method": part, "max_tokens": 8}
+        events: list[object] = [event async for event in target.astream(QUESTION, **call)]
+        return await target.agenerate(QUESTION, **call), events
+
+    answer, events = asyncio.run(ask())
+    assert isinstance(events[0], ContextReading)
+    assert isinstance(events[-1], specrag.Result)
+    shown = "".join(event.text for event in events if isinstance(event, Step))
+    assert answer.text == events[-1].text == shown.strip()
 
 
 # -- nothing read twice -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_second_question_reads_only_itself(
     target: specrag.LanguageModel, retriever: ContextRetriever, documents: tuple[Document, ...]
 ) -> None:
     long, some = make(target, "plain", retriever), documents[-2:]
-    first = long.answer(QUESTION, some, max_tokens=2)
+    first = answer_of(long, QUESTION, some, max_tokens=2)
     assert first.stats.cached_tokens == 0
-    second = long.answer(SECOND, some, max_tokens=6)
+    second = answer_of(long, SECOND, some, max_tokens=6)
     assert second.stats.prompt_tokens > 200
     assert second.stats.prompt_tokens - second.stats.cached_tokens < 40
     fresh = specrag.LanguageModel(target.loaded)
-    assert make(fresh, "plain", retriever, reuse=False).answer(SECOND, some, max_tokens=6).text == second.text
-    follow_up = long.answer(
+    assert (
+        answer_of(make(fresh, "plain", retriever, reuse=False), SECOND, some, max_tokens=6).text
+        == second.text
+    )
+    follow_up = answer_of(
+        long,
         SECOND,
         some,
         history=[{"role": "user", "content": QUESTION}, {"role": "assistant", "content": first.text}],
@@ -167,9 +195,10 @@ def test_a_second_question_reads_only_itself(
     )
     assert follow_up.stats.cached_tokens > 200
     long.release()
-    assert long.answer(SECOND, documents[-1], max_tokens=1).stats.cached_tokens == 0
+    assert answer_of(long, SECOND, documents[-1], max_tokens=1).stats.cached_tokens == 0
 
 
+@pytest.mark.slow
 def test_prefixes_on_disk_serve_another_process_and_damage_costs_time_only(
     target: specrag.LanguageModel,
     retriever: ContextRetriever,
@@ -177,11 +206,11 @@ def test_prefixes_on_disk_serve_another_process_and_damage_costs_time_only(
     tmp_path: Path,
 ) -> None:
     some = documents[-2:]
-    first = make(target, "plain", retriever, keep_prefix=tmp_path).answer(QUESTION, some, max_tokens=6)
+    first = answer_of(make(target, "plain", retriever, keep_prefix=tmp_path), QUESTION, some, max_tokens=6)
     (kept,) = tmp_path.glob("*.safetensors")
     another = specrag.LanguageModel(target.loaded)
     long = make(another, "plain", retriever, keep_prefix=tmp_path)
-    second = long.answer(QUESTION, some, max_tokens=6)
+    second = answer_of(long, QUESTION, some, max_tokens=6)
     assert second.text == first.text
     assert first.stats.cached_tokens == 0
     assert second.stats.cached_tokens > second.stats.prompt_tokens - 40
@@ -190,12 +219,12 @@ def test_prefixes_on_disk_serve_another_process_and_damage_costs_time_only(
     data[len(data) // 2] ^= 1
     kept.write_bytes(data)
     long.release()
-    third = long.answer(QUESTION, some, max_tokens=6)
+    third = answer_of(long, QUESTION, some, max_tokens=6)
     assert "its checksum is wrong" in third.prefix_note
     assert third.text == first.text
     assert third.stats.cached_tokens == 0
     long.release()
-    assert long.answer(QUESTION, some, max_tokens=2).prefix_note == ""  # it was written anew
+    assert answer_of(long, QUESTION, some, max_tokens=2).prefix_note == ""  # it was written anew
 
 
 def test_an_identity_tells_models_apart(loaded: LoadedModel, tmp_path: Path) -> None:
@@ -227,17 +256,19 @@ def short(loaded: LoadedModel, context_length: int) -> LoadedModel:
     return replace(loaded, model=ShortWindow(loaded, context_length))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_context_that_is_too_long_is_refused_or_loses_its_middle(
     loaded: LoadedModel, retriever: ContextRetriever, documents: tuple[Document, ...]
 ) -> None:
     window = specrag.LanguageModel(short(loaded, 350))
     with pytest.raises(ContextLengthError, match=r"leaves room for 318 behind 32 new ones.*truncate_middle"):
-        make(window, "rapid", retriever).answer(QUESTION, documents, max_tokens=32)
+        answer_of(make(window, "cost-aware", retriever), QUESTION, documents, max_tokens=32)
     assert (
-        make(window, "rag", retriever).answer(QUESTION, documents, max_tokens=4).reading.prompt_tokens < 318
+        answer_of(make(window, "part", retriever), QUESTION, documents, max_tokens=4).reading.prompt_tokens
+        < 318
     )
-    cut = make(window, "rapid", retriever, truncate_middle=True)
-    answer = cut.answer(QUESTION, documents, max_tokens=32, stop=".")
+    cut = make(window, "cost-aware", retriever, truncate_middle=True)
+    answer = answer_of(cut, QUESTION, documents, max_tokens=32, stop=".")
     assert 200 < answer.reading.prompt_tokens <= 318
     part = answer.reading.part
     assert part is not None
@@ -250,7 +281,7 @@ def test_a_context_that_is_too_long_is_refused_or_loses_its_middle(
     assert whole.chunks[-1].text in prompt
     assert documents[1].parts[0].text[:40] not in prompt
     with pytest.raises(ContextLengthError, match="not one chunk"):
-        cut.answer("Who? " * 200, documents, max_tokens=32)
+        answer_of(cut, "Who? " * 200, documents, max_tokens=32)
 
 
 def test_both_ends_are_about_as_long() -> None:
@@ -265,7 +296,9 @@ def test_a_drafter_with_a_shorter_window_reads_a_smaller_part(
 ) -> None:
     wide = ContextRetriever(ContextSettings(chunk_tokens=64, min_tokens=400, threshold=-1))
     drafter = specrag.LanguageModel(short(loaded, 250))
-    planner = Planner(loaded, context_method(RAPID(drafter)), wide, truncate_middle=False, free=lambda: None)
+    planner = Planner(
+        loaded, context_method(RapidDecoder(drafter)), wide, truncate_middle=False, free=lambda: None
+    )
     plan = planner.plan(LongQuestion(plain_question(), documents, (), 32, raw=False))
     assert 130 < plan.reading.drafter_tokens <= 218
     assert plan.reading.memory.keys_values > 0
@@ -276,7 +309,7 @@ def test_a_drafter_of_another_vocabulary_reads_its_own_tokens(
 ) -> None:
     theirs = Tokenizer(resolve("gemma-3-270m"))  # of a real other vocabulary; no pass is run
     drafter = specrag.LanguageModel(replace(loaded, tokenizer=theirs))
-    method = RAPID(drafter)
+    method = RapidDecoder(drafter)
     planner = Planner(loaded, context_method(method), retriever, truncate_middle=False, free=lambda: None)
     plan = planner.plan(LongQuestion(plain_question(), documents, (), 32, raw=False))
     assert isinstance(plan.method, Reading)
@@ -291,20 +324,21 @@ def test_a_context_that_is_all_relevant_is_decoded_by_copies_alone_and_says_so(
     target: specrag.LanguageModel, documents: tuple[Document, ...]
 ) -> None:
     everything = ContextRetriever(ContextSettings(threshold=-1))
-    answer = make(target, "rapid", everything).answer(QUESTION, documents[-2:], max_tokens=4)
+    answer = answer_of(make(target, "cost-aware", everything), QUESTION, documents[-2:], max_tokens=4)
     assert answer.reading.fallback == NOTHING_LEFT_OUT
-    assert answer.reading.method == "respec"
+    assert answer.reading.method == "adaptive"
     assert answer.generation.usage.drafted_by
     assert answer.stats.drafter_tokens == 0
     assert (
-        answer.text == make(target, "plain", everything).answer(QUESTION, documents[-2:], max_tokens=4).text
+        answer.text
+        == answer_of(make(target, "plain", everything), QUESTION, documents[-2:], max_tokens=4).text
     )
 
 
 def test_a_drafter_that_is_not_asked_reads_nothing(
     target: specrag.LanguageModel, retriever: ContextRetriever, documents: tuple[Document, ...]
 ) -> None:
-    answer = make(target, "rapid", retriever).answer(QUESTION, documents, max_tokens=1)
+    answer = answer_of(make(target, "cost-aware", retriever), QUESTION, documents, max_tokens=1)
     assert answer.reading.drafter_tokens > 0
     assert (answer.stats.drafter_tokens, answer.stats.drafter_prefill_seconds) == (0, 0)
 
@@ -313,7 +347,7 @@ def test_tenants_share_no_cut_or_encoded_context(
     target: specrag.LanguageModel, documents: tuple[Document, ...]
 ) -> None:
     retriever = ContextRetriever(SMALL)
-    long = make(target, "rag", retriever)
+    long = make(target, "part", retriever)
     for tenant in ("one", "two", "one"):
         long.check(QUESTION, documents, tenant=tenant)
     assert len(retriever._contexts) == 2
@@ -323,7 +357,7 @@ def test_tenants_share_no_cut_or_encoded_context(
 def test_a_question_about_something_else_still_reads_the_best_chunk(
     target: specrag.LanguageModel, retriever: ContextRetriever, documents: tuple[Document, ...]
 ) -> None:
-    reading = next(make(target, "rapid", retriever).stream("How do I reset my router?", documents))
+    reading = next(events_of(make(target, "cost-aware", retriever), "How do I reset my router?", documents))
     assert isinstance(reading, ContextReading)
     assert reading.part is not None
     assert reading.part.below_threshold
@@ -333,9 +367,9 @@ def test_a_question_about_something_else_still_reads_the_best_chunk(
 def test_memory_is_refused_before_anything_is_read(
     target: specrag.LanguageModel, retriever: ContextRetriever, documents: tuple[Document, ...]
 ) -> None:
-    long = make(target, "rapid", retriever, memory_bytes=10**7)
+    long = make(target, "cost-aware", retriever, memory_bytes=10**7)
     with pytest.raises(InputError, match=r"for keys and values.*0\.01 GB are free"):
-        long.answer(QUESTION, documents)
+        answer_of(long, QUESTION, documents)
     with pytest.raises(InputError, match="for keys and values"):
         long.check(QUESTION, documents)
     with pytest.raises(InputError, match="memory_bytes"):
@@ -356,8 +390,8 @@ def test_a_conversation_is_a_long_context_too(
             {"role": "assistant", "content": document.parts[0].text},
         )
     ]
-    expected = make(target, "plain", retriever).answer(QUESTION, history=history, max_tokens=6)
-    answer = make(target, "rapid", retriever).answer(QUESTION, history=history, max_tokens=6)
+    expected = answer_of(make(target, "plain", retriever), QUESTION, history=history, max_tokens=6)
+    answer = answer_of(make(target, "cost-aware", retriever), QUESTION, history=history, max_tokens=6)
     assert answer.text == expected.text
     assert answer.stats.prompt_tokens == len(target.encode([*history, {"role": "user", "content": QUESTION}]))
     assert any("Curie" in scored.chunk.text for scored in answer.reading.chunks)
@@ -388,16 +422,16 @@ def test_values_that_cannot_be_used(
 ) -> None:
     long = make(target, "plain", retriever)
     with pytest.raises(InputError, match="question"):
-        long.answer("  ", documents)
+        answer_of(long, "  ", documents)
     with pytest.raises(InputError, match="it is empty; give documents"):
-        long.answer(QUESTION)
+        answer_of(long, QUESTION)
     with pytest.raises(InputError, match="they hold no text"):
-        long.answer(QUESTION, ["", " \n"])
+        answer_of(long, QUESTION, ["", " \n"])
     with pytest.raises(InputError, match="no such file"):
-        long.answer(QUESTION, tmp_path / "missing.pdf")
+        answer_of(long, QUESTION, tmp_path / "missing.pdf")
     with pytest.raises(InputError, match="LongContext itself is given one"):
-        long.answer(QUESTION, documents, method="plain")
+        answer_of(long, QUESTION, documents, method="plain")
     with pytest.raises(InputError, match="history"):
-        long.answer(QUESTION, documents, history=[{"role": "tool", "content": "x"}])
+        answer_of(long, QUESTION, documents, history=[{"role": "tool", "content": "x"}])
     with pytest.raises(InputError, match=r"did you mean rapid\?"):
-        make(target, "rapdi", retriever)
+        target.generate(QUESTION, documents=documents, method="rapdi")

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specrag.errors import InputError
-from specrag.methods.perspectives import (
+from specrag.methods.speculative_rag.perspectives import (
     STRATEGIES,
     Strategy,
     cluster,

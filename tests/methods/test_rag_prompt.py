@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specrag.errors import ContextLengthError, InputError
-from specrag.methods.follow_up import retrieval_question, rewriting_prompt
-from specrag.methods.rag_prompt import (
+from specrag.methods.prompts import (
     FEWEST_WORDS,
     INSTRUCTION,
     Message,
@@ -20,6 +19,7 @@ from specrag.methods.rag_prompt import (
     fit_prompt,
     plain_words,
 )
+from specrag.methods.standard_rag.follow_up import retrieval_question, rewriting_prompt
 from specrag.retrieval.passage import Passage
 
 HISTORY = (

@@ -12,10 +12,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from specrag import LanguageModel
-from specrag.methods.iterative_ralm import IterativeRaLM
-from specrag.methods.ralm_text import chunk_seed
-from specrag.methods.ralmspec import RaLMSpec
-from specrag.scheduling.stride import StrideRound
+from specrag.methods.ralmspec.sequential import SequentialPipeline
+from specrag.methods.ralmspec.speculative import RaLMSpecPipeline
+from specrag.methods.ralmspec.text import chunk_seed
+from specrag.speculation.schedule.strides import StrideRound
 from tests.methods.ralm_toys import (
     LETTERS,
     Case,
@@ -27,6 +27,7 @@ from tests.methods.ralm_toys import (
     outcome,
     toy_llm,
 )
+from tests.methods.run import answer_of
 
 
 @dataclass
@@ -113,6 +114,7 @@ def choices(size: int) -> st.SearchStrategy[dict[str, Any]]:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(worlds, st.data())
 def test_the_output_is_sequential_retrievals(world: World, data: st.DataObject) -> None:
@@ -120,12 +122,12 @@ def test_the_output_is_sequential_retrievals(world: World, data: st.DataObject) 
     with world.open() as (llm, model, retriever):
         wanted = expected(model, retriever, case, chat=world.chat)
         for reuse in (True, False):
-            sequential = IterativeRaLM(llm, retriever, reuse=reuse, **case.limits)
-            assert outcome(sequential.answer(case.question, **case.options)) == wanted
+            sequential = SequentialPipeline(llm, retriever, reuse=reuse, **case.limits)
+            assert outcome(answer_of(sequential, case.question, **case.options)) == wanted
         for _ in range(3):
             chosen = data.draw(choices(world.size))
-            method = RaLMSpec(llm, retriever, **case.limits, **chosen)
-            assert outcome(method.answer(case.question, **case.options)) == wanted, chosen
+            method = RaLMSpecPipeline(llm, retriever, **case.limits, **chosen)
+            assert outcome(answer_of(method, case.question, **case.options)) == wanted, chosen
         assert all(cache.length == 0 for cache in model.caches), "a session was not closed"
 
 
@@ -142,8 +144,10 @@ def test_a_search_may_end_behind_any_pass(passes: int, kind: str) -> None:
             llm.executor = WatchedExecutor()
             Gate(model, retriever, llm.executor, passes, patience=0.05 if exact else 0.002)
             for stride in (1, 2, 4):
-                method = RaLMSpec(llm, retriever, stride=stride, asynchronous=True, prefetch=2, **case.limits)
-                answer = method.answer(case.question, **case.options)
+                method = RaLMSpecPipeline(
+                    llm, retriever, stride=stride, asynchronous=True, prefetch=2, **case.limits
+                )
+                answer = answer_of(method, case.question, **case.options)
                 assert outcome(answer) == wanted
                 aborted += answer.counts.aborted
                 missed += sum(round.matched < round.stride == stride for round in answer.rounds)
@@ -159,8 +163,8 @@ def test_a_round_is_the_paper_s(world: World, stride: int, asynchronous: bool) -
     """s queries, s - 1 speculative decodings (s if asynchronous), one search, one decoding with the right passage."""
     case = world.case
     with world.open() as (llm, _, retriever):
-        method = RaLMSpec(llm, retriever, stride=stride, asynchronous=asynchronous, **case.limits)
-        answer = method.answer(case.question, **case.options)
+        method = RaLMSpecPipeline(llm, retriever, stride=stride, asynchronous=asynchronous, **case.limits)
+        answer = answer_of(method, case.question, **case.options)
     assert retriever.searches == [1, *(round.stride for round in answer.rounds)]
     settled = 1  # the first chunk needs no guess
     for round in answer.rounds[:-1]:
@@ -188,7 +192,9 @@ def test_a_round_is_the_paper_s(world: World, stride: int, asynchronous: bool) -
 def test_a_stride_of_one_is_sequential_retrieval() -> None:
     case = Case("ab cd", max_tokens=24)
     with World(1, -9.0, True, 3, 12, "flat", 3, case).open() as (llm, _, retriever):
-        answer = RaLMSpec(llm, retriever, stride=1, **case.limits).answer(case.question, **case.options)
+        answer = answer_of(
+            RaLMSpecPipeline(llm, retriever, stride=1, **case.limits), case.question, **case.options
+        )
     assert (answer.counts.kept, answer.counts.discarded, answer.counts.aborted) == (6, 0, 0)
     assert retriever.searches == [1] * 6
 
@@ -201,13 +207,13 @@ def test_passages_that_stay_are_read_once() -> None:
             prompts = {}
             rows = {}
             ways: dict[str, Callable[[bool], Any]] = {
-                "sequential": lambda reuse: IterativeRaLM(llm, retriever, reuse=reuse, **case.limits),
-                "one": lambda reuse: RaLMSpec(llm, retriever, stride=1, reuse=reuse, **case.limits),
+                "sequential": lambda reuse: SequentialPipeline(llm, retriever, reuse=reuse, **case.limits),
+                "one": lambda reuse: RaLMSpecPipeline(llm, retriever, stride=1, reuse=reuse, **case.limits),
             }
             for name, make in ways.items():
                 for reuse in (True, False):
                     before = model.rows
-                    answer = make(reuse).answer(case.question, **case.options)
+                    answer = answer_of(make(reuse), case.question, **case.options)
                     rows[name, reuse] = model.rows - before
                     prompts[name] = [
                         (chunk.source, answer.sources[(chunk.source or 1) - 1].passage.id)

@@ -11,13 +11,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specrag import Cancelled, ContextLengthError, DeadlineExceeded, InputError, LanguageModel, Step
+from specrag import (
+    Cancelled,
+    ContextLengthError,
+    DeadlineExceeded,
+    InputError,
+    LanguageModel,
+    RaLMSpec,
+    Result,
+    Step,
+)
 from specrag.engine.passes import Coroutine, gather
-from specrag.methods.iterative_ralm import IterativeRaLM
-from specrag.methods.options import Options
-from specrag.methods.ralm_result import IterativeAnswer, Retraction
-from specrag.methods.ralmspec import RaLMSpec
+from specrag.methods.ralmspec.result import IterativeAnswer, Retraction
+from specrag.methods.ralmspec.sequential import SequentialPipeline
+from specrag.methods.ralmspec.speculative import RaLMSpecPipeline
+from specrag.request import Options
 from tests.methods.ralm_toys import Case, StoreError, ToyRetriever, WholeContextModel, outcome, toy_llm
+from tests.methods.run import answer_of, events_of
 
 QUESTION = "ab cd"
 LIMITS = Case(QUESTION).limits
@@ -62,17 +72,17 @@ class Screen:
             self.retractions += 1
 
 
-def play(method: RaLMSpec | IterativeRaLM, case: Case) -> tuple[Screen, IterativeAnswer]:
+def play(method: RaLMSpecPipeline | SequentialPipeline, case: Case) -> tuple[Screen, IterativeAnswer]:
     """A stream to its end."""
     screen = Screen()
-    stream = method.stream(case.question, **case.options)
+    stream = events_of(method, case.question, **case.options)
     while True:
         try:
             event = next(stream)
         except StopIteration as end:
             return screen, end.value
         screen.show(event)
-        if isinstance(method, IterativeRaLM) or not method.early:
+        if isinstance(method, SequentialPipeline) or not method.early:
             assert screen.retractions == 0
 
 
@@ -91,7 +101,7 @@ def test_a_stream_shows_the_text(
     model = WholeContextModel(seed, -3.0)
     llm = toy_llm(model)
     case = Case(QUESTION, max_tokens=30, temperature=1.0, seed=seed, stop=stop)
-    method = RaLMSpec(
+    method = RaLMSpecPipeline(
         llm,
         ToyRetriever(seed, window=2),
         stride=stride,
@@ -108,38 +118,42 @@ def test_a_stream_shows_the_text(
 
 
 def test_text_is_taken_back_visibly(llm: LanguageModel, retriever: ToyRetriever) -> None:
-    early = RaLMSpec(llm, retriever, stride=4, prefetch=1, early=True, **LIMITS)
+    early = RaLMSpecPipeline(llm, retriever, stride=4, prefetch=1, early=True, **LIMITS)
     screen, answer = play(early, MISSING)
     assert screen.retractions > 0
-    late = RaLMSpec(llm, retriever, stride=4, prefetch=1, **LIMITS)
-    assert outcome(late.answer(QUESTION, **MISSING.options)) == outcome(answer)
+    late = RaLMSpecPipeline(llm, retriever, stride=4, prefetch=1, **LIMITS)
+    assert outcome(answer_of(late, QUESTION, **MISSING.options)) == outcome(answer)
 
 
 def test_asynchronous_calls_give_the_same(llm: LanguageModel, retriever: ToyRetriever) -> None:
-    method = RaLMSpec(llm, retriever, stride=3, prefetch=1, asynchronous=True, **LIMITS)
-    alone = method.answer(QUESTION, **MISSING.options)
+    alone = answer_of(
+        RaLMSpecPipeline(llm, retriever, stride=3, prefetch=1, **LIMITS), QUESTION, **MISSING.options
+    )
+    method = RaLMSpec(stride=3, prefetch=1, asynchronous=True, **LIMITS)
+    call: dict[str, Any] = {"kb": retriever, "method": method, **MISSING.options}
 
-    async def ask() -> tuple[IterativeAnswer, list[object]]:
-        events: list[object] = [event async for event in method.astream(QUESTION, **MISSING.options)]
-        return await method.aanswer(QUESTION, **MISSING.options), events
+    async def ask() -> tuple[Result, list[object]]:
+        events: list[object] = [event async for event in llm.astream(QUESTION, **call)]
+        return await llm.agenerate(QUESTION, **call), events
 
     answer, events = asyncio.run(ask())
-    assert outcome(answer) == outcome(alone)
-    assert isinstance(events[-1], IterativeAnswer)
-    assert outcome(events[-1]) == outcome(alone)
+    assert isinstance(events[-1], Result)
+    for result in (answer, events[-1]):
+        assert isinstance(result.details, IterativeAnswer)
+        assert outcome(result.details) == outcome(alone)
     assert "".join(event.text for event in events if isinstance(event, Step)) == alone.text
 
 
 def test_requests_side_by_side_change_nothing(llm: LanguageModel, retriever: ToyRetriever) -> None:
     """Their passes are packed, their searches run in turns; caches and sessions are each request's own."""
     methods = [
-        IterativeRaLM(llm, retriever, **LIMITS),
-        RaLMSpec(llm, retriever, stride=2, **LIMITS),
-        RaLMSpec(llm, retriever, stride=3, prefetch=4, asynchronous=True, **LIMITS),
-        RaLMSpec(llm, retriever, stride="os3", asynchronous=True, early=True, **LIMITS),
+        SequentialPipeline(llm, retriever, **LIMITS),
+        RaLMSpecPipeline(llm, retriever, stride=2, **LIMITS),
+        RaLMSpecPipeline(llm, retriever, stride=3, prefetch=4, asynchronous=True, **LIMITS),
+        RaLMSpecPipeline(llm, retriever, stride="os3", asynchronous=True, early=True, **LIMITS),
     ]
     cases = [Case(question, max_tokens=30, seed=5, temperature=1.0) for question in ("ab", "dd c", "é")]
-    alone = [outcome(methods[0].answer(case.question, **case.options)) for case in cases]
+    alone = [outcome(answer_of(methods[0], case.question, **case.options)) for case in cases]
 
     def all_at_once() -> Coroutine[list[IterativeAnswer]]:
         running = [method.answering(case.question, **case.options) for case in cases for method in methods]
@@ -150,9 +164,9 @@ def test_requests_side_by_side_change_nothing(llm: LanguageModel, retriever: Toy
 
 
 def test_the_result_adds_up(llm: LanguageModel, retriever: ToyRetriever) -> None:
-    method = RaLMSpec(llm, retriever, stride=3, asynchronous=True, **LIMITS)
+    method = RaLMSpecPipeline(llm, retriever, stride=3, asynchronous=True, **LIMITS)
     options: Options = {**MISSING.options, "log_probs": 2}
-    answer = method.answer(QUESTION, **options)
+    answer = answer_of(method, QUESTION, **options)
     assert (
         len(answer.tokens) == answer.usage.completion_tokens == sum(chunk.tokens for chunk in answer.chunks)
     )
@@ -176,8 +190,12 @@ def test_the_result_adds_up(llm: LanguageModel, retriever: ToyRetriever) -> None
 
 
 def test_speculative_decoders_inside_count_their_guesses(llm: LanguageModel, retriever: ToyRetriever) -> None:
-    plain = RaLMSpec(llm, retriever, stride=3, prefetch=1, **LIMITS).answer(QUESTION, max_tokens=40)
-    copied = RaLMSpec(llm, retriever, decoder="prompt-lookup", **LIMITS).answer(QUESTION, max_tokens=40)
+    plain = answer_of(
+        RaLMSpecPipeline(llm, retriever, stride=3, prefetch=1, **LIMITS), QUESTION, max_tokens=40
+    )
+    copied = answer_of(
+        RaLMSpecPipeline(llm, retriever, decoder="prompt-lookup", **LIMITS), QUESTION, max_tokens=40
+    )
     assert outcome(plain) == outcome(copied)
     assert (plain.usage.drafted, plain.usage.passes) == (0, 40)
     assert copied.usage.drafted > 0
@@ -195,13 +213,13 @@ def test_a_dead_store_is_an_error(
 ) -> None:
     retriever = ToyRetriever(3, window=2, fail_from=fail_from)
     for method in (
-        RaLMSpec(llm, retriever, stride=3, prefetch=1, asynchronous=asynchronous, **LIMITS),
-        IterativeRaLM(llm, retriever, **LIMITS),
+        RaLMSpecPipeline(llm, retriever, stride=3, prefetch=1, asynchronous=asynchronous, **LIMITS),
+        SequentialPipeline(llm, retriever, **LIMITS),
     ):
         retriever.searches.clear()
         events: list[object] = []
         with pytest.raises(StoreError, match="does not answer"):
-            events.extend(method.stream(QUESTION, **MISSING.options))
+            events.extend(events_of(method, QUESTION, **MISSING.options))
         assert isinstance(events[0], Step)  # what was verified has been shown
     assert all(cache.length == 0 for cache in model.caches)
 
@@ -209,9 +227,9 @@ def test_a_dead_store_is_an_error(
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("fail_from", range(1, 4))
 def test_a_request_may_go_on_from_its_cache(llm: LanguageModel, asynchronous: bool, fail_from: int) -> None:
-    whole = RaLMSpec(llm, ToyRetriever(3, window=2), stride=2, prefetch=3, **LIMITS)
+    whole = RaLMSpecPipeline(llm, ToyRetriever(3, window=2), stride=2, prefetch=3, **LIMITS)
     retriever = ToyRetriever(3, window=2, fail_from=fail_from)
-    method = RaLMSpec(
+    method = RaLMSpecPipeline(
         llm, retriever, stride=2, prefetch=3, asynchronous=asynchronous, on_failure="cache", **LIMITS
     )
     screen, answer = play(method, MISSING)
@@ -222,7 +240,7 @@ def test_a_request_may_go_on_from_its_cache(llm: LanguageModel, asynchronous: bo
     verified = [chunk.verified for chunk in answer.chunks]
     settled = verified.index(False)
     assert verified == [True] * settled + [False] * (10 - settled)
-    right = outcome(whole.answer(QUESTION, **MISSING.options))
+    right = outcome(answer_of(whole, QUESTION, **MISSING.options))
     assert outcome(answer).tokens[: 4 * settled] == right.tokens[: 4 * settled]
 
 
@@ -260,7 +278,7 @@ def test_a_request_goes_on_from_a_cache_of_any_size(
         for fail_from in (1, 2, 3):  # a round writes at most three of the ten chunks
             retriever = Remote(seed, window=2, fail_from=fail_from)
             retriever.scores = scores
-            method = RaLMSpec(
+            method = RaLMSpecPipeline(
                 llm,
                 retriever,
                 stride=3,
@@ -269,7 +287,7 @@ def test_a_request_goes_on_from_a_cache_of_any_size(
                 on_failure="cache",
                 **LIMITS,
             )
-            answer = method.answer(QUESTION, **MISSING.options)
+            answer = answer_of(method, QUESTION, **MISSING.options)
             assert answer.failure == "store: it does not answer; start it again"
             assert len(answer.tokens) == 40
             unverified = [chunk for chunk in answer.chunks if not chunk.verified]
@@ -285,12 +303,12 @@ def test_a_store_may_stop_scoring_before_it_is_searched(llm: LanguageModel, on_f
             raise StoreError("store: it does not answer; start it again")
 
     retriever = Deaf(3, window=2)
-    method = RaLMSpec(llm, retriever, stride=3, prefetch=3, on_failure=on_failure, **LIMITS)
+    method = RaLMSpecPipeline(llm, retriever, stride=3, prefetch=3, on_failure=on_failure, **LIMITS)
     if on_failure == "error":
         with pytest.raises(StoreError, match="does not answer"):
-            method.answer(QUESTION, **MISSING.options)
+            answer_of(method, QUESTION, **MISSING.options)
         return
-    answer = method.answer(QUESTION, **MISSING.options)
+    answer = answer_of(method, QUESTION, **MISSING.options)
     assert answer.failure is not None
     assert [chunk.verified for chunk in answer.chunks] == [True] + 9 * [False]
     # Nothing ranks the cache any more, so that the newest passage stands in front of all that follows.
@@ -304,12 +322,12 @@ def test_a_slow_store_does_not_hold_up_other_requests(llm: LanguageModel) -> Non
     slow, here = (ToyRetriever(seed, window=2) for seed in (1, 2))
     slow.during_search = lambda: assert_soon(release)
     here.remote = False
-    method = RaLMSpec(llm, here, stride=3, prefetch=3, **LIMITS)
-    right = outcome(method.answer(QUESTION, **MISSING.options))
-    waiting = RaLMSpec(llm, slow, stride=3, prefetch=3, **LIMITS)
+    method = RaLMSpecPipeline(llm, here, stride=3, prefetch=3, **LIMITS)
+    right = outcome(answer_of(method, QUESTION, **MISSING.options))
+    waiting = RaLMSpecPipeline(llm, slow, stride=3, prefetch=3, **LIMITS)
     tasks = [llm.executor.submit(waiting.answering(QUESTION, **MISSING.options)) for _ in range(5)]
     try:
-        assert outcome(method.answer(QUESTION, **MISSING.options)) == right
+        assert outcome(answer_of(method, QUESTION, **MISSING.options)) == right
         assert not any(task.done for task in tasks)
     finally:
         release.set()
@@ -321,9 +339,9 @@ def assert_soon(event: threading.Event) -> None:
 
 
 def test_a_first_search_that_fails_is_always_an_error(llm: LanguageModel) -> None:
-    method = RaLMSpec(llm, ToyRetriever(3, fail_from=0), on_failure="cache", **LIMITS)
+    method = RaLMSpecPipeline(llm, ToyRetriever(3, fail_from=0), on_failure="cache", **LIMITS)
     with pytest.raises(StoreError):
-        method.answer(QUESTION)
+        answer_of(method, QUESTION)
 
 
 def test_an_error_that_is_none_of_the_store_s_is_not_taken_for_one(llm: LanguageModel) -> None:
@@ -332,7 +350,7 @@ def test_an_error_that_is_none_of_the_store_s_is_not_taken_for_one(llm: Language
             raise KeyError("a bug")
 
     with pytest.raises(KeyError):
-        RaLMSpec(llm, Broken(3), on_failure="cache", **LIMITS).answer(QUESTION)
+        answer_of(RaLMSpecPipeline(llm, Broken(3), on_failure="cache", **LIMITS), QUESTION)
 
 
 # -- ends from outside --------------------------------------------------------------------------------------
@@ -358,8 +376,10 @@ def test_leaving_a_stream_frees_the_sessions(
     """Also while a search runs, and a chunk beside it; the search's own end is not waited for."""
     retriever = Held(3, window=2)
     retriever.hold()
-    method = RaLMSpec(llm, retriever, stride=3, prefetch=1, asynchronous=asynchronous, early=True, **LIMITS)
-    stream = method.stream(QUESTION, **MISSING.options)
+    method = RaLMSpecPipeline(
+        llm, retriever, stride=3, prefetch=1, asynchronous=asynchronous, early=True, **LIMITS
+    )
+    stream = events_of(method, QUESTION, **MISSING.options)
     for _ in range(3):  # the first chunk, and the two guesses of the round
         assert isinstance(next(stream), Step)
     assert any(cache.length for cache in model.caches)
@@ -372,7 +392,7 @@ def test_leaving_a_stream_frees_the_sessions(
 def test_cancelling_a_task_frees_the_sessions(llm: LanguageModel, model: WholeContextModel) -> None:
     retriever = Held(3, window=2)
     retriever.hold()
-    method = RaLMSpec(llm, retriever, stride=3, prefetch=1, asynchronous=True, **LIMITS)
+    method = RaLMSpecPipeline(llm, retriever, stride=3, prefetch=1, asynchronous=True, **LIMITS)
     task = llm.executor.submit(method.answering(QUESTION, **MISSING.options))
 
     def cancel() -> None:
@@ -392,11 +412,11 @@ def test_a_timeout_ends_an_answer(llm: LanguageModel, model: WholeContextModel) 
     retriever = Held(3, window=2)
     retriever.hold()
     for method in (
-        RaLMSpec(llm, retriever, stride=3, prefetch=1, asynchronous=True, **LIMITS),
-        IterativeRaLM(llm, retriever, **LIMITS),
+        RaLMSpecPipeline(llm, retriever, stride=3, prefetch=1, asynchronous=True, **LIMITS),
+        SequentialPipeline(llm, retriever, **LIMITS),
     ):
         with pytest.raises(DeadlineExceeded):
-            method.answer(QUESTION, timeout=0.05)
+            answer_of(method, QUESTION, timeout=0.05)
     assert not any(cache.length for cache in model.caches)
     retriever.let_go.set()
 
@@ -434,7 +454,7 @@ class Untouched(ToyRetriever):
 )
 def test_settings_that_cannot_be_used(llm: LanguageModel, values: Mapping[str, Any], field: str) -> None:
     with pytest.raises(InputError, match=field) as caught:
-        RaLMSpec(llm, Untouched(3), **values)
+        RaLMSpecPipeline(llm, Untouched(3), **values)
     assert "\n" not in str(caught.value)
 
 
@@ -443,7 +463,7 @@ def test_an_empty_knowledge_base_is_refused(llm: LanguageModel) -> None:
         def __len__(self) -> int:
             return 0
 
-    for make in (RaLMSpec, IterativeRaLM):
+    for make in (RaLMSpecPipeline, SequentialPipeline):
         with pytest.raises(InputError, match="index a document first"):
             make(llm, Empty(3))
 
@@ -466,25 +486,28 @@ def test_an_empty_knowledge_base_is_refused(llm: LanguageModel) -> None:
 def test_calls_that_cannot_be_used(
     llm: LanguageModel, model: WholeContextModel, question: Any, options: Any, field: str
 ) -> None:
-    for method in (RaLMSpec(llm, Untouched(3), **LIMITS), IterativeRaLM(llm, Untouched(3), **LIMITS)):
-        for call in (method.answer, method.stream, method.answering, method.check):
+    for method in (
+        RaLMSpecPipeline(llm, Untouched(3), **LIMITS),
+        SequentialPipeline(llm, Untouched(3), **LIMITS),
+    ):
+        for call in (method.answering, method.check):
             with pytest.raises(InputError, match=field):
                 call(question, **options)
     assert model.passes == 0
 
 
 def test_a_question_without_room_for_a_passage_is_refused_before_any_work(llm: LanguageModel) -> None:
-    method = RaLMSpec(llm, Untouched(3), prompt_tokens=64)
+    method = RaLMSpecPipeline(llm, Untouched(3), prompt_tokens=64)
     fits = "a" * (64 - 16 - 2)  # the template has two tokens
     method.check(fits)
     with pytest.raises(ContextLengthError, match="shorten the question"):
         method.check(fits + "a")
     with pytest.raises(ContextLengthError, match="fewer tokens"):
-        RaLMSpec(llm, Untouched(3)).check(QUESTION, max_tokens=llm.context_length - 10)
+        RaLMSpecPipeline(llm, Untouched(3)).check(QUESTION, max_tokens=llm.context_length - 10)
 
 
 def test_a_system_message_needs_a_template(model: WholeContextModel) -> None:
     llm = toy_llm(model, chat=False)
     with pytest.raises(InputError, match="system"):
-        IterativeRaLM(llm, Untouched(3), system="Be brief.").check(QUESTION)
+        SequentialPipeline(llm, Untouched(3), system="Be brief.").check(QUESTION)
     llm.close()

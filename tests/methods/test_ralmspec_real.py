@@ -16,21 +16,21 @@ from specrag.engine.outputs import LOGITS
 from specrag.engine.passes import Coroutine, gather
 from specrag.engine.session import Session
 from specrag.engine.stopping import StopConditions
-from specrag.methods.iterative_ralm import IterativeRaLM
-from specrag.methods.options import Options
-from specrag.methods.plain import Plain
-from specrag.methods.ralm_prompt import PassagePrompts, RetrievalLimits
-from specrag.methods.ralm_result import IterativeAnswer
-from specrag.methods.ralm_text import Text, Writer
-from specrag.methods.ralm_timeline import Timeline
-from specrag.methods.ralmspec import RaLMSpec, Stride
+from specrag.methods.ralmspec.prompts import PassagePrompts, RetrievalLimits
+from specrag.methods.ralmspec.result import IterativeAnswer
+from specrag.methods.ralmspec.sequential import SequentialPipeline
+from specrag.methods.ralmspec.speculative import RaLMSpecPipeline, Stride
+from specrag.methods.ralmspec.text import Text, Writer
+from specrag.methods.timeline import Timeline
+from specrag.methods.token_decoders import PlainDecoder
 from specrag.models.linear import PackedLinear
-from specrag.retrieval.knowledge_base import KnowledgeBase
+from specrag.request import Options
+from specrag.retrieval.knowledge_base import KnowledgeBase, SingleIndex
 from specrag.retrieval.passage import Passage
-from specrag.retrieval.single_index import SingleIndex
 from specrag.speculation.decode import Settings
 from specrag.speculation.tree import EMPTY
 from tests.methods.ralm_toys import outcome
+from tests.methods.run import answer_of
 from tests.sample import build_sample
 
 TOKENS = 20
@@ -76,11 +76,11 @@ def test_every_combination_gives_the_sequential_output(
     """P, S and A, each on and off, the other baseline, and a speculative decoder inside; all in the same passes."""
     retriever = SingleIndex(kb, index)
     options: Options = {"max_tokens": TOKENS, "temperature": temperature, "seed": 2}
-    sequential = IterativeRaLM(invariant, retriever, **SHORT)
-    expected = sequential.answer(QUESTION, **options)
+    sequential = SequentialPipeline(invariant, retriever, **SHORT)
+    expected = answer_of(sequential, QUESTION, **options)
     wrong = 0
     speculative = [
-        RaLMSpec(
+        RaLMSpecPipeline(
             invariant,
             retriever,
             **SHORT,
@@ -91,7 +91,7 @@ def test_every_combination_gives_the_sequential_output(
         )
         for prefetch, stride, asynchronous, decoder in (*combinations, (1, 3, False, "respec"))
     ]
-    methods = [IterativeRaLM(invariant, retriever, **SHORT, reuse=False), *speculative]
+    methods = [SequentialPipeline(invariant, retriever, **SHORT, reuse=False), *speculative]
 
     def side_by_side() -> Coroutine[list[IterativeAnswer]]:
         return (yield from gather([method.answering(QUESTION, **options) for method in methods]))
@@ -122,7 +122,7 @@ def test_a_session_that_was_taken_back_equals_a_fresh_one(
     stop = StopConditions(TOKENS)
     writer = Writer(
         invariant.model,
-        Plain(),
+        PlainDecoder(),
         prompts,
         Settings(stop),
         interval=4,

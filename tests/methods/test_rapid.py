@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -11,12 +12,11 @@ import specrag
 from specrag import InputError, LanguageModel
 from specrag.engine.processors import AllowedTokens
 from specrag.errors import ContextLengthError
-from specrag.methods.base import DecodingMethod
-from specrag.methods.rapid import RAPID, Reading
-from specrag.methods.rapid_baselines import StreamingDrafter, naive_sd
+from specrag.methods.base import Decoder
+from specrag.methods.rapid.baselines import StreamingDecoder, naive_sd
+from specrag.methods.rapid.decoder import RapidDecoder, Reading
 from specrag.models import catalog
 from specrag.speculation.augmented_target import Residual
-from specrag.speculation.decode import Step
 from specrag.speculation.drafters.draft_model import DRAFT_MODEL
 from specrag.speculation.drafters.rag import RAG
 from specrag.speculation.drafters.recycling import RECYCLING
@@ -53,9 +53,7 @@ def part(exact: LanguageModel) -> list[int]:
     return exact.encode("\n".join(ROOMS[50:58]) + QUESTION)
 
 
-def ids(
-    llm: LanguageModel, prompt: Sequence[int], method: str | DecodingMethod, **options: object
-) -> list[int]:
+def ids(llm: LanguageModel, prompt: Sequence[int], method: str | Decoder, **options: object) -> list[int]:
     made = llm.generate(prompt, method=method, **{"max_tokens": NEW, **options})  # type: ignore[arg-type]
     return [token.token for token in made.tokens]
 
@@ -70,8 +68,8 @@ def plain(exact: LanguageModel, prompt: list[int]) -> list[int]:
 # --- eta = 0 -------------------------------------------------------------------------------------------------
 
 LOSSLESS = {
-    "cost-aware": RAPID(),
-    "guesses alone": RAPID(suffix=False, cost_aware=False, gamma=6),
+    "cost-aware": RapidDecoder(),
+    "guesses alone": RapidDecoder(suffix=False, cost_aware=False, gamma=6),
     "naive-sd": naive_sd(gamma=4),
 }
 
@@ -90,14 +88,14 @@ def test_greedy_text_behind_2k_tokens_is_plain_decodings(
 
 def test_sampled_text_is_plain_decodings(exact: LanguageModel, prompt: list[int], part: list[int]) -> None:
     wanted = {"temperature": 0.8, "top_p": 0.95, "seed": 3}
-    made = ids(exact, prompt, RAPID(cost_aware=False, gamma=4).reading(part), **wanted)
+    made = ids(exact, prompt, RapidDecoder(cost_aware=False, gamma=4).reading(part), **wanted)
     assert made == ids(exact, prompt, "plain", **wanted)
 
 
 def test_a_drafter_with_a_window_changes_nothing(
     exact: LanguageModel, prompt: list[int], plain: list[int]
 ) -> None:
-    made = exact.generate(prompt, method=StreamingDrafter(window=160, gamma=4), max_tokens=NEW)
+    made = exact.generate(prompt, method=StreamingDecoder(window=160, gamma=4), max_tokens=NEW)
     assert [token.token for token in made.tokens] == plain
     assert made.usage.drafted > 0
 
@@ -112,12 +110,12 @@ def test_one_seed_gives_one_text_whatever_the_number_of_guesses(
     """Also where the clock chooses it, as by default; all behind the same kept keys."""
     plain = ids(exact, part, "plain", max_tokens=1, temperature=1.0, seed=2)
     methods = [
-        RAPID(eta=10.0, residual=residual, gamma=gamma, cost_aware=False, suffix=gamma == 5)
+        RapidDecoder(eta=10.0, residual=residual, gamma=gamma, cost_aware=False, suffix=gamma == 5)
         for gamma in (1, 2, 5, 10)
     ]
     texts = [
         ids(exact, part, method.reading(prompt[-60:]), temperature=1.0, seed=2)
-        for method in (*methods, RAPID(eta=10.0, residual=residual))
+        for method in (*methods, RapidDecoder(eta=10.0, residual=residual))
     ]
     assert texts == [texts[0]] * 5
     assert texts[0] != [*plain, *ids(exact, part, "plain", temperature=1.0, seed=2)[1:]]
@@ -127,14 +125,14 @@ def test_greedy_text_is_plain_decodings_whatever_eta_is(
     exact: LanguageModel, prompt: list[int], part: list[int]
 ) -> None:
     plain = ids(exact, part, "plain")
-    for method in (RAPID(eta=20.0), RAPID(eta=20.0, cost_aware=False, gamma=4)):
+    for method in (RapidDecoder(eta=20.0), RapidDecoder(eta=20.0, cost_aware=False, gamma=4)):
         assert ids(exact, part, method.reading(prompt[-60:])) == plain
 
 
 def test_a_grammar_binds_the_drafter_too(exact: LanguageModel, prompt: list[int], part: list[int]) -> None:
     """Of two tokens at every place, which nobody would guess here."""
     pairs = AllowedTokens(lambda output: {1000 + 7 * len(output), 3000 + 7 * len(output)})
-    method = RAPID(eta=5.0, cost_aware=False, gamma=3, suffix=False)
+    method = RapidDecoder(eta=5.0, cost_aware=False, gamma=3, suffix=False)
     made = exact.generate(
         part, method=method.reading(prompt[-60:]), max_tokens=8, temperature=1.0, processors=[pairs]
     )
@@ -145,10 +143,11 @@ def test_a_grammar_binds_the_drafter_too(exact: LanguageModel, prompt: list[int]
 def test_a_drafter_that_is_never_asked_reads_nothing(
     exact: LanguageModel, prompt: list[int], part: list[int]
 ) -> None:
-    for method in (RAPID(), RAPID(cost_aware=False)):
+    for method in (RapidDecoder(), RapidDecoder(cost_aware=False)):
+        step: Any
         (step,) = exact.stream(prompt, method=method.reading(part), max_tokens=1)
         assert step.reading == 0
-    steps = list(exact.stream(prompt, method=naive_sd().reading(part), max_tokens=3))
+    steps: list[Any] = list(exact.stream(prompt, method=naive_sd().reading(part), max_tokens=3))
     assert steps[0].reading > steps[0].drafting > 0
 
 
@@ -159,7 +158,7 @@ def test_sampled_text_comes_again_with_its_seed(
     # 7e-6 apart. All texts follow the same kept ones.
     ids(exact, part, "plain", max_tokens=1)
     for residual in ("exact", "paper"):
-        method = RAPID(eta=10.0, residual=residual, cost_aware=False, gamma=4)
+        method = RapidDecoder(eta=10.0, residual=residual, cost_aware=False, gamma=4)
         texts = [
             ids(exact, part, method.reading(prompt[-60:]), temperature=1.0, seed=seed, max_tokens=8)
             for seed in (1, 1, 2)
@@ -168,8 +167,8 @@ def test_sampled_text_comes_again_with_its_seed(
 
 
 def test_steps_tell_where_the_time_went(exact: LanguageModel, prompt: list[int], part: list[int]) -> None:
-    method = RAPID(eta=5.0, cost_aware=False, gamma=3, suffix=False)
-    steps: list[Step] = list(exact.stream(prompt, method=method.reading(part), max_tokens=8))
+    method = RapidDecoder(eta=5.0, cost_aware=False, gamma=3, suffix=False)
+    steps: list[Any] = list(exact.stream(prompt, method=method.reading(part), max_tokens=8))
     assert steps[0].reading > 0
     assert all(step.reading == 0 for step in steps[1:])
     assert all(step.drafting > 0 and step.verifying > 0 for step in steps)
@@ -180,7 +179,7 @@ def test_steps_tell_where_the_time_went(exact: LanguageModel, prompt: list[int],
 
 
 def test_self_speculation_holds_the_weights_once(exact: LanguageModel) -> None:
-    method = RAPID()
+    method = RapidDecoder()
     assert method.drafter_model(exact.loaded) is exact.loaded
     assert method._model.known_fit(exact.model).model is exact.model
 
@@ -191,10 +190,10 @@ def test_a_loaded_model_drafts(
     """Upward speculation: another model of the same vocabulary; here a twin."""
     other = specrag.load("smollm2-135m", dtype="bf16", device="cpu")
     try:
-        method = RAPID(drafter=other, cost_aware=False, gamma=4)
+        method = RapidDecoder(drafter=other, cost_aware=False, gamma=4)
         assert method.drafter_model(exact.loaded) is other.loaded
         assert ids(exact, prompt, method.reading(part)) == plain
-        assert len(ids(exact, prompt, RAPID(drafter=other, eta=5.0).reading(part))) == NEW
+        assert len(ids(exact, prompt, RapidDecoder(drafter=other, eta=5.0).reading(part))) == NEW
     finally:
         other.close()
 
@@ -206,7 +205,7 @@ def test_a_drafter_of_another_vocabulary_reads_tokens_of_its_own(
     name = "gemma-3-270m"
     if not any(status.name == name and status.pulled for status in catalog.list_models()):
         pytest.skip(f"{name} is not on this machine")
-    method = RAPID(drafter=name, cost_aware=False, gamma=4, suffix=False)
+    method = RapidDecoder(drafter=name, cost_aware=False, gamma=4, suffix=False)
     theirs = method.drafter_model(exact.loaded)
     reading = theirs.tokenizer.encode("\n".join(ROOMS[53:56]) + "\n\nThe same once more:\n", special=True)
     made = exact.generate(prompt, method=method.reading(reading), max_tokens=8)
@@ -214,7 +213,7 @@ def test_a_drafter_of_another_vocabulary_reads_tokens_of_its_own(
     assert made.usage.accepted_by.get(DRAFT_MODEL, 0) > 0
     lent = SimpleNamespace(loaded=theirs)
     with pytest.raises(InputError, match="no opinion of the target's tokens"):
-        ids(exact, prompt, RAPID(drafter=lent, eta=5.0).reading(reading))
+        ids(exact, prompt, RapidDecoder(drafter=lent, eta=5.0).reading(reading))
 
 
 # --- what is refused -----------------------------------------------------------------------------------------
@@ -235,36 +234,36 @@ def test_a_drafter_of_another_vocabulary_reads_tokens_of_its_own(
 )
 def test_wrong_settings_are_refused(change: dict[str, object], match: str) -> None:
     with pytest.raises(InputError, match=match):
-        RAPID(**change)  # type: ignore[arg-type]
+        RapidDecoder(**change)  # type: ignore[arg-type]
 
 
 def test_it_needs_to_be_told_what_the_drafter_reads(llm: LanguageModel) -> None:
     with pytest.raises(InputError, match="--context"):
-        llm.generate("Hello", method=RAPID(), max_tokens=4)
+        llm.generate("Hello", method=RapidDecoder(), max_tokens=4)
     with pytest.raises(InputError, match="at least one token"):
-        RAPID().reading([])
+        RapidDecoder().reading([])
 
 
 def test_what_the_drafter_cannot_read_is_refused_before_any_work(llm: LanguageModel) -> None:
     length = llm.context_length
     with pytest.raises(ContextLengthError):
-        llm.generate("Hello", method=RAPID().reading([1] * (length + 1)), max_tokens=4)
-    full = RAPID(eta=5.0).reading([1] * (length - 10))
+        llm.generate("Hello", method=RapidDecoder().reading([1] * (length + 1)), max_tokens=4)
+    full = RapidDecoder(eta=5.0).reading([1] * (length - 10))
     with pytest.raises(ContextLengthError):
         llm.generate("Hello", method=full, max_tokens=20, temperature=1.0)
 
 
 def test_the_window_holds_sinks_and_the_end() -> None:
-    drafter = StreamingDrafter(window=20, sinks=4)
+    drafter = StreamingDecoder(window=20, sinks=4)
     assert drafter.kept(range(100), 6) == [0, 1, 2, 3, *range(90, 100)]
     assert drafter.kept(range(100), 500) == [0, 1, 2, 3, *range(94, 100)]
     assert drafter.kept(range(12), 6) == list(range(12))
     with pytest.raises(InputError, match="sinks"):
-        StreamingDrafter(window=8, sinks=4)
+        StreamingDecoder(window=8, sinks=4)
 
 
 def test_requests_share_what_a_configuration_has_learned() -> None:
-    method = RAPID(eta=5.0)
+    method = RapidDecoder(eta=5.0)
     first, second = method.reading([1]), method.reading([2])
     assert isinstance(first, Reading)
     assert first.method is second.method

@@ -9,11 +9,12 @@ from dataclasses import replace
 import pytest
 
 import specrag
-from specrag import InputError, LanguageModel
-from specrag.methods import baselines
-from specrag.methods.base import DecodingMethod
-from specrag.methods.registry import METHODS
-from specrag.methods.respec import ReSpec
+from specrag import Adaptive, InputError, LanguageModel, Needs, ReSpec
+from specrag.methods import token_decoders as baselines
+from specrag.methods.base import Decoder
+from specrag.methods.decoding import DecodingMethod
+from specrag.methods.registry import method_class, method_names
+from specrag.methods.retrieval_decoder import RetrievalDecoder
 from specrag.models.linear import PackedLinear
 from specrag.speculation.drafters.retrieval import RetrievalSettings
 
@@ -28,13 +29,22 @@ PROMPTS = (
 )
 TOKENS = 28
 
-EXACT: dict[str, DecodingMethod | str] = {
-    **{name: name for name in METHODS if name != "plain"},
-    "respec, as in the paper": ReSpec(cost_aware=False, retrieval=RetrievalSettings(combine=False)),
-    "respec, no trigger": ReSpec(retrieval=RetrievalSettings(trigger=None)),
-    "respec, no scores": ReSpec(retrieval=RetrievalSettings(feedback_rate=None)),
-    "respec, lookup": ReSpec(drafter="lookup"),
-    "respec, nothing else": ReSpec(drafter="none"),
+#: Methods that decode tokens with nothing else than the model.
+ALONE = [
+    name
+    for name in method_names()
+    if method_class(name).needs == Needs.SESSIONS and name not in ("plain", "draft-model", "eagle-2")
+]
+EXACT: dict[str, Decoder | DecodingMethod | str] = {
+    **{name: name for name in ALONE},
+    "respec, recycling": ReSpec(drafter="recycling"),
+    "respec, cost-aware": ReSpec(cost_aware=True),
+    "respec, no trigger": ReSpec(trigger=False),
+    "respec, no scores": ReSpec(feedback_rate=None),
+    "adaptive, no trigger": RetrievalDecoder(retrieval=RetrievalSettings(trigger=None)),
+    "adaptive, no scores": RetrievalDecoder(retrieval=RetrievalSettings(feedback_rate=None)),
+    "adaptive, lookup": Adaptive(drafter="lookup"),
+    "adaptive, nothing else": Adaptive(drafter="none"),
     "recycling, weighed": baselines.Drafted("token-recycling", "recycling", None),
 }
 
@@ -51,7 +61,7 @@ def invariant(smollm2: object) -> Iterator[LanguageModel]:
     llm.close()
 
 
-def ids(generation: specrag.Generation) -> list[int]:
+def ids(generation: specrag.Result) -> list[int]:
     return [token.token for token in generation.tokens]
 
 
@@ -60,10 +70,8 @@ def ids(generation: specrag.Generation) -> list[int]:
 @pytest.mark.parametrize("name", EXACT)
 def test_the_text_is_plain_decodings(invariant: LanguageModel, name: str, temperature: float) -> None:
     """Four requests at once, so that trees of several requests share passes too."""
-    plain = invariant.generate_batch(PROMPTS, max_tokens=TOKENS, temperature=temperature, seed=5)
-    made = invariant.generate_batch(
-        PROMPTS, max_tokens=TOKENS, temperature=temperature, seed=5, method=EXACT[name]
-    )
+    plain = invariant.batch(PROMPTS, max_tokens=TOKENS, temperature=temperature, seed=5, method="plain")
+    made = invariant.batch(PROMPTS, max_tokens=TOKENS, temperature=temperature, seed=5, method=EXACT[name])
     for mine, theirs in zip(made, plain, strict=True):
         assert (ids(mine), mine.text, mine.finish_reason) == (ids(theirs), theirs.text, theirs.finish_reason)
         assert mine.usage.relaxed == 0
@@ -73,7 +81,7 @@ def test_the_text_is_plain_decodings(invariant: LanguageModel, name: str, temper
 
 
 def test_copying_takes_few_passes(llm: LanguageModel) -> None:
-    made = llm.generate(PROMPTS[0], max_tokens=TOKENS, method=ReSpec())
+    made = llm.generate(PROMPTS[0], max_tokens=TOKENS, method=RetrievalDecoder())
     assert made.usage.mean_accepted_tokens > 2
     assert made.usage.accepted_by["suffix"] > TOKENS / 3
     assert made.timing.verifying + made.timing.drafting < made.timing.decode
@@ -83,17 +91,20 @@ def test_copying_takes_few_passes(llm: LanguageModel) -> None:
 def test_references_that_the_prompt_does_not_hold_are_copied_from(invariant: LanguageModel) -> None:
     """The model's own words stand in a reference: nearly all of them can be copied from there."""
     question = "Write two sentences about snow."
-    text = invariant.generate(question, max_tokens=TOKENS).text
-    alone = invariant.generate(question, max_tokens=TOKENS, method=ReSpec(drafter="none"))
+    text = invariant.generate(question, max_tokens=TOKENS, method="plain").text
+    alone = invariant.generate(question, max_tokens=TOKENS, method=RetrievalDecoder(drafter="none"))
     helped = invariant.generate(
-        question, max_tokens=TOKENS, method=ReSpec(drafter="none"), references=["Something else.", text]
+        question,
+        max_tokens=TOKENS,
+        method=RetrievalDecoder(drafter="none"),
+        references=["Something else.", text],
     )
     assert helped.usage.accepted_by.get("reference", 0) > 8
     assert helped.usage.passes < alone.usage.passes
 
 
 def test_nothing_leaks_from_one_request_into_another(llm: LanguageModel) -> None:
-    method = ReSpec(drafter="none")
+    method = RetrievalDecoder(drafter="none")
     llm.generate(PROMPTS[0], max_tokens=TOKENS, method=method, references=[PASSAGE])
     after = llm.generate("Write two sentences about snow.", max_tokens=TOKENS, method=method)
     assert "reference" not in after.usage.drafted_by
@@ -104,8 +115,10 @@ def test_nothing_leaks_from_one_request_into_another(llm: LanguageModel) -> None
 @pytest.mark.parametrize("question", ["Name three uses of copper.", "Write two sentences about the sea."])
 def test_relaxation_is_counted_marked_and_bounded(exact_llm: LanguageModel, question: str) -> None:
     """A reference that differs from the model's text in one token, its second choice there: it is copied."""
-    plain = exact_llm.generate(question, max_tokens=TOKENS, log_probs=2)
-    method = ReSpec(drafter="none", relaxed=True, cost_aware=False, retrieval=RetrievalSettings(trigger=None))
+    plain = exact_llm.generate(question, max_tokens=TOKENS, log_probs=2, method="plain")
+    method = RetrievalDecoder(
+        drafter="none", relaxed=True, cost_aware=False, retrieval=RetrievalSettings(trigger=None)
+    )
     for place in range(6, TOKENS - 6):
         best, second = plain.tokens[place].alternatives
         if best.log_prob - second.log_prob > 2:
@@ -128,16 +141,17 @@ def test_relaxation_is_counted_marked_and_bounded(exact_llm: LanguageModel, ques
 
 @needs_packed
 def test_a_sampled_text_is_never_relaxed(invariant: LanguageModel) -> None:
-    method = ReSpec(relaxed=True, tolerance=50.0, relax_top_k=1000)
+    method = RetrievalDecoder(relaxed=True, tolerance=50.0, relax_top_k=1000)
     made = invariant.generate(PROMPTS[0], max_tokens=TOKENS, temperature=0.8, seed=1, method=method)
     assert made.usage.relaxed == 0
-    assert ids(made) == ids(invariant.generate(PROMPTS[0], max_tokens=TOKENS, temperature=0.8, seed=1))
+    options = {"max_tokens": TOKENS, "temperature": 0.8, "seed": 1, "method": "plain"}
+    assert ids(made) == ids(invariant.generate(PROMPTS[0], **options))  # type: ignore[arg-type]
 
 
 @needs_packed
 def test_stop_strings_inside_an_accepted_run(invariant: LanguageModel) -> None:
     options = {"max_tokens": 60, "stop": "one finger"}
-    plain = invariant.generate(PROMPTS[0], **options)  # type: ignore[arg-type]
+    plain = invariant.generate(PROMPTS[0], method="plain", **options)  # type: ignore[arg-type]
     made = invariant.generate(PROMPTS[0], method="sam-decoding", **options)  # type: ignore[arg-type]
     assert (made.text, ids(made), made.finish_reason) == (plain.text, ids(plain), plain.finish_reason)
 
@@ -155,7 +169,7 @@ def test_stop_strings_inside_an_accepted_run(invariant: LanguageModel) -> None:
 )
 def test_wrong_settings_are_refused_before_any_work(field: str, value: object) -> None:
     with pytest.raises(InputError, match=r"drafter|tau|top_k|attempts|matches"):
-        replace(ReSpec(), **{field: value})  # type: ignore[arg-type]
+        replace(RetrievalDecoder(), **{field: value})  # type: ignore[arg-type]
 
 
 @needs_packed
@@ -164,7 +178,7 @@ def test_a_draft_model_drafts(invariant: LanguageModel) -> None:
     method = baselines.draft_model("smollm2-135m")
     for prompt in PROMPTS:
         made = invariant.generate(prompt, max_tokens=48, method=method)
-        assert ids(made) == ids(invariant.generate(prompt, max_tokens=48))
+        assert ids(made) == ids(invariant.generate(prompt, max_tokens=48, method="plain"))
         assert made.usage.accepted_by["draft-model"] / made.usage.drafted > 0.5
 
 

@@ -13,11 +13,10 @@ from specrag.engine.executor import run
 from specrag.engine.outputs import Row
 from specrag.engine.passes import Segment
 from specrag.errors import DeadlineExceeded
-from specrag.methods.answer import Sources
-from specrag.methods.draft_format import CUE, LEAD, draft_prompt
-from specrag.methods.draft_task import Task
-from specrag.methods.local_generator import LocalGenerator
-from specrag.methods.speculative_result import (
+from specrag.methods.generator import LocalGenerator
+from specrag.methods.speculative_rag import SpeculativeRAG
+from specrag.methods.speculative_rag.form import CUE, LEAD, draft_prompt
+from specrag.methods.speculative_rag.result import (
     NO_DRAFT,
     DraftDelta,
     DraftDone,
@@ -26,9 +25,12 @@ from specrag.methods.speculative_result import (
     SubsetsDrawn,
     Verdict,
 )
+from specrag.methods.speculative_rag.task import Task
 from specrag.models.roles import ScoringRequest, TextPart
 from specrag.models.scoring import LocalScorer
+from specrag.request import Result, Sources
 from tests.methods.rag_toys import PASSAGES, QUESTION, SHORT, TINY, make
+from tests.methods.run import answer_of, events_of, play
 from tests.methods.scripted_drafter import ScriptedDrafter
 
 if TYPE_CHECKING:
@@ -60,7 +62,7 @@ class Recorded:
 def recorded(exact_llm: LanguageModel) -> Recorded:
     with pytest.MonkeyPatch.context() as patch:
         segments = count_passes(exact_llm, patch)
-        return Recorded(make(exact_llm).answer(QUESTION, passages=PASSAGES), segments)
+        return Recorded(answer_of(make(exact_llm), QUESTION, passages=PASSAGES), segments)
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +148,7 @@ def test_neither_batch_nor_speculation_changes_a_draft(
     exact_llm: LanguageModel, answer: SpeculativeAnswer
 ) -> None:
     drafter = LocalGenerator(exact_llm, method="respec", share=False)
-    other = make(exact_llm, drafter=drafter).answer(QUESTION, passages=PASSAGES)
+    other = answer_of(make(exact_llm, drafter=drafter), QUESTION, passages=PASSAGES)
     assert [draft.text for draft in other.drafts] == [draft.text for draft in answer.drafts]
     assert other.text == answer.text
     assert other.usage.drafter_passes < answer.usage.drafter_passes
@@ -154,14 +156,8 @@ def test_neither_batch_nor_speculation_changes_a_draft(
 
 
 def test_the_stream_tells_everything_in_order(llm: LanguageModel) -> None:
-    events = []
-    stream = make(llm, k=1, drafting=TINY).stream(QUESTION, passages=PASSAGES)
-    while True:
-        try:
-            events.append(next(stream))
-        except StopIteration as end:
-            found: SpeculativeAnswer = end.value
-            break
+    stream = play(make(llm, k=1, drafting=TINY), QUESTION, passages=PASSAGES)
+    events, found = stream.events, stream.answer
     assert isinstance(events[0], Sources)
     assert events[0].sources[0].passage is PASSAGES[0]
     assert isinstance(events[1], SubsetsDrawn)
@@ -177,31 +173,32 @@ def test_the_stream_tells_everything_in_order(llm: LanguageModel) -> None:
 
 
 def test_asynchronous_callers_get_the_same(llm: LanguageModel) -> None:
+    method = SpeculativeRAG(passages_per_draft=1, drafts=2, draft_tokens=TINY.max_tokens)
+
     async def ask() -> list[object]:
-        return [
-            event async for event in make(llm, k=1, m=2, drafting=TINY).astream(QUESTION, passages=PASSAGES)
-        ]
+        return [event async for event in llm.astream(QUESTION, method=method, passages=PASSAGES)]
 
     events = asyncio.run(ask())
-    assert isinstance(events[-1], SpeculativeAnswer)
+    assert isinstance(events[-1], Result)
+    assert isinstance(events[-1].details, SpeculativeAnswer)
     assert isinstance(events[-2], Verdict)
     assert events[-1].text == events[-2].text
 
 
 def test_leaving_a_stream_ends_the_request(llm: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = make(llm, k=1, drafting=TINY).stream(QUESTION, passages=PASSAGES)
+    stream = events_of(make(llm, k=1, drafting=TINY), QUESTION, passages=PASSAGES)
     for event in stream:
         if isinstance(event, DraftDelta):
             break
     stream.close()
     passes = count_passes(llm, monkeypatch)
-    llm.generate("Hello", max_tokens=2)
+    llm.generate("Hello", max_tokens=2, method="plain")
     assert len(passes) == 3  # nothing of the drafts runs on
 
 
 def test_a_timeout_ends_the_request(llm: LanguageModel) -> None:
     with pytest.raises(DeadlineExceeded):
-        make(llm, strategy="random").answer(QUESTION, passages=PASSAGES, timeout=0.01)
+        llm.generate(QUESTION, method=SpeculativeRAG(strategy="random"), passages=PASSAGES, timeout=0.01)
 
 
 # -- forms ------------------------------------------------------------------------------------------------------
@@ -209,7 +206,7 @@ def test_a_timeout_ends_the_request(llm: LanguageModel) -> None:
 
 def test_malformed_drafts_are_counted_and_come_last(exact_llm: LanguageModel) -> None:
     drafter = ScriptedDrafter(["", " I think so.", " It is unlikely.\nAnswer: xyzzy qwfp"], log_prob=-9.0)
-    found = make(exact_llm, drafter=drafter, k=1).answer(QUESTION, passages=PASSAGES)
+    found = answer_of(make(exact_llm, drafter=drafter, k=1), QUESTION, passages=PASSAGES)
     assert found.malformed == 2
     assert (found.text, found.best, found.fallback) == ("xyzzy qwfp", 3, None)
     assert [draft.number for draft in found.ranked] == [3, 1, 2]
@@ -222,14 +219,16 @@ def test_malformed_drafts_are_counted_and_come_last(exact_llm: LanguageModel) ->
 
 def test_where_no_draft_keeps_to_the_form_the_first_text_is_given(exact_llm: LanguageModel) -> None:
     drafter = ScriptedDrafter(["", "  Marie\n Curie ", "Pierre"])
-    found = make(exact_llm, drafter=drafter, k=1).answer(QUESTION, passages=PASSAGES)
+    found = answer_of(make(exact_llm, drafter=drafter, k=1), QUESTION, passages=PASSAGES)
     assert (found.text, found.best, found.malformed) == ("Marie Curie", None, 3)
     assert found.fallback == "no draft keeps to the form; this is draft 2 as it was written"
     assert found.usage.verifier_read_tokens == 0
 
 
 def test_empty_drafts(exact_llm: LanguageModel) -> None:
-    found = make(exact_llm, drafter=ScriptedDrafter(["", " ", "\n"]), k=1).answer(QUESTION, passages=PASSAGES)
+    found = answer_of(
+        make(exact_llm, drafter=ScriptedDrafter(["", " ", "\n"]), k=1), QUESTION, passages=PASSAGES
+    )
     assert (found.text, found.best, found.fallback) == (NO_DRAFT, None, "all drafts are empty")
 
 
@@ -239,7 +238,7 @@ def test_empty_drafts(exact_llm: LanguageModel) -> None:
 def test_options_are_shown_and_their_text_is_verified(exact_llm: LanguageModel) -> None:
     task = Task(QUESTION, "multiple-choice", {"A": "Isaac Newton", "B": "Marie Curie"})
     drafter = ScriptedDrafter([" She found it.\nAnswer: B", " He did.\nAnswer: A", " Who?\nAnswer: C"])
-    found = make(exact_llm, drafter=drafter, k=1).answer(task, passages=PASSAGES)
+    found = answer_of(make(exact_llm, drafter=drafter, k=1), task, passages=PASSAGES)
     assert [draft.answer for draft in found.drafts] == ["B", "A", ""]
     assert found.drafts[2].malformed == "its answer is none of A, B"
     assert found.text in ("A", "B")
@@ -252,7 +251,7 @@ def test_options_are_shown_and_their_text_is_verified(exact_llm: LanguageModel) 
 
 def test_a_claim_is_checked_by_a_real_drafter(llm: LanguageModel) -> None:
     task = Task("Marie Curie discovered radium.", "claim-checking")
-    found = make(llm, k=1, m=2).answer(task, passages=PASSAGES[:2])
+    found = answer_of(make(llm, k=1, m=2), task, passages=PASSAGES[:2])
     assert all(draft.answer in task.labels for draft in found.drafts)
     assert found.text in task.labels
     assert all(draft.finish_reason == "stop" for draft in found.drafts)

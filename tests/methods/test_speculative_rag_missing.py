@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from specrag.errors import ContextLengthError, EndpointUnavailable, InputError
-from specrag.methods.answer import ABSTENTION
-from specrag.methods.draft_scores import Scoring
-from specrag.methods.drafting import Drafting
-from specrag.methods.local_generator import LocalGenerator
+from specrag.methods.generator import LocalGenerator
 from specrag.methods.retriever import GivenPassages
-from specrag.methods.speculative_rag import SpeculativeRAG
+from specrag.methods.speculative_rag.drafting import Drafting
+from specrag.methods.speculative_rag.pipeline import SpeculativeRAGPipeline
+from specrag.methods.speculative_rag.scoring import Scoring
 from specrag.models.scoring import LocalScorer
+from specrag.request import ABSTENTION
 from specrag.retrieval.knowledge_base import KnowledgeBase
 from tests.methods.rag_toys import CONFIDENCE, PASSAGES, QUESTION, SHORT, make
+from tests.methods.run import answer_of
 from tests.methods.scripted_drafter import ScriptedDrafter
 from tests.sample import build_sample
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 def test_one_passage_and_duplicates(exact_llm: LanguageModel) -> None:
     twice = [PASSAGES[0], replace(PASSAGES[0], id=9, title="Copy", text=PASSAGES[0].text + " ")]
     drafter = ScriptedDrafter([" It says so.\nAnswer: Curie"] * 5)
-    found = make(exact_llm, drafter=drafter, m=5).answer(QUESTION, passages=twice)
+    found = answer_of(make(exact_llm, drafter=drafter, m=5), QUESTION, passages=twice)
     assert [source.passage.title for source in found.sources] == ["Marie Curie"]
     assert [draft.sources for draft in found.drafts] == [(1,)]
     assert found.sampling is not None
@@ -41,12 +42,12 @@ def test_one_passage_and_duplicates(exact_llm: LanguageModel) -> None:
 
 def test_at_most_n_passages_are_used(exact_llm: LanguageModel) -> None:
     drafter = ScriptedDrafter([" It says so.\nAnswer: Curie"] * 5)
-    found = make(exact_llm, drafter=drafter, m=5, k=1, passages=2).answer(QUESTION, passages=PASSAGES)
+    found = answer_of(make(exact_llm, drafter=drafter, m=5, k=1, passages=2), QUESTION, passages=PASSAGES)
     assert len(found.sources) == len(found.drafts) == 2
 
 
 def test_nothing_found_is_an_abstention(exact_llm: LanguageModel) -> None:
-    found = make(exact_llm, knowledge_base=GivenPassages([])).answer(QUESTION)
+    found = answer_of(make(exact_llm, knowledge_base=GivenPassages([])), QUESTION)
     assert (found.text, found.abstained, found.drafts) == (ABSTENTION, True, ())
 
 
@@ -54,10 +55,10 @@ def test_passages_that_are_given_are_answered_from_however_unlike(
     llm: LanguageModel, model_home: Path, tmp_path: Path
 ) -> None:
     with KnowledgeBase.open(build_sample(tmp_path / "kb")) as kb:
-        rag = SpeculativeRAG(llm, llm, kb, m=1, k=1, passages=3, drafting=SHORT, min_score=0.9)
-        found = rag.answer("How do I reset my router password?")
+        rag = SpeculativeRAGPipeline(llm, llm, kb, m=1, k=1, passages=3, drafting=SHORT, min_score=0.9)
+        found = answer_of(rag, "How do I reset my router password?")
         assert (found.text, found.abstained, len(found.sources)) == (ABSTENTION, True, 3)
-        assert not rag.answer("How do I reset my router?", passages=PASSAGES[3:]).abstained
+        assert not answer_of(rag, "How do I reset my router?", passages=PASSAGES[3:]).abstained
         assert rag.vectors.name.startswith(kb.encoder().name)
 
 
@@ -71,17 +72,17 @@ class Narrow(LocalGenerator):
 
 def test_long_passages_are_shortened_and_it_is_said(llm: LanguageModel) -> None:
     long = [replace(PASSAGES[0], text=PASSAGES[0].text + " It is so." * 90), PASSAGES[2]]
-    found = make(llm, drafter=Narrow(llm), strategy="random", k=2).answer(QUESTION, passages=long)
+    found = answer_of(make(llm, drafter=Narrow(llm), strategy="random", k=2), QUESTION, passages=long)
     assert [draft.shortened for draft in found.drafts] == [True]
     assert 340 < found.drafts[0].prompt_tokens <= 420 - SHORT.max_tokens
     whole = make(llm, drafter=Narrow(llm), strategy="random", k=1, m=1)
-    assert not whole.answer(QUESTION, passages=[PASSAGES[2]]).drafts[0].shortened
+    assert not answer_of(whole, QUESTION, passages=[PASSAGES[2]]).drafts[0].shortened
 
 
 def test_a_question_without_room_for_a_passage(llm: LanguageModel) -> None:
     rag = make(llm, drafter=Narrow(llm), strategy="random")
     with pytest.raises(ContextLengthError, match=r"tokens before any passage and room for 388; shorten"):
-        rag.answer("Why? " * 200, passages=PASSAGES)
+        answer_of(rag, "Why? " * 200, passages=PASSAGES)
 
 
 def test_a_drafter_that_dies_in_the_middle(exact_llm: LanguageModel) -> None:
@@ -89,9 +90,9 @@ def test_a_drafter_that_dies_in_the_middle(exact_llm: LanguageModel) -> None:
     drafter = ScriptedDrafter([" It says so.\nAnswer: Curie"] * 3, dies=dead)
     rag = make(exact_llm, drafter=drafter, k=1)
     with pytest.raises(EndpointUnavailable, match="it went away"):
-        rag.answer(QUESTION, passages=PASSAGES)
+        answer_of(rag, QUESTION, passages=PASSAGES)
     drafter.dies = None
-    assert rag.answer(QUESTION, passages=PASSAGES).text == "Curie"
+    assert answer_of(rag, QUESTION, passages=PASSAGES).text == "Curie"
 
 
 def test_a_drafter_without_log_probabilities(exact_llm: LanguageModel) -> None:
@@ -99,9 +100,9 @@ def test_a_drafter_without_log_probabilities(exact_llm: LanguageModel) -> None:
     with pytest.raises(
         InputError, match="its model gives no log-probabilities: leave the draft's factor out"
     ):
-        make(exact_llm, drafter=drafter, k=1).answer(QUESTION, passages=PASSAGES)
+        answer_of(make(exact_llm, drafter=drafter, k=1), QUESTION, passages=PASSAGES)
     rag = make(exact_llm, drafter=drafter, k=1, scoring=Scoring(draft=False))
-    assert rag.answer(QUESTION, passages=PASSAGES).text == "Curie"
+    assert answer_of(rag, QUESTION, passages=PASSAGES).text == "Curie"
 
 
 def test_a_verifier_that_cannot_score_is_refused_before_drafting(exact_llm: LanguageModel) -> None:
@@ -110,9 +111,9 @@ def test_a_verifier_that_cannot_score_is_refused_before_drafting(exact_llm: Lang
             raise InputError("verifier", self.name, "it cannot score")
 
     drafter = ScriptedDrafter([" It says so.\nAnswer: Curie"] * 3)
-    rag = SpeculativeRAG(drafter, Mute(exact_llm.loaded), k=1)
+    rag = SpeculativeRAGPipeline(drafter, Mute(exact_llm.loaded), k=1)
     with pytest.raises(InputError, match="it cannot score"):
-        rag.answer(QUESTION, passages=PASSAGES)
+        answer_of(rag, QUESTION, passages=PASSAGES)
     assert not drafter.requests
     with pytest.raises(InputError, match="it cannot score"):
         rag.prepare()
@@ -120,24 +121,26 @@ def test_a_verifier_that_cannot_score_is_refused_before_drafting(exact_llm: Lang
 
 def test_the_drafter_alone(exact_llm: LanguageModel) -> None:
     texts = [" It says so.\nAnswer: Curie", " It is so.\nAnswer: Pierre"]
-    found = SpeculativeRAG(ScriptedDrafter(texts), None, m=2, k=1, scoring=CONFIDENCE).answer(
-        QUESTION, passages=PASSAGES
+    found = answer_of(
+        SpeculativeRAGPipeline(ScriptedDrafter(texts), None, m=2, k=1, scoring=CONFIDENCE),
+        QUESTION,
+        passages=PASSAGES,
     )
     assert found.verifier is None
     assert found.text == "Curie"
     with pytest.raises(InputError, match="give a model, or a scoring of the drafter's confidence alone"):
-        SpeculativeRAG(LocalGenerator(exact_llm), None)
+        SpeculativeRAGPipeline(LocalGenerator(exact_llm), None)
 
 
 def test_bad_values(exact_llm: LanguageModel) -> None:
     rag = make(exact_llm)
     for passages, said in (([], "give at least one passage"), (None, "give passages, or a knowledge base")):
         with pytest.raises(InputError, match=said):
-            rag.answer(QUESTION, passages=passages)
+            answer_of(rag, QUESTION, passages=passages)
     with pytest.raises(InputError, match="give at least one word"):
-        rag.answer(" ", passages=PASSAGES)
+        answer_of(rag, " ", passages=PASSAGES)
     with pytest.raises(InputError, match="timeout: 0 is not usable"):
-        rag.answer(QUESTION, passages=PASSAGES, timeout=0)
+        exact_llm.generate(QUESTION, method="speculative-rag", passages=PASSAGES, timeout=0)
     with pytest.raises(InputError, match="passages: 0 is not usable"):
         make(exact_llm, passages=0)
     with pytest.raises(InputError, match="leave draft, self_contain or self_reflect switched on"):

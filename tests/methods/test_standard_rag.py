@@ -12,14 +12,18 @@ import pytest
 
 from specrag.engine.passes import Coroutine, Emit, Search, gather
 from specrag.errors import Cancelled, ContextLengthError, DeadlineExceeded, InputError
-from specrag.methods.answer import ABSTENTION, Answer, Sources
-from specrag.methods.quiet import quietly
-from specrag.methods.rag_prompt import LEAD
+from specrag.methods.events import suppress_events
+from specrag.methods.passages import MIN_SCORE
+from specrag.methods.prompts import LEAD
 from specrag.methods.retriever import GivenPassages
-from specrag.methods.standard_rag import MIN_SCORE, StandardRAG
+from specrag.methods.standard_rag import StandardRAG
+from specrag.methods.standard_rag.pipeline import StandardPipeline
+from specrag.methods.standard_rag.result import Answer
+from specrag.request import ABSTENTION, Result, Sources
 from specrag.retrieval.knowledge_base import KnowledgeBase
 from specrag.retrieval.passage import Hit, Passage
 from specrag.speculation.decode import Step
+from tests.methods.run import answer_of, events_of, play
 from tests.sample import build_sample
 
 if TYPE_CHECKING:
@@ -36,13 +40,15 @@ def kb(model_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[K
 
 
 @pytest.fixture(scope="module")
-def rag(llm: LanguageModel, kb: KnowledgeBase) -> StandardRAG:
-    return StandardRAG(llm, kb, k=3)
+def rag(llm: LanguageModel, kb: KnowledgeBase) -> StandardPipeline:
+    return StandardPipeline(llm, kb, k=3)
 
 
 @pytest.fixture(scope="module")
-def expected(rag: StandardRAG) -> Answer:
-    return rag.answer(QUESTION, max_tokens=24)
+def expected(rag: StandardPipeline) -> Answer:
+    answer = answer_of(rag, QUESTION, max_tokens=24)
+    assert isinstance(answer, Answer)
+    return answer
 
 
 def texts(events: Sequence[object]) -> str:
@@ -79,93 +85,95 @@ def test_stats_add_up(expected: Answer) -> None:
     assert stats.tokens_per_second == pytest.approx(stats.completion_tokens / stats.decode_seconds)
 
 
-def test_stream_gives_the_sources_first_and_then_the_text(rag: StandardRAG, expected: Answer) -> None:
-    events: list[object] = []
-    stream = rag.stream(QUESTION, max_tokens=24)
-    while True:
-        try:
-            events.append(next(stream))
-        except StopIteration as end:
-            answer = end.value
-            break
+def test_stream_gives_the_sources_first_and_then_the_text(rag: StandardPipeline, expected: Answer) -> None:
+    stream = play(rag, QUESTION, max_tokens=24)
+    events, answer = stream.events, stream.answer
     assert isinstance(events[0], Sources)
     assert all(isinstance(event, Step) for event in events[1:])
     assert texts(events).strip() == answer.text == expected.text
     assert [source.passage for source in events[0].sources] == [source.passage for source in answer.sources]
 
 
-def test_asynchronous_calls_give_the_same(rag: StandardRAG, expected: Answer) -> None:
-    async def ask() -> tuple[Answer, list[object]]:
-        events: list[object] = [event async for event in rag.astream(QUESTION, max_tokens=24)]
-        return await rag.aanswer(QUESTION, max_tokens=24), events
+def test_asynchronous_calls_give_the_same(llm: LanguageModel, kb: KnowledgeBase, expected: Answer) -> None:
+    call: dict[str, Any] = {"kb": kb, "k": 3, "max_tokens": 24, "method": StandardRAG(decoder="plain")}
+
+    async def ask() -> tuple[Result, list[object]]:
+        events: list[object] = [event async for event in llm.astream(QUESTION, **call)]
+        return await llm.agenerate(QUESTION, **call), events
 
     answer, events = asyncio.run(ask())
     assert answer.text == expected.text
     assert isinstance(events[0], Sources)
-    assert isinstance(events[-1], Answer)
+    assert isinstance(events[-1], Result)
     assert events[-1].text == expected.text == texts(events).strip()
+    assert isinstance(answer.details, Answer)
+    assert answer.details.citations == expected.citations
 
 
-def test_nothing_relevant_is_no_answer(rag: StandardRAG, llm: LanguageModel, kb: KnowledgeBase) -> None:
-    events: list[object] = list(rag.stream(OFF_TOPIC))
+def test_nothing_relevant_is_no_answer(rag: StandardPipeline, llm: LanguageModel, kb: KnowledgeBase) -> None:
+    events: list[object] = list(events_of(rag, OFF_TOPIC))
     assert texts(events) == ABSTENTION
-    answer = rag.answer(OFF_TOPIC)
+    answer = answer_of(rag, OFF_TOPIC)
     assert answer.abstained
     assert (answer.text, answer.generation, answer.stats.completion_tokens) == (ABSTENTION, None, 0)
     assert len(answer.sources) == 3  # what was found all the same, for those who wonder
     assert max(source.similarity or 0 for source in answer.sources) < MIN_SCORE
-    insisted = StandardRAG(llm, kb, k=1, min_score=None).answer(OFF_TOPIC, max_tokens=4)
+    insisted = answer_of(StandardPipeline(llm, kb, k=1, min_score=None), OFF_TOPIC, max_tokens=4)
     assert not insisted.abstained
     assert insisted.generation is not None
 
 
 def test_words_that_no_passage_holds_find_nothing(llm: LanguageModel, kb: KnowledgeBase) -> None:
-    answer = StandardRAG(llm, kb, index="bm25", min_score=None).answer("xyzzy plugh")
+    answer = answer_of(StandardPipeline(llm, kb, index="bm25", min_score=None), "xyzzy plugh")
     assert answer.abstained
     assert answer.sources == ()
 
 
 @pytest.mark.parametrize("index", ["flat", "hnsw", "bm25", "hybrid"])
 def test_every_index_finds_the_source(llm: LanguageModel, kb: KnowledgeBase, index: str) -> None:
-    answer = StandardRAG(llm, kb, k=1, index=index).answer("Which sea does the Danube reach?", max_tokens=1)
+    answer = answer_of(
+        StandardPipeline(llm, kb, k=1, index=index), "Which sea does the Danube reach?", max_tokens=1
+    )
     assert [source.passage.title for source in answer.sources] == ["Danube"]
 
 
 def test_conditions_choose_the_passages(llm: LanguageModel, kb: KnowledgeBase) -> None:
-    rag = StandardRAG(llm, kb, k=3, where={"title": ["Tin", "Bronze"]}, min_score=None)
-    answer = rag.answer(QUESTION, max_tokens=1)
+    rag = StandardPipeline(llm, kb, k=3, where={"title": ["Tin", "Bronze"]}, min_score=None)
+    answer = answer_of(rag, QUESTION, max_tokens=1)
     assert {source.passage.title for source in answer.sources} == {"Tin", "Bronze"}
 
 
 def test_a_follow_up_is_searched_for_with_the_conversation(
-    rag: StandardRAG, llm: LanguageModel, kb: KnowledgeBase
+    rag: StandardPipeline, llm: LanguageModel, kb: KnowledgeBase
 ) -> None:
     history = [
         {"role": "user", "content": "Who was Marie Curie?"},
         {"role": "assistant", "content": "According to passage [1], Marie Curie was a physicist."},
     ]
     question = "Which prizes did she win?"
-    answer = rag.answer(question, history, max_tokens=24)
+    answer = answer_of(rag, question, history, max_tokens=24)
     assert question in answer.question  # the user's own words are in it
     assert "Curie" in answer.question
     assert answer.sources[0].passage.title == "Marie Curie"
     assert answer.stats.rewrite_seconds > 0.01
-    events: list[object] = list(rag.stream(question, history, max_tokens=24))
+    events: list[object] = list(events_of(rag, question, history, max_tokens=24))
     assert texts(events).strip() == answer.text  # nothing of the rewriting is shown
-    plain = StandardRAG(llm, kb, k=3, rewrite=False, min_score=None).answer(question, history, max_tokens=1)
+    plain = answer_of(
+        StandardPipeline(llm, kb, k=3, rewrite=False, min_score=None), question, history, max_tokens=1
+    )
     assert plain.question == question
     assert plain.stats.rewrite_seconds < 0.01
 
 
 def test_what_does_not_fit_is_left_out_from_the_end(llm: LanguageModel, kb: KnowledgeBase) -> None:
-    whole = StandardRAG(llm, kb, k=3).answer(QUESTION, max_tokens=1)
+    whole = answer_of(StandardPipeline(llm, kb, k=3), QUESTION, max_tokens=1)
     room = whole.stats.prompt_tokens - 1
-    less = StandardRAG(llm, kb, k=3, max_prompt_tokens=room).answer(QUESTION, max_tokens=1)
+    less = answer_of(StandardPipeline(llm, kb, k=3, max_prompt_tokens=room), QUESTION, max_tokens=1)
     assert less.stats.prompt_tokens <= room
     assert [source.passage for source in less.sources] == [source.passage for source in whole.sources[:2]]
     assert [hit.passage for hit in less.left_out] == [whole.sources[2].passage]
     assert not less.shortened
-    tight = StandardRAG(llm, kb, k=3, max_prompt_tokens=130).answer(QUESTION, max_tokens=1)
+    tight = answer_of(StandardPipeline(llm, kb, k=3, max_prompt_tokens=130), QUESTION, max_tokens=1)
     assert tight.shortened
     assert tight.stats.prompt_tokens <= 130
     assert (len(tight.sources), len(tight.left_out)) == (1, 2)
@@ -178,15 +186,15 @@ def test_a_question_longer_than_the_context_is_refused_before_any_work(
         def search(self, *_: Any, **__: Any) -> list[list[Hit]]:
             raise AssertionError("searched for a question that cannot be asked")
 
-    rag = StandardRAG(llm, Unsearched(kb.passages([0])), k=1, min_score=None)
+    rag = StandardPipeline(llm, Unsearched(kb.passages([0])), k=1, min_score=None)
     with pytest.raises(ContextLengthError, match="shorten the question"):
-        rag.answer("why " * 9000)
+        answer_of(rag, "why " * 9000)
     with pytest.raises(ContextLengthError):
-        rag.answer("why?", max_tokens=llm.context_length)
+        answer_of(rag, "why?", max_tokens=llm.context_length)
 
 
 def test_a_model_without_a_chat_template_gets_a_text(llm: LanguageModel, kb: KnowledgeBase) -> None:
-    answer = StandardRAG(llm, kb, k=2).answer(QUESTION, raw=True, max_tokens=40)
+    answer = answer_of(StandardPipeline(llm, kb, k=2), QUESTION, raw=True, max_tokens=40)
     assert answer.text.startswith(LEAD)
     assert "\n" not in answer.text
     assert answer.citations.numbers
@@ -207,9 +215,9 @@ class Waiting(GivenPassages):
 def test_others_decode_during_a_search(exact_llm: LanguageModel, kb: KnowledgeBase) -> None:
     llm = exact_llm
     waiting = Waiting(kb.passages([0, 1]))
-    slow = StandardRAG(llm, waiting, k=2, min_score=None)
-    quick = StandardRAG(llm, GivenPassages(kb.passages([0, 1])), k=2, min_score=None)
-    alone = quick.answer(QUESTION, max_tokens=6)
+    slow = StandardPipeline(llm, waiting, k=2, min_score=None)
+    quick = StandardPipeline(llm, GivenPassages(kb.passages([0, 1])), k=2, min_score=None)
+    alone = answer_of(quick, QUESTION, max_tokens=6)
 
     def both() -> Coroutine[list[Answer]]:
         return (
@@ -232,19 +240,19 @@ class Failing(GivenPassages):
 
 def test_an_error_of_the_search_is_the_caller_s(llm: LanguageModel, kb: KnowledgeBase) -> None:
     with pytest.raises(InputError, match="colour"):
-        StandardRAG(llm, Failing(kb.passages([0])), k=1, min_score=None).answer(QUESTION)
+        answer_of(StandardPipeline(llm, Failing(kb.passages([0])), k=1, min_score=None), QUESTION)
 
 
-def test_a_timeout_ends_an_answer(rag: StandardRAG) -> None:
+def test_a_timeout_ends_an_answer(rag: StandardPipeline) -> None:
     with pytest.raises(DeadlineExceeded):
-        rag.answer(QUESTION, timeout=0.001)
+        answer_of(rag, QUESTION, timeout=0.001)
 
 
-def test_leaving_a_stream_ends_the_request(rag: StandardRAG) -> None:
-    stream = rag.stream(QUESTION, max_tokens=2000, ignore_eos=True)
+def test_leaving_a_stream_ends_the_request(rag: StandardPipeline) -> None:
+    stream = events_of(rag, QUESTION, max_tokens=2000, ignore_eos=True)
     assert isinstance(next(stream), Sources)
     stream.close()
-    assert "Marie Curie" in rag.answer(QUESTION, max_tokens=24).text
+    assert "Marie Curie" in answer_of(rag, QUESTION, max_tokens=24).text
 
 
 @pytest.mark.parametrize(
@@ -264,22 +272,22 @@ def test_settings_that_cannot_be_used(
     llm: LanguageModel, kb: KnowledgeBase, settings: Mapping[str, Any], field: str
 ) -> None:
     with pytest.raises(InputError, match=field) as caught:
-        StandardRAG(llm, kb, **settings)
+        StandardPipeline(llm, kb, **settings)
     assert "\n" not in str(caught.value)
 
 
-def test_calls_that_cannot_be_used(rag: StandardRAG, llm: LanguageModel, kb: KnowledgeBase) -> None:
+def test_calls_that_cannot_be_used(rag: StandardPipeline, llm: LanguageModel, kb: KnowledgeBase) -> None:
     for question in ("", " \n", None):
         with pytest.raises(InputError, match="question"):
-            rag.answer(question)  # type: ignore[arg-type]
+            answer_of(rag, question)
     with pytest.raises(InputError, match="did you mean temperature"):
-        rag.answer(QUESTION, tempreature=1)  # type: ignore[call-arg]
+        answer_of(rag, QUESTION, tempreature=1)
     with pytest.raises(InputError, match="history"):
-        rag.answer(QUESTION, [{"role": "robot", "content": "x"}])
+        answer_of(rag, QUESTION, [{"role": "robot", "content": "x"}])
     with pytest.raises(InputError, match="min_score"):
-        StandardRAG(llm, GivenPassages(kb.passages([0])), k=1)
+        StandardPipeline(llm, GivenPassages(kb.passages([0])), k=1)
     with pytest.raises(InputError, match="did you mean flat"):
-        StandardRAG(llm, kb, index="flatt").answer(QUESTION)
+        answer_of(StandardPipeline(llm, kb, index="flatt"), QUESTION)
 
 
 def test_quietly_passes_on_everything_but_messages() -> None:
@@ -293,7 +301,7 @@ def test_quietly_passes_on_everything_but_messages() -> None:
             return f"{found}, then cancelled"
         return "never"
 
-    coroutine = quietly(part())
+    coroutine = suppress_events(part())
     assert isinstance(next(coroutine), Search)
     assert isinstance(coroutine.send("found"), Search)
     with pytest.raises(StopIteration) as end:

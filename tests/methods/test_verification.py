@@ -8,11 +8,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from specrag.engine.executor import run
-from specrag.methods.draft_format import CUE
-from specrag.methods.draft_scores import STATEMENTS, Measured, Scores, Scoring, log_add_exp, score
+from specrag.methods.speculative_rag.form import CUE
+from specrag.methods.speculative_rag.scoring import (
+    STATEMENTS,
+    Measured,
+    Scores,
+    Scoring,
+    log_add_exp,
+    score,
+)
 from specrag.models.roles import PartScore, ScoringRequest, TextPart
 from specrag.models.scoring import LocalScorer
 from tests.methods.rag_toys import PASSAGES, QUESTION, make
+from tests.methods.run import answer_of
 from tests.methods.scripted_drafter import ScriptedDrafter
 
 if TYPE_CHECKING:
@@ -56,8 +64,10 @@ def test_probabilities_that_would_underflow_do_not() -> None:
 def test_the_verifier_can_read_the_passages(exact_llm: LanguageModel, evidence: Any) -> None:
     drafter = ScriptedDrafter([" It says so.\nAnswer: Marie Curie"] * 2)
     scoring = Scoring(evidence=evidence)
-    found = make(exact_llm, drafter=drafter, m=2, k=1, scoring=scoring).answer(QUESTION, passages=PASSAGES)
-    alone = make(exact_llm, drafter=drafter, m=2, k=1).answer(QUESTION, passages=PASSAGES)
+    found = answer_of(
+        make(exact_llm, drafter=drafter, m=2, k=1, scoring=scoring), QUESTION, passages=PASSAGES
+    )
+    alone = answer_of(make(exact_llm, drafter=drafter, m=2, k=1), QUESTION, passages=PASSAGES)
     for draft, other in zip(found.drafts, alone.drafts, strict=True):
         assert draft.measured is not None
         assert other.measured is not None
@@ -75,7 +85,7 @@ def test_the_verifier_can_read_the_passages(exact_llm: LanguageModel, evidence: 
 def test_the_verifier_can_read_all_passages_once_for_all_drafts(exact_llm: LanguageModel) -> None:
     drafter = ScriptedDrafter([" No idea.\nAnswer: Marie Curie", " None.\nAnswer: the Danube"])
     rag = make(exact_llm, drafter=drafter, m=2, k=1, scoring=Scoring(evidence="all-passages"))
-    found = rag.answer(QUESTION, passages=PASSAGES)
+    found = answer_of(rag, QUESTION, passages=PASSAGES)
     encode = exact_llm.tokenizer.encode
     texts = "\n".join(f"{passage.title}\n{passage.text}" for passage in PASSAGES)
     for draft in found.drafts:
@@ -98,7 +108,7 @@ def test_permuted_drafts_get_the_same_scores(exact_llm: LanguageModel) -> None:
 
     def scores(order: list[int]) -> dict[str, Scores | None]:
         drafter = ScriptedDrafter([texts[place] for place in order])
-        found = make(exact_llm, drafter=drafter, m=4, k=1).answer(QUESTION, passages=PASSAGES)
+        found = answer_of(make(exact_llm, drafter=drafter, m=4, k=1), QUESTION, passages=PASSAGES)
         return {draft.text: draft.scores for draft in found.drafts}
 
     first, second = scores([0, 1, 2, 3]), scores([3, 2, 0, 1])
@@ -112,7 +122,7 @@ def test_permuted_drafts_get_the_same_scores(exact_llm: LanguageModel) -> None:
 def test_the_verifiers_scores_are_those_of_question_answer_rationale_and_yes(
     exact_llm: LanguageModel,
 ) -> None:
-    for draft in make(exact_llm).answer(QUESTION, passages=PASSAGES).drafts:
+    for draft in answer_of(make(exact_llm), QUESTION, passages=PASSAGES).drafts:
         parts = (
             TextPart("a", "\nAnswer:", scored=False),
             TextPart("answer", f" {draft.answer}"),

@@ -213,6 +213,7 @@ class ModelBackend:
                 temperature=body.get("temperature", 0.0),
                 seed=body.get("seed", 0),
                 log_probs=0,
+                method="plain",
             )
         told = [Token(token.token, self._text(token.token), token.log_prob) for token in written.tokens]
         return written.text, told, written.finish_reason

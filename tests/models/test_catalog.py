@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from specrag.errors import InputError, ModelFilesError
 from specrag.models import catalog
 from specrag.models.catalog import ModelFiles
-from specrag.models.sources import SOURCES
+from specrag.models.catalog.sources import SOURCES
 from specrag.models.weights import read_config, read_config_json, read_weights
 from tests.models import tiny
 

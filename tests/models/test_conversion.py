@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from specrag.errors import ModelFilesError
-from specrag.models import catalog, download
-from specrag.models.catalog import ModelFiles
-from specrag.models.sources import SOURCES
-from specrag.models.store import MANIFEST, sha256_of
+from specrag.models import catalog
+from specrag.models.catalog import ModelFiles, download
+from specrag.models.catalog.sources import SOURCES
+from specrag.models.catalog.store import MANIFEST, sha256_of
 from specrag.models.tokenizer import Tokenizer
 from specrag.models.weights import read_config, read_weights
 from tests.models import tiny
@@ -48,6 +48,7 @@ def test_weights_are_those_of_transformers(tiny_files: ModelFiles, tiny_gguf: Pa
     assert_same_weights(tiny_files, tiny_gguf)
 
 
+@pytest.mark.slow
 def test_smollm2_weights_are_those_of_transformers(smollm2_files: ModelFiles, model_home: Path) -> None:
     source = SOURCES["smollm2-135m"]
     folder = model_home / "test-wheels"
@@ -143,7 +144,7 @@ def test_damaged_header_is_named(tiny_gguf: Path, tmp_path: Path, own_home: Path
 
 
 def test_copied_home_is_hashed_once_and_works(tiny_files: ModelFiles, tmp_path: Path) -> None:
-    from specrag.models.store import Store
+    from specrag.models.catalog.store import Store
 
     name = tiny_files.folder.name
     store = Store(tmp_path)

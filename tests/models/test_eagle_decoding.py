@@ -17,21 +17,21 @@ from specrag.engine.session import Session
 from specrag.engine.stopping import StopConditions
 from specrag.errors import InputError, ModelFilesError
 from specrag.language_model import LanguageModel
-from specrag.methods.base import DecodingMethod, PromptNeeds, read_prompt
-from specrag.methods.baselines import eagle
-from specrag.methods.fallbacks import NamedDrafter
-from specrag.methods.respec import ReSpec
+from specrag.methods.base import Decoder, PromptNeeds, read_prompt
+from specrag.methods.drafters import NamedDrafter
+from specrag.methods.retrieval_decoder import RetrievalDecoder
+from specrag.methods.token_decoders import eagle
 from specrag.models.decoder import LeanDecoder
+from specrag.models.eagle_files import read_head
 from specrag.models.eagle_head import EagleHead
-from specrag.models.eagle_reading import read_head
 from specrag.models.linear import PackedLinear
 from specrag.models.loading import load_model
 from specrag.models.toy import ToyModel
 from specrag.speculation.decode import Settings
 from specrag.speculation.drafters.base import NoDrafter
 from specrag.speculation.drafters.eagle import EAGLE, PROMPT_ROWS, Eagle
-from tests.core.guessing import Budgets, decoding
 from tests.models.tiny_eagle import VOCAB, fit_head, tiny_target, write_head
+from tests.speculation.guessing import Budgets, decoding
 
 SAMPLINGS = {
     "greedy": SamplingParams(),
@@ -60,6 +60,7 @@ def head(invariant: LeanDecoder, tmp_path_factory: pytest.TempPathFactory) -> Ea
     return EagleHead(read_head(folder, invariant.embedding), invariant)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 def test_the_output_is_plain_decodings(
     invariant: LeanDecoder, head: EagleHead, sampling: SamplingParams
@@ -112,17 +113,17 @@ def head_name(llm: LanguageModel, tmp_path_factory: pytest.TempPathFactory) -> s
 def test_methods_give_plain_decodings_text(
     llm: LanguageModel, head_name: str, kind: str, temperature: float
 ) -> None:
-    methods: dict[str, DecodingMethod] = {
+    methods: dict[str, Decoder] = {
         "eagle-2": eagle(head_name),
-        "respec": ReSpec(drafter=f"eagle:{head_name}"),
-        "respec-paper": ReSpec(drafter=f"eagle:{head_name}", cost_aware=False),
+        "respec": RetrievalDecoder(drafter=f"eagle:{head_name}"),
+        "respec-paper": RetrievalDecoder(drafter=f"eagle:{head_name}", cost_aware=False),
     }
     method = methods[kind]
     assert method.prompt_needs.features == PROMPT_ROWS
-    plain = llm.generate_batch(PROMPTS, temperature=temperature, seed=3, max_tokens=32, ignore_eos=True)
-    found = llm.generate_batch(
-        PROMPTS, temperature=temperature, seed=3, max_tokens=32, ignore_eos=True, method=method
+    plain = llm.batch(
+        PROMPTS, temperature=temperature, seed=3, max_tokens=32, ignore_eos=True, method="plain"
     )
+    found = llm.batch(PROMPTS, temperature=temperature, seed=3, max_tokens=32, ignore_eos=True, method=method)
     for each, right in zip(found, plain, strict=True):
         assert [token.token for token in each.tokens] == [token.token for token in right.tokens]
         assert each.text == right.text
@@ -147,9 +148,9 @@ def test_a_head_that_cannot_be_used_ends_a_request_before_any_work(
     llm: LanguageModel, head_name: str, tmp_path: Path
 ) -> None:
     with pytest.raises(InputError, match="eagle:NAME"):
-        ReSpec(drafter="eagle:")
+        RetrievalDecoder(drafter="eagle:")
     with pytest.raises(InputError, match="no-such-head"):
-        llm.generate("hello", method=ReSpec(drafter="eagle:no-such-head"))
+        llm.generate("hello", method=RetrievalDecoder(drafter="eagle:no-such-head"))
     other = write_head(tmp_path / "other", "llama", torch.zeros(9, 32), dtype=torch.float32)
     with pytest.raises(InputError, match="hidden_size 32"):
         llm.generate("hello", method=eagle(str(other)))

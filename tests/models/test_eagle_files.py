@@ -15,11 +15,10 @@ from safetensors.torch import load_file, save_file
 from specrag.engine.outputs import Outputs
 from specrag.engine.passes import Segment
 from specrag.errors import InputError, ModelFilesError, SpecragError
-from specrag.models import eagle_reading
+from specrag.models import eagle_files
 from specrag.models.decoder import LeanDecoder
-from specrag.models.eagle_files import HeadConfig
+from specrag.models.eagle_files import HeadConfig, head_folder, read_head
 from specrag.models.eagle_head import load_head
-from specrag.models.eagle_reading import head_folder, read_head
 from specrag.models.loading import LoadedModel, load_model
 from specrag.models.toy import ToyModel
 from tests.models.tiny_eagle import SlowHead, write_head
@@ -91,7 +90,7 @@ def test_a_head_is_found_by_its_folder_its_name_or_its_id(
 ) -> None:
     assert head_folder(str(folder)) == folder
     write_head(tmp_path / "heads" / "tiny", "llama", EMBEDDING, dtype=torch.float32)
-    monkeypatch.setattr(eagle_reading, "SHIPPED", tmp_path / "heads")
+    monkeypatch.setattr(eagle_files, "SHIPPED", tmp_path / "heads")
     assert head_folder("tiny") == tmp_path / "heads" / "tiny"
     with pytest.raises(InputError, match=r"eagle:tinny.*one of tiny, the folder"):
         head_folder("tinny")

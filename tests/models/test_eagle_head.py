@@ -18,8 +18,8 @@ from specrag.engine.executor import Executor
 from specrag.engine.outputs import LOGITS, NOTHING, Outputs, Row
 from specrag.engine.passes import Coroutine, Pass, Segment, gather
 from specrag.errors import SpecragError
+from specrag.models.eagle_files import HeadFiles, read_head
 from specrag.models.eagle_head import EagleHead
-from specrag.models.eagle_reading import HeadFiles, read_head
 from specrag.models.linear import PackedLinear
 from tests.models.tiny_eagle import HIDDEN, VOCAB, HeadCase, SlowHead, make_case, output_matrix
 

@@ -14,9 +14,9 @@ pytest.importorskip("uvicorn")
 from specrag.engine.executor import run
 from specrag.engine.passes import Coroutine, Emit
 from specrag.errors import InputError
-from specrag.methods.local_generator import LocalGenerator
+from specrag.methods.generator import LocalGenerator
 from specrag.models.endpoint import Endpoint, open_endpoint
-from specrag.models.endpoint_connection import EndpointSettings
+from specrag.models.endpoint.connection import EndpointSettings
 from specrag.models.roles import (
     Cue,
     ScoringRequest,

@@ -14,10 +14,9 @@ pytest.importorskip("uvicorn")
 
 from specrag.engine.executor import Executor, run
 from specrag.errors import ContextLengthError, DeadlineExceeded, EndpointUnavailable, InputError
-from specrag.models.endpoint import Endpoint, open_endpoint
-from specrag.models.endpoint_answers import Written, places
-from specrag.models.endpoint_connection import EndpointSettings
-from specrag.models.endpoint_writing import without_lead
+from specrag.models.endpoint import Endpoint, EndpointSettings, open_endpoint
+from specrag.models.endpoint.answers import Completion, token_starts
+from specrag.models.endpoint.writing import without_lead
 from specrag.models.roles import ScoringRequest, TextPart, TextRequest, TextToken
 from tests.models.endpoint_server import MODEL, CannedBackend, FakeServer, served
 
@@ -177,7 +176,7 @@ def test_a_beginning_that_the_model_wrote_itself_is_cut_off(
     tokens: list[str], lead: str, text: str, kept: list[str]
 ) -> None:
     whole = tuple(TextToken(token, -1.0) for token in tokens)
-    found = without_lead(Written("".join(tokens), whole, "stop", 1, 0), lead)
+    found = without_lead(Completion("".join(tokens), whole, "stop", 1, 0), lead)
     assert found.text == text
     assert [token.text for token in found.tokens] == kept
 
@@ -270,9 +269,9 @@ def test_threads_end_with_the_endpoint(server: FakeServer) -> None:
     ],
 )
 def test_tokens_are_placed(pieces: list[str], text: str, starts: list[int]) -> None:
-    assert places(pieces, text) == starts
+    assert token_starts(pieces, text) == starts
 
 
 def test_tokens_that_spell_another_text_are_refused() -> None:
     with pytest.raises(EndpointUnavailable, match="name a tokenizer"):
-        places(["A", "\ufffd", "c"], "Abbc")
+        token_starts(["A", "\ufffd", "c"], "Abbc")

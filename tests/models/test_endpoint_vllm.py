@@ -17,9 +17,9 @@ import pytest
 pytest.importorskip("openai")
 
 from specrag.engine.executor import run
-from specrag.methods.local_generator import LocalGenerator
+from specrag.methods.generator import LocalGenerator
 from specrag.models.endpoint import open_endpoint
-from specrag.models.endpoint_connection import EndpointSettings
+from specrag.models.endpoint.connection import EndpointSettings
 from specrag.models.roles import ScoringRequest, TextPart, TextPrompt, TextRequest
 from specrag.models.scoring import LocalScorer
 from tests.models.vllm_server import VARIABLE, vllm_server

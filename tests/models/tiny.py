@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter, TokenType, quantize
 
-from specrag.models.download import Wheel
-from specrag.models.sources import Source
+from specrag.models.catalog.download import Wheel
+from specrag.models.catalog.sources import Source
 
 ROOT = Path(__file__).resolve().parents[2]
 HIDDEN, LAYERS, HEADS, KV_HEADS, FEED_FORWARD = 64, 2, 4, 2, 128

@@ -15,8 +15,8 @@ from specrag.engine.executor import run
 from specrag.engine.outputs import Outputs
 from specrag.engine.session import Session
 from specrag.models.decoder import LeanDecoder
+from specrag.models.eagle_files import HeadFiles, read_head
 from specrag.models.eagle_head import EagleHead
-from specrag.models.eagle_reading import HeadFiles, read_head
 
 VOCAB, HIDDEN = 61, 32
 

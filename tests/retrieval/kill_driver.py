@@ -19,7 +19,7 @@ import torch
 
 from specrag.retrieval import assembly
 from specrag.retrieval.build import build
-from specrag.retrieval.encoder import Encoder, load_encoder
+from specrag.retrieval.encoder.encoder import Encoder, load_encoder
 
 OPERATIONS = {
     "open",

@@ -13,8 +13,8 @@ import numpy as np
 
 from specrag.retrieval.assembly import GENERATION_FILES
 from specrag.retrieval.build import build
-from specrag.retrieval.encoder import Encoder, load_encoder
-from specrag.retrieval.index import Ranking
+from specrag.retrieval.encoder.encoder import Encoder, load_encoder
+from specrag.retrieval.index.base import Ranking
 from specrag.retrieval.knowledge_base import KnowledgeBase
 from specrag.retrieval.manifest import Manifest
 from specrag.retrieval.passage import Passage

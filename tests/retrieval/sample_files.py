@@ -9,7 +9,8 @@ import docx
 from reportlab.lib.pdfencrypt import StandardEncryption
 from reportlab.pdfgen import canvas
 
-from specrag.retrieval.documents import Document, ReadFile, SourceFile, find_files
+from specrag.retrieval.documents.files import SourceFile, find_files
+from specrag.retrieval.documents.reader import Document, ReadFile
 
 
 def file_of(path: Path) -> SourceFile:

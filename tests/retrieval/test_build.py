@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from specrag.errors import InputError
-from specrag.retrieval.build import build
-from specrag.retrieval.build_settings import BuildSettings
+from specrag.retrieval.build import BuildSettings, build
 from specrag.retrieval.manifest import Manifest
 from specrag.retrieval.progress import Progress
 from tests.retrieval.library import (

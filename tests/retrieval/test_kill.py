@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from specrag.artifacts import GENERATIONS
 from specrag.retrieval import assembly
 from specrag.retrieval.build import build
-from specrag.retrieval.disk import KnowledgeBaseError
-from specrag.retrieval.manifest import GENERATIONS, Manifest
+from specrag.retrieval.manifest import KnowledgeBaseError, Manifest
 from specrag.retrieval.passage import Passage
 from specrag.retrieval.progress import Progress
 from tests.kills import kills
@@ -185,6 +185,7 @@ def test_interrupted_build_goes_on_where_it_was(tmp_path: Path, monkeypatch: pyt
     assert contents(kb) == contents(tmp_path / "other")
 
 
+@pytest.mark.slow
 def test_damaged_shard_is_encoded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(assembly, "_SHARD", 2)
     library, kb = write_library(tmp_path / "library"), tmp_path / "kb"

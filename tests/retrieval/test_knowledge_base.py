@@ -11,11 +11,11 @@ import pytest
 
 from specrag.errors import InputError
 from specrag.models import catalog
+from specrag.retrieval.encoder.reranker import load_reranker
 from specrag.retrieval.knowledge_base import INDEXES, KnowledgeBase, check_index
 from specrag.retrieval.passage import passage_text
-from specrag.retrieval.reranker import load_reranker
+from tests.retrieval.encoder.tiny_networks import write_cross_encoder
 from tests.retrieval.library import QUESTIONS, encoder, index, open_base, run_python, write_library
-from tests.retrieval.tiny_networks import write_cross_encoder
 
 
 @pytest.fixture(scope="module")

@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
+from specrag.artifacts import BUILDING, MANIFEST
 from specrag.errors import InputError, SpecragError
 from specrag.models import catalog
 from specrag.retrieval.assembly import GENERATION_FILES
-from specrag.retrieval.build import build
-from specrag.retrieval.build_settings import BuildSettings
-from specrag.retrieval.disk import KnowledgeBaseError, write_errors
-from specrag.retrieval.encoder import load_encoder
+from specrag.retrieval.build import BuildSettings, build
+from specrag.retrieval.encoder.encoder import load_encoder
 from specrag.retrieval.knowledge_base import INDEXES, KnowledgeBase
-from specrag.retrieval.manifest import BUILDING, MANIFEST, Manifest
+from specrag.retrieval.manifest import KnowledgeBaseError, Manifest, write_errors
+from tests.retrieval.encoder.tiny_networks import write_encoder
 from tests.retrieval.library import (
     contents,
     index,
@@ -32,7 +32,6 @@ from tests.retrieval.library import (
     write_library,
     write_rows,
 )
-from tests.retrieval.tiny_networks import write_encoder
 
 
 @pytest.fixture(scope="module")
@@ -262,7 +261,7 @@ import resource, sys
 from pathlib import Path
 from specrag.errors import SpecragError
 from specrag.retrieval.build import build
-from specrag.retrieval.encoder import load_encoder
+from specrag.retrieval.encoder.encoder import load_encoder
 encoder = load_encoder()
 for limit in map(int, sys.argv[3:]):
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
@@ -274,6 +273,7 @@ for limit in map(int, sys.argv[3:]):
 """
 
 
+@pytest.mark.slow
 def test_disk_that_takes_no_more(tmp_path: Path) -> None:
     """The largest file that may be written stands for the space left: too little for each kind of file in turn."""
     library, kb = write_library(tmp_path / "library"), tmp_path / "kb"

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 from specrag.errors import InputError
-from specrag.retrieval import hnsw as hnsw_module
-from specrag.retrieval.flat import FlatIndex
-from specrag.retrieval.hnsw import HnswIndex, HnswSettings
-from specrag.retrieval.index import Index, Query
-from specrag.retrieval.knowledge_base import KnowledgeBase
-from specrag.retrieval.single_index import SingleIndex
+from specrag.retrieval.index import hnsw as hnsw_module
+from specrag.retrieval.index.base import Index, Query
+from specrag.retrieval.index.flat import FlatIndex
+from specrag.retrieval.index.hnsw import HnswIndex, HnswSettings
+from specrag.retrieval.knowledge_base import KnowledgeBase, SingleIndex
 from tests.sample import build_sample
 
 

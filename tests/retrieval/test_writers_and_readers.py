@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from specrag.retrieval.disk import KnowledgeBaseError
-from specrag.retrieval.manifest import BUILDING, GENERATIONS
+from specrag.artifacts import BUILDING, GENERATIONS
+from specrag.retrieval.manifest import KnowledgeBaseError
 from tests.retrieval.library import (
     COPPER,
     index,

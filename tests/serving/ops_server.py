@@ -31,8 +31,8 @@ MASTER = "master-key-0123456789"
 
 def make_app(**values: Any) -> FastAPI:
     """An application without a model, with a route that reads a body and one that fails."""
-    from specrag.serving.operation import add_operation
-    from specrag.serving.problems import add_error_handlers
+    from specrag.serving.errors import add_error_handlers
+    from specrag.serving.operation.setup import add_operation
     from specrag.serving.service import Service
     from specrag.serving.settings import load_settings
 

@@ -25,7 +25,7 @@ from tests.serving.live_server import wait_for
         (["--max-qeue", "3"], "did you mean --max-queue?"),
         (["--max-queue"], "give a value behind it"),
         (["--max-queue", "many"], "--max-queue: "),
-        (["--method", "respek"], "--method: 'respek' is not usable: take one of plain, "),
+        (["--method", "respek"], "--method: 'respek' is not usable: take one of adaptive, plain, "),
         (["--method", "respek"], "did you mean respec?"),
         (["--kb", "nowhere"], "--kb: 'nowhere' is not usable: give --kb NAME=FOLDER"),
         (["--kb", "a=b", "--kb", "c="], "--kb: 'c=' is not usable: give --kb NAME=FOLDER"),

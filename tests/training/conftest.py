@@ -9,8 +9,8 @@ import pytest
 
 from specrag.language_model import LanguageModel, load
 from specrag.models import catalog
-from specrag.training.eagle import train_eagle
-from specrag.training.eagle_run import Outcome
+from specrag.training.eagle.run import Outcome
+from specrag.training.eagle.train import train_eagle
 from tests.models import tiny
 from tests.training.tiny_run import tiny_run, write_texts
 

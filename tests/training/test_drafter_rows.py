@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from specrag.errors import InputError, SpecragError
-from specrag.methods.draft_task import Task
-from specrag.training.drafter_rows import ROWS, parse_row, read_rows, row_json, without_evaluation
-from specrag.training.evaluation_rows import EvaluationRows
-from specrag.training.line_file import LineFile
+from specrag.methods.speculative_rag.task import Task
+from specrag.training.drafter.rows import ROWS, parse_row, read_rows, row_json, without_evaluation
+from specrag.training.exclusion import EvaluationRows
+from specrag.training.files import LineFile
 
 PASSAGE = {"title": "Bronze", "text": "Bronze consists mostly of copper, with about 12 percent of tin in it."}
 FREE: dict[str, Any] = {

@@ -28,20 +28,20 @@ from specrag.models.decoder import LeanDecoder
 from specrag.models.loading import load_model
 from specrag.models.tokenizer import Tokenizer
 from specrag.models.weights import read_config, read_weights
-from specrag.training.drafter import train_drafter
-from specrag.training.drafter_batches import make_batch, parts, plan
-from specrag.training.drafter_checkpoint import Drafted
-from specrag.training.drafter_examples import Encoder, Example
-from specrag.training.drafter_loop import learning_rate
-from specrag.training.drafter_measure import count_drafts
-from specrag.training.drafter_rows import read_rows
-from specrag.training.drafter_settings import ADAPTER_RATE, FULL_RATE, Outcome, Status, TuningSettings
+from specrag.training.drafter.examples import Encoder, Example, make_batch, parts, plan
+from specrag.training.drafter.measure import count_drafts
+from specrag.training.drafter.objective import Drafted, DrafterObjective, DrafterProgress
+from specrag.training.drafter.rows import read_rows
+from specrag.training.drafter.run import ADAPTER_RATE, FULL_RATE, Outcome, TuningSettings
+from specrag.training.drafter.train import train_drafter
+from specrag.training.loop import learning_rate
+from specrag.training.run import Status
 from tests.sample import build_sample
 from tests.training.tiny_drafter import (
     CPU,
     TINY,
-    drafter_loop,
     drafter_run,
+    loop_in,
     row,
     tiny_tuned,
     to_the_end,
@@ -184,7 +184,7 @@ def test_a_finished_run_is_not_run_again(tiny_model: Path, data: Path, tmp_path:
     run = drafter_run(tiny_model, data, tmp_path, settings=replace(TINY, held_back=2, epochs=1))
     done = train_drafter(run)
     before = (done.out / "adapter_model.safetensors").read_bytes()
-    told: list[Status] = []
+    told: list[Status[Any]] = []
     again = train_drafter(run, told.append)
     assert not told
     assert (again.kept, again.progress.ended) == (done.kept, done.progress.ended)
@@ -227,13 +227,15 @@ def test_the_loss_is_of_drafts_alone_and_of_all_parts_together(
     tiny_model: Path, data: Path, tmp_path: Path
 ) -> None:
     """Gradients of a step in parts are those of each row by itself, weighted by its tokens."""
-    loop = drafter_loop(tiny_model, data, tmp_path, replace(TINY, held_back=1, batch_tokens=1500))
-    gathered = loop.learn([0, 1, 2], lambda loss: loss.backward())
+    loop = loop_in(tiny_model, data, tmp_path, replace(TINY, held_back=1, batch_tokens=1500))
+    objective = loop.objective
+    assert isinstance(objective, DrafterObjective)
+    gathered = objective.learn([0, 1, 2], DrafterProgress())
     gradients = {
-        name: value.grad.clone() for name, value in loop._tuned.trained.items() if value.grad is not None
+        name: value.grad.clone() for name, value in objective.trained.items() if value.grad is not None
     }
     alone = tiny_tuned(tiny_model)
-    examples = [loop._training[number] for number in range(3)]
+    examples = [objective.training[number] for number in range(3)]
     count = sum(len(each.tokens) - each.begin for each in examples)
     total = 0.0
     for each in examples:
@@ -243,7 +245,7 @@ def test_the_loss_is_of_drafts_alone_and_of_all_parts_together(
         loss = -log_probs.gather(1, behind[:, None]).sum() / count
         loss.backward()
         total += float(loss.detach())
-    assert float(gathered) == pytest.approx(total, rel=1e-5)
+    assert gathered == pytest.approx(total, rel=1e-5)
     assert gradients
     for name, value in alone.trained.items():
         if name in gradients:
@@ -262,18 +264,18 @@ def test_batches_pad_at_the_end_and_want_drafts_alone() -> None:
 
 
 def test_every_epoch_has_every_row_in_its_own_order() -> None:
-    steps = plan(10, 4, 2, 0)
-    assert [len(step) for step in steps] == [4, 4, 2, 4, 4, 2]
-    first, second = ([row for step in epoch for row in step] for epoch in (steps[:3], steps[3:]))
+    epochs = plan(10, 4, 2, 0)
+    assert [[len(step) for step in epoch] for epoch in epochs] == [[4, 4, 2], [4, 4, 2]]
+    first, second = ([row for step in epoch for row in step] for epoch in epochs)
     assert sorted(first) == sorted(second) == list(range(10))
     assert first != second
-    assert plan(10, 4, 2, 1) != steps
+    assert plan(10, 4, 2, 1) != epochs
 
 
 def test_it_ends_where_the_curve_is_flat(tiny_model: Path, data: Path, tmp_path: Path) -> None:
     settings = replace(TINY, held_back=2, epochs=50, learning_rate=1e-12, patience=3)
     drafts = iter(range(100))
-    loop = drafter_loop(tiny_model, data, tmp_path, settings, draft=lambda: Drafted(next(drafts), 0, 0))
+    loop = loop_in(tiny_model, data, tmp_path, settings, draft=lambda: Drafted(next(drafts), 0, 0))
     loop.run(to_the_end)
     assert loop.progress.ended == "3 measurements have not lowered the held-back loss"
     assert [each.drafted for each in loop.progress.history] == [Drafted(number, 0, 0) for number in range(4)]
@@ -413,19 +415,15 @@ def test_a_tuned_drafter_is_shown_no_example(
     done: Outcome, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kb = str(build_sample(tmp_path / "kb"))
-    words = [
-        "ask",
-        "Who discovered radium?",
-        "--kb",
-        kb,
-        "--method",
-        "speculative-rag",
-        "--index",
-        "bm25",
-        "--json",
-    ]
-    words += ["--drafts", "1", "-k", "1", "--passages", "1", "--max-tokens", "8", "--without", "self-contain"]
-    words += ["--without", "self-reflect"]
+    options = (
+        "index=bm25",
+        "drafts=1",
+        "passages_per_draft=1",
+        "draft_tokens=16",
+        "without=self-contain,self-reflect",
+    )
+    words = ["ask", "Who discovered radium?", "--kb", kb, "-m", "speculative-rag", "-k", "1", "--json"]
+    words += [word for option in options for word in ("-o", option)]
     read = []
     plain, tuned = tmp_path / "adapter", done.out
     plain.mkdir()
@@ -433,6 +431,6 @@ def test_a_tuned_drafter_is_shown_no_example(
         (plain / name).write_bytes((done.out / name).read_bytes())
     for adapter in (plain, tuned):
         capsys.readouterr()
-        assert frame.run([*words, "--adapter", str(adapter)]) == 0
-        read.append(json.loads(capsys.readouterr().out)["drafts"][0]["prompt_tokens"])
+        assert frame.run([*words, "-o", f"adapter={adapter}"]) == 0
+        read.append(json.loads(capsys.readouterr().out)["details"]["drafts"][0]["prompt_tokens"])
     assert read[1] < read[0] - 50

@@ -13,16 +13,14 @@ from specrag.engine.passes import Coroutine
 from specrag.engine.session import Session
 from specrag.errors import InputError
 from specrag.language_model import LanguageModel
-from specrag.methods.draft_format import CUE, LEAD, ParsedDraft, draft_prompt, read_draft, write_draft
-from specrag.methods.drafting import Drafting, drafting
-from specrag.methods.generation import Generation, Prompt
-from specrag.methods.local_generator import LocalGenerator
-from specrag.methods.options import Options
-from specrag.methods.two_lines import two_lines
+from specrag.methods.generator import LocalGenerator, two_lines
+from specrag.methods.speculative_rag.drafting import Drafting, drafting
+from specrag.methods.speculative_rag.form import CUE, LEAD, ParsedDraft, draft_prompt, read_draft, write_draft
 from specrag.models.loading import LoadedModel
-from specrag.training.drafter_examples import NO_RATIONALE, Encoder, end_of_turn, split
-from specrag.training.drafter_rows import DrafterRow, read_rows
-from specrag.training.drafter_settings import TuningSettings
+from specrag.request import Options, Prompt, Result
+from specrag.training.drafter.examples import NO_RATIONALE, Encoder, end_of_turn, split
+from specrag.training.drafter.rows import DrafterRow, read_rows
+from specrag.training.drafter.run import TuningSettings
 from tests.training.tiny_drafter import row, write_rows
 
 KINDS: list[dict[str, object]] = [
@@ -55,9 +53,7 @@ class Listening:
     def loaded(self) -> LoadedModel:
         return self.llm.loaded
 
-    def generating(
-        self, prompt: Prompt, options: Options, begun: Session | None = None
-    ) -> Coroutine[Generation]:
+    def generating(self, prompt: Prompt, options: Options, begun: Session | None = None) -> Coroutine[Result]:
         self.prompts.append([token for token in prompt if isinstance(token, int)])
         return self.llm.generating(prompt, options, begun)
 

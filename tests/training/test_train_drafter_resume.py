@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from specrag.errors import SpecragError
-from specrag.training.drafter import train_drafter
+from specrag.training.drafter.train import train_drafter
 from tests.training.test_train_eagle_resume import largest_file
-from tests.training.tiny_drafter import TINY, drafter_loop, drafter_run, row, to_the_end, until, write_rows
+from tests.training.tiny_drafter import TINY, drafter_run, loop_in, row, to_the_end, until, write_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,12 +32,12 @@ def test_a_stopped_run_ends_in_the_same_bits(
     tiny_model: Path, data: Path, tmp_path: Path, changes: dict[str, object]
 ) -> None:
     settings = replace(TINY, **changes)  # type: ignore[arg-type]
-    whole = drafter_loop(tiny_model, data, tmp_path / "whole", settings)
+    whole = loop_in(tiny_model, data, tmp_path / "whole", settings)
     whole.run(to_the_end)
     assert (whole.progress.step, whole.progress.rows) == (6, 22)
     for stop in (1, 2, 5):
-        drafter_loop(tiny_model, data, tmp_path / "parts", settings).run(until(stop))
-    parts = drafter_loop(tiny_model, data, tmp_path / "parts", settings)
+        loop_in(tiny_model, data, tmp_path / "parts", settings).run(until(stop))
+    parts = loop_in(tiny_model, data, tmp_path / "parts", settings)
     assert parts.progress.step == 5
     parts.run(to_the_end)
     assert parts.progress == whole.progress
@@ -49,7 +49,7 @@ def test_a_stopped_run_ends_in_the_same_bits(
 def test_the_seed_decides(tiny_model: Path, data: Path, tmp_path: Path) -> None:
     def best(seed: int, name: str) -> dict[str, torch.Tensor]:
         torch.manual_seed(hash(name))
-        loop = drafter_loop(tiny_model, data, tmp_path / name, replace(TINY, epochs=1, seed=seed))
+        loop = loop_in(tiny_model, data, tmp_path / name, replace(TINY, epochs=1, seed=seed))
         loop.run(to_the_end)
         return loop.best
 
@@ -104,25 +104,25 @@ def test_a_killed_run_goes_on(tiny_model: Path, data: Path, tmp_path: Path) -> N
 
 
 def test_a_full_disk_leaves_the_last_checkpoint(tiny_model: Path, data: Path, tmp_path: Path) -> None:
-    drafter_loop(tiny_model, data, tmp_path, TINY).run(until(2))
+    loop_in(tiny_model, data, tmp_path, TINY).run(until(2))
     path = tmp_path / "checkpoint.safetensors"
     before = path.read_bytes()
-    stopped = drafter_loop(tiny_model, data, tmp_path, TINY)
+    stopped = loop_in(tiny_model, data, tmp_path, TINY)
     with largest_file(len(before) // 2), pytest.raises(SpecragError, match="no space is left") as caught:
         stopped.run(to_the_end)
     assert str(path) in str(caught.value)
     assert "intact" in str(caught.value)
     assert path.read_bytes() == before
-    rest = drafter_loop(tiny_model, data, tmp_path, TINY)
+    rest = loop_in(tiny_model, data, tmp_path, TINY)
     assert rest.progress.step == 2
     rest.run(to_the_end)
-    whole = drafter_loop(tiny_model, data, tmp_path / "whole", TINY)
+    whole = loop_in(tiny_model, data, tmp_path / "whole", TINY)
     whole.run(to_the_end)
     assert path.read_bytes() == (tmp_path / "whole" / path.name).read_bytes()
 
 
 def test_a_damaged_checkpoint_is_an_error(tiny_model: Path, data: Path, tmp_path: Path) -> None:
-    drafter_loop(tiny_model, data, tmp_path, TINY).run(until(1))
+    loop_in(tiny_model, data, tmp_path, TINY).run(until(1))
     path = tmp_path / "checkpoint.safetensors"
     whole = path.read_bytes()
     for damaged in (
@@ -133,18 +133,18 @@ def test_a_damaged_checkpoint_is_an_error(tiny_model: Path, data: Path, tmp_path
     ):
         path.write_bytes(damaged)
         with pytest.raises(SpecragError, match="--fresh"):
-            drafter_loop(tiny_model, data, tmp_path, TINY)
+            loop_in(tiny_model, data, tmp_path, TINY)
     path.write_bytes(whole)
     with pytest.raises(SpecragError, match="--fresh"):
-        drafter_loop(tiny_model, data, tmp_path, replace(TINY, rank=2))
+        loop_in(tiny_model, data, tmp_path, replace(TINY, rank=2))
 
 
 def test_a_loss_that_is_no_number_ends_the_run(tiny_model: Path, data: Path, tmp_path: Path) -> None:
-    drafter_loop(tiny_model, data, tmp_path, TINY).run(until(1))
-    wild = drafter_loop(tiny_model, data, tmp_path, replace(TINY, learning_rate=1e25))
+    loop_in(tiny_model, data, tmp_path, TINY).run(until(1))
+    wild = loop_in(tiny_model, data, tmp_path, replace(TINY, learning_rate=1e25))
     with pytest.raises(SpecragError, match="a lower --learning-rate"):
         wild.run(to_the_end)
     # The weights that measured best are still there.
-    kept = drafter_loop(tiny_model, data, tmp_path)
+    kept = loop_in(tiny_model, data, tmp_path)
     assert kept.progress.step in (1, 2)
     assert all(bool(torch.isfinite(tensor).all()) for tensor in kept.best.values())

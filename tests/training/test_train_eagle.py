@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,13 +21,14 @@ from specrag.language_model import LanguageModel
 from specrag.models.decoder import LeanDecoder
 from specrag.models.eagle_head import load_head
 from specrag.models.toy import ToyModel
-from specrag.training.eagle import train_eagle
-from specrag.training.eagle_batch import make_batch
-from specrag.training.eagle_loop import CHAIN, learning_rate, new_head
-from specrag.training.eagle_losses import losses
-from specrag.training.eagle_module import head_config
-from specrag.training.eagle_run import EagleRun, Outcome, Status
-from specrag.training.eagle_settings import DataSettings, TrainingSettings
+from specrag.training.eagle.features import make_batch
+from specrag.training.eagle.losses import losses
+from specrag.training.eagle.module import head_config
+from specrag.training.eagle.objective import CHAIN, new_head
+from specrag.training.eagle.run import DataSettings, EagleRun, Outcome, TrainingSettings
+from specrag.training.eagle.train import train_eagle
+from specrag.training.loop import learning_rate
+from specrag.training.run import Status
 from tests.training.tiny_run import TRAINING, loop_in, material_of, tiny_run, to_the_end, until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -117,7 +119,7 @@ def test_one_batch_is_learnt(tiny_llm: LanguageModel, done: Outcome, tmp_path: P
 
 def test_a_run_that_is_over_is_not_run_again(done: Outcome, tiny_llm: LanguageModel, texts: Path) -> None:
     before = (done.out / "model.safetensors").read_bytes()
-    stages: list[Status] = []
+    stages: list[Status[Any]] = []
     again = train_eagle(
         tiny_llm, tiny_run(texts, done.out, measure=2, command="specrag train eagle ..."), stages.append
     )
@@ -160,7 +162,7 @@ def test_the_best_weights_are_kept(tiny_llm: LanguageModel, done: Outcome, tmp_p
     assert totals != sorted(totals, reverse=True)
     best = totals.index(min(totals))
     assert best < len(history) - 1
-    assert loop.kept == history[best]
+    assert loop.progress.kept == history[best]
     part = loop_in(tmp_path / "part", material, tiny_llm, settings)
     part.run(until(history[best].step))
     assert part.best.keys() == loop.best.keys()
@@ -176,7 +178,7 @@ def test_it_ends_where_the_curve_is_flat(tiny_llm: LanguageModel, done: Outcome,
 
 
 def test_the_learning_rate_rises_and_falls() -> None:
-    rates = [learning_rate(TRAINING, done / 1000) for done in range(1001)]
+    rates = [learning_rate(TRAINING.learning_rate, done / 1000) for done in range(1001)]
     assert rates[0] == 0
     assert max(rates) == rates[30] == TRAINING.learning_rate
     assert rates[:31] == sorted(rates[:31])
@@ -238,7 +240,7 @@ def test_too_little_text_is_an_error(tiny_llm: LanguageModel, tmp_path: Path) ->
 def test_two_processes_do_not_share_a_folder(tiny_llm: LanguageModel, texts: Path, tmp_path: Path) -> None:
     run = tiny_run(texts, tmp_path)
 
-    def nested(_status: Status) -> None:
+    def nested(_status: Status[Any]) -> None:
         with pytest.raises(InputError, match="another process"):
             train_eagle(tiny_llm, run)
         raise KeyboardInterrupt

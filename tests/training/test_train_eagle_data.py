@@ -15,13 +15,12 @@ from specrag.engine.outputs import Outputs
 from specrag.engine.passes import Segment
 from specrag.errors import InputError, SpecragError
 from specrag.language_model import LanguageModel
-from specrag.training import eagle_answers, eagle_features
-from specrag.training.eagle_answers import Answer, AnswerStore, make_answers
-from specrag.training.eagle_batch import make_batch
-from specrag.training.eagle_features import FeatureCache, Text, texts_of
-from specrag.training.eagle_prompts import Conversation, plan
-from specrag.training.eagle_settings import DataSettings
-from specrag.training.eagle_sources import Passage, read_sources
+from specrag.training.eagle import answers as eagle_answers
+from specrag.training.eagle import features as eagle_features
+from specrag.training.eagle.answers import Answer, AnswerStore, make_answers
+from specrag.training.eagle.features import FeatureCache, Text, make_batch, texts_of
+from specrag.training.eagle.prompts import Conversation, Passage, plan, read_sources
+from specrag.training.eagle.run import DataSettings
 from tests.training.tiny_run import DATA
 
 PASSAGES = [
@@ -130,7 +129,9 @@ def test_answers_are_the_models_own(tiny_llm: LanguageModel, tmp_path: Path) -> 
     for answer in store.answers.values():
         # Sampled ones are keyed by the settings' seed and the batch's first conversation.
         temperature = 0.0 if answer.greedy else settings.temperature
-        alone = tiny_llm.generate(list(answer.prompt), max_tokens=8, temperature=temperature, seed=0)
+        alone = tiny_llm.generate(
+            list(answer.prompt), max_tokens=8, temperature=temperature, seed=0, method="plain"
+        )
         assert answer.answer == tuple(token.token for token in alone.tokens)
     first, second = store.answers["6/1"], store.answers["6/2"]
     messages = [

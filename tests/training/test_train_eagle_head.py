@@ -13,16 +13,13 @@ from hypothesis import strategies as st
 from specrag.engine.outputs import Outputs
 from specrag.engine.passes import Segment
 from specrag.models.decoder import LeanDecoder
-from specrag.models.eagle_files import HeadConfig
+from specrag.models.eagle_files import HeadConfig, read_head
 from specrag.models.eagle_head import EagleHead
-from specrag.models.eagle_reading import read_head
-from specrag.training.eagle_batch import Batch, plan_epoch
-from specrag.training.eagle_card import write_head
-from specrag.training.eagle_features import Text
-from specrag.training.eagle_loop import new_head
-from specrag.training.eagle_losses import count_hits, losses, unrolled
-from specrag.training.eagle_module import TrainableHead, head_config
-from specrag.training.eagle_target import TargetMatrices, frequent_tokens
+from specrag.training.eagle.card import write_head
+from specrag.training.eagle.features import Batch, Text, plan_epoch
+from specrag.training.eagle.losses import TargetMatrices, count_hits, frequent_tokens, losses, unrolled
+from specrag.training.eagle.module import TrainableHead, head_config
+from specrag.training.eagle.objective import new_head
 from tests.models.tiny_eagle import output_matrix, tiny_target
 
 CPU = torch.device("cpu")

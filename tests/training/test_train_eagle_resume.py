@@ -18,8 +18,8 @@ import torch
 
 from specrag.errors import SpecragError
 from specrag.language_model import LanguageModel
-from specrag.training.eagle import train_eagle
-from specrag.training.eagle_run import Outcome
+from specrag.training.eagle.run import Outcome
+from specrag.training.eagle.train import train_eagle
 from tests.training.tiny_run import TRAINING, loop_in, material_of, tiny_run, to_the_end, until
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,12 +11,12 @@ import torch
 from specrag.models import catalog
 from specrag.models.catalog import ModelFiles
 from specrag.models.tokenizer import Tokenizer
-from specrag.training.drafter_checkpoint import Drafted, Progress
-from specrag.training.drafter_examples import Encoder, split
-from specrag.training.drafter_loop import TuningLoop
-from specrag.training.drafter_model import Tuned, build
-from specrag.training.drafter_rows import read_rows
-from specrag.training.drafter_settings import DrafterRun, TuningSettings
+from specrag.training.drafter.examples import Encoder, split
+from specrag.training.drafter.model import Tuned, build
+from specrag.training.drafter.objective import Drafted, DrafterObjective, DrafterProgress, drafter_loop
+from specrag.training.drafter.rows import read_rows
+from specrag.training.drafter.run import DrafterRun, TuningSettings
+from specrag.training.loop import TrainingLoop
 
 THINGS = ("river", "heron", "copper", "violin", "glacier", "lantern", "harbour", "meadow")
 PLACES = ("Norway", "Chile", "Kenya", "Japan", "Peru")
@@ -72,14 +72,14 @@ def tiny_tuned(model: Path, settings: TuningSettings = TINY) -> Tuned:
     return build(catalog.resolve(model), settings, CPU)
 
 
-def drafter_loop(
+def loop_in(
     model: Path,
     data: Path,
     folder: Path,
     settings: TuningSettings = TINY,
     *,
     draft: Callable[[], Drafted | None] = lambda: None,
-) -> TuningLoop:
+) -> TrainingLoop[DrafterProgress]:
     """A training loop with its checkpoint in a folder, saved behind every step."""
     files: ModelFiles = catalog.resolve(model)
     encoder = Encoder(Tokenizer(files), length=settings.length, rationales=settings.rationales)
@@ -88,23 +88,17 @@ def drafter_loop(
         [example for row in rows if (example := encoder.example(row)) is not None]
         for rows in (divided.training, divided.held_back)
     )
-    return TuningLoop(
-        tiny_tuned(model, settings),
-        training,
-        held_back,
-        settings,
-        folder / "checkpoint.safetensors",
-        draft=draft,
-        clock=lambda: 0.0,
-        checkpoint_seconds=0.0,
+    objective = DrafterObjective(tiny_tuned(model, settings), training, held_back, settings, draft=draft)
+    return drafter_loop(
+        objective, folder / "checkpoint.safetensors", clock=lambda: 0.0, checkpoint_seconds=0.0
     )
 
 
-def until(step: int) -> Callable[[Progress], bool]:
+def until(step: int) -> Callable[[DrafterProgress], bool]:
     """Stop behind this step."""
     return lambda progress: progress.step < step
 
 
-def to_the_end(_progress: Progress) -> bool:
+def to_the_end(_progress: DrafterProgress) -> bool:
     """Go on."""
     return True

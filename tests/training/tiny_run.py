@@ -10,14 +10,13 @@ import torch
 
 from specrag.language_model import LanguageModel
 from specrag.models.decoder import LeanDecoder
-from specrag.training.eagle_answers import AnswerStore
-from specrag.training.eagle_checkpoint import Progress
-from specrag.training.eagle_features import FeatureCache, texts_of
-from specrag.training.eagle_loop import Material, TrainingLoop, new_head
-from specrag.training.eagle_module import head_config
-from specrag.training.eagle_run import EagleRun
-from specrag.training.eagle_settings import DataSettings, TrainingSettings
-from specrag.training.eagle_target import read_matrices
+from specrag.training.eagle.answers import AnswerStore
+from specrag.training.eagle.features import FeatureCache, texts_of
+from specrag.training.eagle.losses import read_matrices
+from specrag.training.eagle.module import head_config
+from specrag.training.eagle.objective import HeadObjective, HeadProgress, Material, head_loop, new_head
+from specrag.training.eagle.run import DataSettings, EagleRun, TrainingSettings
+from specrag.training.loop import TrainingLoop
 
 THINGS = ("river", "heron", "copper", "violin", "glacier", "lantern", "harbour", "meadow")
 DATA = DataSettings(tokens=700, answer_tokens=24, length=240, held_back=3)
@@ -53,19 +52,22 @@ def material_of(llm: LanguageModel, out: Path) -> Material:
     return Material(FeatureCache(out / "work" / "features", texts, 64), target, range(len(texts)), [0])
 
 
-def loop_in(folder: Path, material: Material, llm: LanguageModel, settings: TrainingSettings) -> TrainingLoop:
+def loop_in(
+    folder: Path, material: Material, llm: LanguageModel, settings: TrainingSettings
+) -> TrainingLoop[HeadProgress]:
     """A training loop with its checkpoint in a folder."""
     assert isinstance(llm.model, LeanDecoder)
     head = new_head(head_config(llm.model.config), 0, torch.device("cpu"))
     path = folder / "checkpoint.safetensors"
-    return TrainingLoop(head, material, settings, path, clock=lambda: 0.0, checkpoint_seconds=1.0)
+    objective = HeadObjective(head, material, settings)
+    return head_loop(objective, path, clock=lambda: 0.0, checkpoint_seconds=1.0)
 
 
-def until(step: int) -> Callable[[Progress], bool]:
+def until(step: int) -> Callable[[HeadProgress], bool]:
     """Stop behind this step."""
     return lambda progress: progress.step < step
 
 
-def to_the_end(_progress: Progress) -> bool:
+def to_the_end(_progress: HeadProgress) -> bool:
     """Go on."""
     return True

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from specrag.errors import SpecragError
+from specrag.extras import needed_by
 
 BUSY_SHARE = 0.10
 """From this share of the machine on, the report warns."""
@@ -93,10 +93,8 @@ def read_times() -> ProcessorTimes:
     Raises:
         SpecragError: psutil is not installed.
     """
-    try:
+    with needed_by("bench"):
         import psutil
-    except ImportError as error:
-        raise SpecragError("bench: psutil is not installed; install specrag[bench]") from error
 
     times = psutil.cpu_times()
     # Linux counts guests' time in user's as well; iowait is idle time.

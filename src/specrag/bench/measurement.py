@@ -14,34 +14,13 @@ from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 
 from specrag.errors import InputError
+from specrag.methods.registry import method_names
 
-METHODS = frozenset(
-    {
-        "plain",
-        "transformers",
-        "transformers-lookup",
-        "transformers-assisted",
-        "prompt-lookup",
-        "sam-decoding",
-        "token-recycling",
-        "eagle-2",
-        "draft-model",
-        "respec",
-        "rapid",
-        "long-context",
-        "rag",
-        "naive-sd",
-        "streaming-drafter",
-        "sequential",
-        "sequential-kv-reuse",
-        "ralmspec",
-        "knn-lm",
-        "standard-rag",
-        "speculative-rag",
-        "vllm",
-    }
-)
-"""Names that ``method`` and ``baseline`` may have before their first plus sign."""
+PEERS = frozenset({"transformers", "transformers-lookup", "transformers-assisted", "vllm"})
+"""What our methods are measured beside."""
+
+FORMER = frozenset({"rag", "sequential-kv-reuse"})
+"""Labels of methods that are options of others now: ``long-context -o read=part`` and ``sequential``."""
 
 DTYPES = frozenset({"fp32", "bf16", "fp16", "int8"})
 """How the model holds its weights; ``int8`` is 8-bit weights and activations in the linear layers."""
@@ -77,8 +56,9 @@ def check_method(name: str, field_name: str = "method") -> str:
         InputError: naming the methods that exist.
     """
     base, *variants = name.split("+")
-    if base not in METHODS:
-        raise InputError(field_name, name, f"start with one of {', '.join(sorted(METHODS))}")
+    known = {*method_names(), *PEERS, *FORMER}
+    if base not in known:
+        raise InputError(field_name, name, f"start with one of {', '.join(sorted(known))}")
     if not all(_VARIANT.fullmatch(variant) for variant in variants):
         raise InputError(field_name, name, "write variants after a plus sign, as in ralmspec+PSA")
     return name
@@ -90,7 +70,7 @@ class Measurement:
 
     Args:
         suite, task: what was measured; ``task`` is ``overall`` in the summary over tasks.
-        method, baseline: names from `METHODS`, variants after a plus sign.
+        method, baseline: methods or `PEERS`, variants after a plus sign.
         model: the target model's name.
         dtype: how the target holds its weights, one of `DTYPES`.
         device: torch's name of it, ``cpu`` or ``cuda``; the page names the hardware.
@@ -104,7 +84,7 @@ class Measurement:
         accuracy: share of right answers, 0 to 1.
         simulated: true if any part of the figure is modelled in place of measured.
         command: the command that repeats the measurement.
-        version: version of the code, `specrag.bench.version.code_version`.
+        version: version of the code, `specrag.bench.runner.code_version`.
         date: ISO date, UTC.
         extra: figures that only this suite knows; the unit is part of the name (``peak_mib``).
 
@@ -150,6 +130,8 @@ class Measurement:
         if self.n < 0:
             raise InputError("n", self.n, "give the number of rows, 0 or more")
         self._check_figures()
+        self._check_extra()
+        self._check_interval()
 
     def _check_figures(self) -> None:
         for name in _FIGURES:
@@ -163,11 +145,15 @@ class Measurement:
         for source, share in (self.acceptance_by_source or {}).items():
             if not 0 <= share <= 1:
                 raise InputError(f"acceptance_by_source.{source}", share, "give a share from 0 to 1")
+
+    def _check_extra(self) -> None:
         for key, figure in self.extra.items():
             if not isinstance(figure, Extra):
                 raise InputError(f"extra.{key}", figure, "give a number, a text, a truth value or None")
             if isinstance(figure, float) and not math.isfinite(figure):
                 raise InputError(f"extra.{key}", figure, "give a finite number or None")
+
+    def _check_interval(self) -> None:
         ends = (self.speedup_low, self.speedup, self.speedup_high)
         if self.speedup is None and any(end is not None for end in ends):
             raise InputError("speedup", self.speedup, "give the speed-up together with its interval")

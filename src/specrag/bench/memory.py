@@ -1,4 +1,4 @@
-"""Peak memory of a stretch of code.
+"""Peak memory of a stretch of code, and work in a process of its own, whose memory is nobody else's.
 
 On Linux the kernel keeps the peak itself: writing 5 to ``/proc/self/clear_refs`` sets it back to the present
 value and ``VmHWM`` tells it, exactly and for free. Where that is not allowed, a thread samples the resident
@@ -8,12 +8,16 @@ counts pages of mapped weight files as well, and memory that the allocator has n
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from specrag.errors import SpecragError
 
 _MIB = 2**20
 _SAMPLE_SECONDS = 0.002
@@ -113,3 +117,22 @@ def _status_mib(name: str) -> float:
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) / 1024
     raise ValueError(f"no {name}")
+
+
+def run_module(what: str, module: str, arguments: Sequence[str] = (), *, given: str = "") -> dict[str, float]:
+    """Run a module and return the JSON object that its last line holds.
+
+    Args:
+        what: it does, for the message where it fails.
+        given: its standard input.
+
+    Raises:
+        SpecragError: it fails.
+    """
+    command = [sys.executable, "-m", module, *arguments]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, input=given)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or ["no message"]
+        raise SpecragError(f"{what} failed: {lines[-1]}")
+    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return figures

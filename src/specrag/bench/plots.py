@@ -13,6 +13,7 @@ from typing import Any
 
 from specrag.bench.measurement import OVERALL, Measurement
 from specrag.errors import InputError, SpecragError
+from specrag.extras import MissingPackage, needed_by
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
@@ -62,10 +63,10 @@ def check_plotting() -> None:
         SpecragError: matplotlib is not installed.
     """
     try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        message = "bench: matplotlib is not installed; install specrag[bench] or use --no-plots"
-        raise SpecragError(message) from error
+        with needed_by("bench", "bench"):
+            import matplotlib  # noqa: F401
+    except MissingPackage as error:
+        raise SpecragError(f"{error} or use --no-plots") from error
 
 
 def line_plot(path: Path, series: Sequence[Series], *, title: str, x: Axis, y: Axis) -> Path:
@@ -237,6 +238,7 @@ def new_figure(width: float, height: float) -> tuple[Any, Any]:
 
 
 def save_figure(figure: Any, path: Path) -> Path:
+    """Write a figure of matplotlib, the same bytes each time, and return the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # matplotlib writes its version and the date otherwise, and every picture would differ from run to run.
     metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, cast
 
-from specrag.errors import InputError
+from specrag.errors import InputError, SpecragError
 
 if TYPE_CHECKING:
     from specrag.bench.suite import Suite
@@ -24,9 +23,9 @@ NAMES = (
     "answers",
     "server",
 )
-"""The suites of the project; one that this version lacks is not listed by `built_in_suites`."""
+"""The suites of a clone of the repository: ``suite()`` of ``benchmarks.NAME.suite``."""
 
-_PACKAGE = "specrag.bench.suites"
+_PACKAGE = "benchmarks"
 
 
 class SuiteRegistry:
@@ -48,6 +47,7 @@ class SuiteRegistry:
 
         Raises:
             InputError: there is none of this name; the message names those that exist.
+            SpecragError: it is one of the repository's, and this is no clone of it.
         """
         if name not in self._suites:
             exist = f"this version has {', '.join(self.names)}" if self.names else "this version has none"
@@ -57,8 +57,8 @@ class SuiteRegistry:
 
 
 def built_in_suites() -> SuiteRegistry:
-    """The suites of the project that this version has: ``suite()`` of ``specrag.bench.suites.NAME``."""
-    return SuiteRegistry({name: _Loader(name) for name in NAMES if find_spec(f"{_PACKAGE}.{name}")})
+    """The suites of the repository, which are imported from its ``benchmarks`` when one is asked for."""
+    return SuiteRegistry({name: _Loader(name) for name in NAMES})
 
 
 class _Loader:
@@ -66,4 +66,15 @@ class _Loader:
         self.name = name
 
     def __call__(self) -> Suite:
-        return cast("Suite", import_module(f"{_PACKAGE}.{self.name}").suite())
+        module = f"{_PACKAGE}.{self.name}.suite"
+        try:
+            found = import_module(module)
+        except ModuleNotFoundError as error:
+            # Only the suite itself: a library that it misses is another matter.
+            if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+                raise
+            raise SpecragError(
+                f"suite {self.name!r} is not in the installed package: run it from a clone of the repository, "
+                "after `make setup`"
+            ) from error
+        return cast("Suite", found.suite())

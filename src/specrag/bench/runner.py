@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from specrag.bench import plots, report
@@ -16,11 +19,10 @@ from specrag.bench.machine import Machine
 from specrag.bench.measurement import Measurement, to_json_lines
 from specrag.bench.progress import Progress
 from specrag.bench.records import Record, RecordStore
-from specrag.bench.selection import Selection
-from specrag.bench.suite import BenchContext, Illustrated, Suite
-from specrag.bench.version import code_version
+from specrag.bench.suite import BenchContext, Illustrated, Selection, Suite
 from specrag.errors import InputError, SpecragError
 
+_PACKAGE = Path(__file__).resolve().parents[1]
 RECORDS_FOLDER = ".records"
 
 
@@ -229,3 +231,53 @@ def _write_whole(path: Path, text: str) -> Path:
     except OSError as error:
         raise SpecragError(f"results: {path} cannot be written ({error.strerror})") from error
     return path
+
+
+def code_version(package: Path = _PACKAGE) -> str:
+    """The code's version, for example ``0.1.0+g1a2b3c4`` or ``0.1.0+g1a2b3c4.dirty5d6e7f80``.
+
+    In a checkout it holds the last commit that changed the package or its ``benchmarks`` (not the last commit: a
+    commit to the documents must not throw a long run's records away) and, if their files differ from it, a hash
+    of their whole source. Elsewhere it is the installed package's version alone.
+
+    Args:
+        package: the folder of the package, ``src/specrag`` in a checkout.
+    """
+    try:
+        release = version("specrag")
+    except PackageNotFoundError:
+        release = "0"
+    if not _is_checkout(package):
+        return release
+    measured = [".", ":(top)benchmarks"]
+    commit = _git(package, "log", "-1", "--format=%h", "--", *measured) or "none"
+    local = f"g{commit}"
+    if commit == "none" or _git(package, "status", "--porcelain", "--", *measured):
+        local += f".dirty{_source_hash(package)}"
+    return f"{release}+{local}"
+
+
+def _is_checkout(package: Path) -> bool:
+    """True for ``src/NAME`` at a repository's top: an installed copy may lie in another's checkout."""
+    top = _git(package, "rev-parse", "--show-toplevel")
+    return top is not None and package.resolve() == (Path(top) / "src" / package.name).resolve()
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """Git's output without its last newline; None if git fails or is not there."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True, timeout=30
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _source_hash(package: Path) -> str:
+    digest = hashlib.sha256()
+    benchmarks = package.parents[1] / "benchmarks"
+    for path in [*sorted(package.rglob("*.py")), *sorted(benchmarks.rglob("*.py"))]:
+        digest.update(f"{path.relative_to(package.parents[1]).as_posix()}\0".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:8]

@@ -1,9 +1,11 @@
-"""What a suite is, and what it is given to measure with."""
+"""What a suite is, what it is given to measure with, and which of its tasks and methods a run measures."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -13,8 +15,53 @@ from specrag.bench.machine import Machine
 from specrag.bench.measurement import Extra, Measurement
 from specrag.bench.progress import Progress
 from specrag.bench.records import Record, RecordStore
-from specrag.bench.selection import Selection
 from specrag.bench.summary import Summary, summarise
+from specrag.errors import InputError
+
+
+class Selection:
+    """The rows whose task, and of each the methods, that match the user's patterns.
+
+    Args:
+        tasks, methods: patterns of names, as in a shell (``quality/*``), of which one has to match; none for all.
+    """
+
+    def __init__(self, tasks: Sequence[str] = (), methods: Sequence[str] = ()) -> None:
+        self.tasks = tuple(tasks)
+        self.methods = tuple(methods)
+        self._seen_tasks: dict[str, None] = {}
+        self._seen_methods: dict[str, None] = {}
+
+    def of(self, rows: Iterable[Row]) -> list[Row]:
+        """The rows to run, each with the methods to run on it."""
+        chosen = []
+        for row in rows:
+            self._seen_tasks[row.task] = None
+            self._seen_methods |= dict.fromkeys(row.methods)
+            methods = tuple(method for method in row.methods if _matches(method, self.methods))
+            if methods and _matches(row.task, self.tasks):
+                chosen.append(replace(row, methods=methods))
+        return chosen
+
+    def check(self) -> None:
+        """Call it when all rows have been seen.
+
+        Raises:
+            InputError: a pattern matched none of them; what there was is named.
+        """
+        for option, patterns, seen in (
+            ("--task", self.tasks, self._seen_tasks),
+            ("--method", self.methods, self._seen_methods),
+        ):
+            for pattern in patterns:
+                if not any(_matches(name, (pattern,)) for name in seen):
+                    near = get_close_matches(pattern, seen, n=1)
+                    hint = f"; did you mean {near[0]}?" if near else ""
+                    raise InputError(option, pattern, f"it matches none of {', '.join(seen)}{hint}")
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,16 +144,26 @@ class BenchContext:
             extra: gives more figures for a summary, such as its bound.
         """
         return [
-            self.measurement(
-                task=summary.task,
-                method=summary.method,
-                baseline=summary.baseline,
-                model=model or self.model,
-                dtype=dtype,
-                n=summary.n,
-                summary=summary,
-                simulated=simulated,
-                extra={**summary.extra, **(extra(summary) if extra is not None else {})},
+            replace(
+                self.measurement(
+                    task=summary.task,
+                    method=summary.method,
+                    n=summary.n,
+                    baseline=summary.baseline,
+                    model=model or self.model,
+                    dtype=dtype,
+                    simulated=simulated,
+                    extra={**summary.extra, **(extra(summary) if extra is not None else {})},
+                ),
+                speedup=None if summary.speedup is None else summary.speedup.value,
+                speedup_low=None if summary.speedup is None else summary.speedup.low,
+                speedup_high=None if summary.speedup is None else summary.speedup.high,
+                tokens_per_second=summary.tokens_per_second,
+                mat=summary.mat,
+                acceptance=summary.acceptance,
+                acceptance_by_source=summary.acceptance_by_source,
+                identical=summary.identical,
+                accuracy=summary.accuracy,
             )
             for summary in summarise(records, baselines=baselines, overall=overall)
         ]
@@ -120,12 +177,10 @@ class BenchContext:
         baseline: str | None = None,
         model: str | None = None,
         dtype: str | None = None,
-        summary: Summary | None = None,
         simulated: bool = False,
         extra: Mapping[str, Extra] | None = None,
     ) -> Measurement:
-        """A measurement of this run; the ratio and the shares come from ``summary``, if there is one."""
-        speedup = summary.speedup if summary is not None else None
+        """A measurement of this run, without a ratio: `summarise` gives those."""
         return Measurement(
             suite=self.suite,
             task=task,
@@ -135,15 +190,6 @@ class BenchContext:
             dtype=dtype,
             device=self.device,
             n=n,
-            speedup=None if speedup is None else speedup.value,
-            speedup_low=None if speedup is None else speedup.low,
-            speedup_high=None if speedup is None else speedup.high,
-            tokens_per_second=None if summary is None else summary.tokens_per_second,
-            mat=None if summary is None else summary.mat,
-            acceptance=None if summary is None else summary.acceptance,
-            acceptance_by_source=None if summary is None else summary.acceptance_by_source,
-            identical=None if summary is None else summary.identical,
-            accuracy=None if summary is None else summary.accuracy,
             simulated=simulated,
             command=self.command,
             version=self.version,

@@ -1,35 +1,24 @@
-"""``specrag ask QUESTION --kb DIR``: an answer from a knowledge base, with its sources."""
+"""``specrag ask QUESTION --kb DIR``: an answer from a knowledge base, or from a long context, with its sources."""
 
 from __future__ import annotations
 
 import json
 import sys
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specrag.cli import (
-    ask_context,
-    ask_options,
-    ask_speculative,
-    ask_standard,
-    common,
-    iterative,
-    sampling,
-    speculation,
-    speculative_options,
-    store,
-)
-from specrag.cli.iterative_answers import describe_iterative, show_iterative
-from specrag.errors import InputError
+from specrag.cli import common, values
+from specrag.errors import InputError, SpecragError
 
 if TYPE_CHECKING:
-    from specrag.language_model import LanguageModel
-    from specrag.methods.options import Options
-    from specrag.methods.retriever import PassageRetriever
-    from specrag.retrieval.knowledge_base import KnowledgeBase
+    from specrag.cli.resources import LocalResources
+    from specrag.cli.values import Chosen
+    from specrag.methods.base import Method
+    from specrag.request import Request, Result
 
 
 def ask(
@@ -37,305 +26,204 @@ def ask(
         str | None, typer.Argument(metavar="QUESTION", help="What to ask; by default standard input.")
     ] = None,
     kb: Annotated[
-        Path | None, typer.Option("--kb", metavar="DIR", help="A folder made by specrag index.")
+        str | None,
+        typer.Option(
+            "--kb",
+            metavar="DIR|URL#TABLE",
+            help="A folder made by specrag index, or a table: postgresql://USER@HOST/NAME#TABLE.",
+        ),
+    ] = None,
+    context: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE", help="Answer from this file or folder, read whole, instead; may be repeated."
+        ),
+    ] = None,
+    method: common.Method = None,
+    option: values.Given = None,
+    k: Annotated[
+        str | None, typer.Option("-k", metavar="N", help="How many passages (default 5; 10 for drafts).")
+    ] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CONDITION", help="Such as year>=2000 or title=A,B; may be repeated."),
     ] = None,
     chat: Annotated[
         bool, typer.Option("--chat", help="Ask again and again; follow-up questions are understood.")
     ] = False,
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(
-            parser=common.integer,
-            metavar="N",
-            help="At most this many tokens (default 256; 128 with a retrieval every 4 tokens).",
-            show_default=False,
-        ),
-    ] = None,
-    system: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="A system message in front of the conversation.")
-    ] = None,
-    file: Annotated[
-        str | None, typer.Option("--file", "-f", metavar="PATH", help="A file with the question; - is stdin.")
-    ] = None,
-    timeout: Annotated[
-        float | None,
-        typer.Option(parser=common.number, metavar="SECONDS", help="End with an error after this time."),
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object at the end in place of the text.")
-    ] = False,
-    context: ask_context.Context = None,
-    eta: ask_context.Eta = None,
-    gamma: ask_context.Gamma = None,
-    retrieval_tokens: ask_context.RetrievalTokens = None,
-    truncate_middle: ask_context.TruncateMiddle = False,
-    keep_prefix: ask_context.KeepPrefix = None,
-    k: ask_options.K = None,
-    index: ask_options.Index = None,
-    where: ask_options.Where = None,
-    rerank: ask_options.Rerank = None,
-    min_score: ask_options.MinScore = None,
-    no_abstain: ask_options.NoAbstain = False,
-    no_rewrite: ask_options.NoRewrite = False,
-    temperature: sampling.Temperature = 0.0,
-    top_k: sampling.TopK = 0,
-    top_p: sampling.TopP = 1.0,
-    seed: sampling.Seed = 0,
-    pgvector: store.Url = None,
-    table: store.Table = None,
-    method: iterative.Method = "plain",
-    stride: iterative.Stride = None,
-    uncapped: iterative.Uncapped = False,
-    prefetch: iterative.Prefetch = None,
-    asynchronous: iterative.Asynchronous = False,
-    early: iterative.Early = False,
-    decoder: iterative.Decoder = None,
-    drafter: speculation.Drafter = None,
-    corpus: speculation.Corpus = None,
-    verifier: speculative_options.Verifier = None,
-    drafts: speculative_options.Drafts = None,
-    passages: speculative_options.Passages = None,
-    strategy: speculative_options.Strategy = None,
-    evidence: speculative_options.Evidence = None,
-    without: speculative_options.Without = None,
-    length_normalized: speculative_options.LengthNormalized = False,
-    option: speculative_options.Option = None,
-    claim: speculative_options.Claim = False,
-    show_drafts: speculative_options.ShowDrafts = False,
-    relaxed: speculation.Relaxed = False,
-    tolerance: speculation.Tolerance = 3.0,
-    show_sources: speculation.ShowSources = False,
+    max_tokens: common.MaxTokens = None,
+    temperature: common.Temperature = None,
+    system: common.System = None,
+    file: common.File = None,
+    details: common.Details = False,
+    as_json: common.Json = False,
     model: common.Model = "smollm2-135m",
-    dtype: common.Dtype = "bf16",
-    device: common.Device = None,
-    adapter: common.Adapter = None,
-    batch_invariant: common.BatchInvariant = False,
-    kv_dtype: common.KvDtype = "auto",
 ) -> None:
     """Answer a question from a knowledge base, citing its passages, or from a long context.
 
     Example: specrag ask "Who discovered radium?" --kb notes-kb
     """
-    from specrag.language_model import load
-    from specrag.methods.options import check_options
-    from specrag.retrieval.filters import parse_conditions
-    from specrag.retrieval.knowledge_base import KnowledgeBase
-    from specrag.retrieval.single_index import SingleIndex
-
-    options: Options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-    if max_tokens is not None:
-        options["max_tokens"] = max_tokens
-    if timeout is not None:
-        options["timeout"] = timeout
-    own = ask_speculative.Own(
-        verifier, drafts, passages, strategy, evidence, without, length_normalized, option, claim, show_drafts
-    )
-    asked = ask_context.choose(
-        context,
-        method=method,
-        drafter=drafter,
-        eta=eta,
-        gamma=gamma,
-        retrieval_tokens=retrieval_tokens,
-        index=index,
-        truncate_middle=truncate_middle,
-        keep_prefix=keep_prefix,
-        system=system,
-    )
-    if asked is not None:
-        asked.refuse(
-            {
-                "--kb": None if kb is None else str(kb),
-                "--pgvector": pgvector,
-                "--table": table,
-                "-k": k,
-                "--where": where,
-                "--rerank": rerank,
-                "--min-score": min_score,
-                "--no-abstain": no_abstain,
-                "--no-rewrite": no_rewrite,
-                "--stride": stride,
-                "--decoder": decoder,
-            }
-        )
-        ask_speculative.refuse(own.given(), method)
-        reading = asked.decoding(
-            lambda: speculation.method_of(method, drafter, relaxed, tolerance, corpus), temperature
-        )
-        settings = asked.settings()
-        check_options(options)
-        asking = _first_question(question, file, chat, as_json)
-        files = ask_context.read(asked)
-        ask_context.check_weights(model, dtype, device)
-        llm = load(
-            model,
-            dtype=dtype,
-            device=device,
-            adapter=adapter,
-            batch_invariant=batch_invariant,
-            kv_dtype=kv_dtype,
-            progress=sys.stderr.isatty(),
-        )
-        made = asked.make(llm, reading, settings, reuse=chat)
-        if chat:
-            ask_context.chat(made, files, asking, options)
-            return
-        assert asking is not None
-        colours = _colours(llm, show_sources)
-        ask_context.answer(asked, made, files, asking, options, colours, as_json=as_json)
-        return
-    speculation.check_method(method, *iterative.METHODS, speculative_options.SPECULATIVE_RAG)
-    if method == speculative_options.SPECULATIVE_RAG:
-        others: dict[str, object] = {
-            "--pgvector": pgvector,
-            "--table": table,
-            "--chat": chat,
-            "--system": system,
-            "--corpus": corpus,
-        }
-        others |= {"--temperature": temperature or None, "--show-sources": show_sources, "--relaxed": relaxed}
-        others |= {
-            "--stride": stride,
-            "--prefetch": prefetch,
-            "--early": early,
-            "--asynchronous": asynchronous,
-        }
-        ask_speculative.refuse(others, method)
-        searched = _index(index, kb, None, None, iterates=False)
-        ask_speculative.answer(
-            own,
-            ask_standard.StandardChoice(
-                k, searched, rerank, min_score, no_abstain, rewrite=False, system=None
-            ),
-            ask_speculative.Models(
-                model, drafter, decoder, dtype, device, adapter, batch_invariant, kv_dtype
-            ),
-            common.read_prompt(question, file, raw=False),
-            kb,
-            parse_conditions(where or ()),
-            max_tokens=max_tokens,
-            timeout=timeout,
-            seed=seed,
-            as_json=as_json,
-        )
-        return
-    ask_speculative.refuse(own.given(), method)
-    chosen = iterative.choose(
-        method,
-        stride=stride,
-        prefetch=prefetch,
-        asynchronous=asynchronous,
-        uncapped=uncapped,
-        early=early,
-        decoder=decoder,
-        as_json=as_json,
-    )
-    if chosen is not None:
-        chosen.refuse(
-            {
-                "--chat": chat,
-                "-k": k,
-                "--rerank": rerank,
-                "--min-score": min_score,
-                "--no-abstain": no_abstain,
-                "--no-rewrite": no_rewrite,
-            }
-        )
-    decoding = speculation.method_of(
-        chosen.decoder if chosen else method, drafter, relaxed, tolerance, corpus
-    )
-    # All that can be wrong without the model is said before it is fetched and loaded.
-    check_options({**options, "method": decoding})
-    searched = _index(index, kb, pgvector, table, iterates=chosen is not None)
-    standard = ask_standard.StandardChoice(
-        k, searched, rerank, min_score, no_abstain, rewrite=not no_rewrite, system=system
-    )
-    if chosen is None:
-        standard.check()
+    if kb is not None and context:
+        raise InputError("--context", str(context[0]), "give a knowledge base or a context, not both")
+    usual = "long-context" if context else "standard-rag"
+    flags: dict[str, dict[str, Any]] = {
+        "search": {"k": k, "where": where or None},
+        "generation": {"max_tokens": max_tokens, "temperature": temperature},
+    }
+    chosen = values.choose(method or usual, option, flags)
+    _check_needs(chosen.method, kb, context)
+    if chosen.method.retracts and (as_json or not sys.stdout.isatty()):
+        raise InputError("-o early", True, "text can be taken back on a terminal only; leave it out")
     words = _first_question(question, file, chat, as_json)
-    conditions = parse_conditions(where or ())
     with ExitStack() as opened:
-        base: KnowledgeBase | None = None
-        retriever: PassageRetriever | None = None
-        if kb is None:
-            retriever = opened.enter_context(store.open_store(pgvector, table, searched, where=conditions))
-        else:
-            base = opened.enter_context(KnowledgeBase.open(kb))
-            base.allowed(conditions)
-            if chosen is None:
-                standard.passages(base)
-            else:
-                retriever = SingleIndex(base, searched, conditions)
-        if chosen is not None and retriever is not None:
-            chosen.check(retriever)
-        llm = load(
-            model,
-            dtype=dtype,
-            device=device,
-            adapter=adapter,
-            batch_invariant=batch_invariant,
-            kv_dtype=kv_dtype,
-            progress=sys.stderr.isatty(),
-        )
-        colours = _colours(llm, show_sources)
-        if chosen is not None and retriever is not None:
-            assert words is not None
-            iterating = chosen.make(llm, retriever, decoding, system)
-            iterating.check(words, **options)
-            iterative.warm_up(retriever)
-            if not as_json:
-                show_iterative(iterating.stream(words, **options), colours, early=early)
-                return
-            described = describe_iterative(words, iterating.answer(words, **options))
-            _print_json(described | {"method": method, "decoder": chosen.decoder, "index": searched}, llm)
-            return
-        assert base is not None
-        options["method"] = decoding
-        rag = standard.make(llm, base, conditions)
+        asking = _open(chosen, kb, context, model, opened, system=system, chat=chat)
         if chat:
-            ask_standard.chat(rag, words, options)
+            _chat(asking, words, details)
             return
         assert words is not None
+        asking.answer(words, details=details, as_json=as_json)
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """A command's method with all that it answers from.
+
+    Attributes:
+        request: without a question.
+        given: models and passages.
+        notes: about what was not read, for people.
+    """
+
+    chosen: Chosen
+    request: Request
+    given: LocalResources
+    system: str | None
+    notes: tuple[str, ...]
+
+    def answer(
+        self, question: str, history: tuple[Any, ...] = (), *, details: bool = False, as_json: bool = False
+    ) -> Result:
+        """Answer a question and show it, as it comes or for programs."""
+        from specrag.cli import render
+
+        method, given = self.chosen.method, self.given
+        messages = [*history, {"role": "user", "content": question}]
+        if self.system is not None:
+            messages.insert(0, {"role": "system", "content": self.system})
+        plan = method.plan(replace(self.request, prompt=messages), given)
+        if not history:
+            _warm_up(given.retriever, self.request.search.index)
+        task = given.submit(method.run(plan), self.chosen.generation.timeout)
         if as_json:
-            _print_json(ask_standard.describe(rag, words, options) | {"method": method}, llm)
-        else:
-            ask_standard.answer(rag, words, options, colours)
+            result = given.executor.run(task)
+            described = render.describe(result, method.name, given.tokenizer)
+            typer.echo(json.dumps({"question": question} | described | given.describe(), ensure_ascii=False))
+            return result
+        result = render.show(given.streaming(task), given.colours(details), retracts=method.retracts)
+        if self.chosen.generation.log_probs is not None and given.tokenizer is not None:
+            render.show_log_probs(given.tokenizer, result.tokens)
+        render.show_result(result, details=details, notes=self.notes)
+        return result
 
 
-def _index(
-    name: str | None, kb: Path | None, pgvector: str | None, table: str | None, *, iterates: bool
-) -> str:
-    """The index that is searched, after a check of where it is.
+def _check_needs(method: Method, kb: str | None, context: list[Path] | None) -> None:
+    """Refuse a method without what it answers from.
 
     Raises:
-        InputError: there is no knowledge base, there are two, or the method cannot use a table.
+        InputError: it is missing.
     """
-    if pgvector is None and table is None:
-        if kb is None:
-            raise typer.BadParameter(
-                "name a knowledge base with --kb, a table of PostgreSQL with --pgvector, or files with --context"
-            )
-        return name or "hybrid"
-    option, value = ("--pgvector", pgvector) if pgvector is not None else ("--table", table)
-    if kb is not None:
-        raise InputError(option, value, "give a folder with --kb or a table, not both")
-    if not iterates:
-        raise InputError(
-            option, value, f"add --method {iterative.RALMSPEC}; other methods need a folder, --kb"
-        )
-    return name or "flat"
+    from specrag.methods.base import Needs
+
+    if Needs.CONTEXT in method.needs and not context:
+        raise InputError("--method", method.name, "it needs a long context; add --context FILE")
+    if kb is None and not context:
+        raise typer.BadParameter("name a knowledge base with --kb, or files with --context")
+    if Needs.RETRIEVER in method.needs and kb is None:
+        raise InputError("--method", method.name, "it answers from passages; name them with --kb")
 
 
-def _print_json(described: dict[str, object], llm: LanguageModel) -> None:
-    loaded = llm.loaded
-    described |= {"model": loaded.name, "dtype": loaded.dtype, "device": loaded.device}
-    typer.echo(json.dumps(described, ensure_ascii=False))
+def _open(
+    chosen: Chosen,
+    kb: str | None,
+    context: list[Path] | None,
+    model: str,
+    opened: ExitStack,
+    *,
+    system: str | None,
+    chat: bool,
+) -> Asking:
+    """Open and check all that is answered from; what can be wrong without the model is said before it is loaded."""
+    from specrag.cli.resources import LocalResources, open_passages
+    from specrag.request import Request, check_options
+
+    method, search = chosen.method, chosen.search
+    options = chosen.generation.options()
+    check_options(options)
+    documents: tuple[Any, ...] = ()
+    notes: tuple[str, ...] = ()
+    if context:
+        files = common.read_context(context)
+        documents = tuple(files.documents)
+        notes = tuple(f"not read: {entry.source}: {entry.reason}" for entry in files.skipped)
+    retriever = None if kb is None else open_passages(kb, opened, search.index, search.where)
+    given = LocalResources(model, chosen.model, opened, retriever=retriever, holds_documents=chat)
+    given.check(method)
+    if context:  # long ones need memory beside the weights
+        common.check_weights(model, chosen.model)
+    if kb is not None and not _answers_questions(retriever):
+        search = search.model_copy(update={"index": None, "where": ()})  # a table has been opened with them
+    request = Request("", options, search, documents)
+    return Asking(chosen, request, given, system, notes)
 
 
-def _colours(llm: LanguageModel, wanted: bool) -> speculation.SourceColours | None:
-    from specrag.models.tokenizer import TextStream
+def _answers_questions(retriever: Any) -> bool:
+    """Whether it is searched with words; a table is with encoded queries."""
+    from specrag.retrieval.knowledge_base import KnowledgeBase
 
-    return speculation.SourceColours(TextStream(llm.tokenizer)) if wanted else None
+    return isinstance(retriever, KnowledgeBase)
+
+
+def _warm_up(retriever: Any, index: str | None) -> None:
+    """Read index and encoder and compile loops: what a server pays once is no part of an answer's time."""
+    if _answers_questions(retriever):
+        retriever.search(["warm-up"], 1, index=index or "hybrid")
+    elif retriever is not None:
+        queries = retriever.encode(["warm-up"])
+        for ranking in retriever.search(queries, 1):
+            retriever.score(queries, ranking.ids)
+
+
+def _chat(asking: Asking, first: str | None, details: bool) -> None:
+    """Answer questions until the input ends. An answer that fails costs neither the chat nor its history."""
+    history: list[dict[str, str]] = []
+    question = first if first is not None else _next_question()
+    while question is not None:
+        if question.strip():
+            try:
+                result = asking.answer(question, tuple(history), details=details)
+            except SpecragError as error:
+                typer.echo(f"error: {error}", err=True)
+            else:
+                asking = replace(asking, notes=())  # said once
+                history += [
+                    {"role": "user", "content": question},
+                    {"role": "assistant", "content": result.text},
+                ]
+        question = _next_question()
+
+
+def _next_question() -> str | None:
+    """The next line of standard input; ``None`` at its end."""
+    if not sys.stdin.isatty():
+        line = sys.stdin.readline()
+        return line if line else None
+    import readline  # noqa: F401 - gives input() its line editing
+
+    try:
+        return input("\n> ")
+    except EOFError:
+        typer.echo()
+        return None
 
 
 def _first_question(question: str | None, file: str | None, chat: bool, as_json: bool) -> str | None:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import math
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from specrag.errors import InputError
+
+if TYPE_CHECKING:
+    from specrag.cli.values import ModelValues
+    from specrag.retrieval.context.chunks import ContextFiles
 
 STDIN = "-"
 
@@ -94,11 +99,38 @@ def _checked(field: str, text: str) -> str:
 
 _PANEL = "Model"
 
+Method = Annotated[
+    str | None,
+    typer.Option(
+        "--method",
+        "-m",
+        metavar="NAME",
+        help="How to answer; specrag methods lists the ways.",
+        show_default=False,
+    ),
+]
+MaxTokens = Annotated[
+    str | None, typer.Option(metavar="N", help="At most this many tokens.", show_default=False)
+]
+Temperature = Annotated[
+    str | None, typer.Option(metavar="X", help="0, the default: the likeliest token.", show_default=False)
+]
+System = Annotated[
+    str | None, typer.Option(metavar="TEXT", help="A system message in front of the conversation.")
+]
+File = Annotated[
+    str | None, typer.Option("--file", "-f", metavar="PATH", help="A file with what to ask; - is stdin.")
+]
+Details = Annotated[
+    bool,
+    typer.Option("--details", help="Colour each token by who guessed it; show drafts and other tables."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object at the end in place of the text.")]
+
 Model = Annotated[
     str,
     typer.Option(
         "--model",
-        "-m",
         metavar="NAME",
         help="A catalog name, a folder, a .gguf file or a hub id org/name.",
         rich_help_panel=_PANEL,
@@ -158,3 +190,34 @@ def set_threads(threads: int) -> None:
         import torch
 
         torch.set_num_threads(threads)
+
+
+def read_context(paths: Sequence[Path]) -> ContextFiles:
+    """The documents of a long context.
+
+    Raises:
+        InputError: a file cannot be read as text.
+    """
+    from specrag.retrieval.context.chunks import read_context as read
+
+    try:
+        return read(paths)
+    except InputError as error:
+        raise InputError("--context", error.value, error.remedy) from None
+
+
+def check_weights(model: str, values: ModelValues) -> None:
+    """Refuse a model whose weights alone do not fit, before they are loaded.
+
+    Raises:
+        InputError: they do not.
+    """
+    from specrag.engine.memory import MemoryNeed, check_memory, free_bytes, weights_bytes
+    from specrag.models.catalog import resolve
+    from specrag.models.loading import DTYPES
+
+    if values.dtype not in DTYPES or values.device not in (None, "cpu"):
+        return
+    files = resolve(model, progress=sys.stderr.isatty())
+    need = MemoryNeed(weights_bytes(files.folder, values.dtype), 0, 0)
+    check_memory(need, free_bytes("cpu"), model)

@@ -35,7 +35,7 @@ def index_corpus(
     """
     from specrag.models.catalog import resolve
     from specrag.models.tokenizer import Tokenizer
-    from specrag.retrieval.knn_texts import read_texts
+    from specrag.retrieval.knn.windows import read_texts
     from specrag.speculation.suffix.corpus import build_corpus
     from specrag.speculation.suffix.corpus_files import require_target
 

@@ -216,7 +216,7 @@ def _instruction_sets() -> tuple[str, ...]:
 
 
 def _home() -> Home:
-    from specrag.models.store import home
+    from specrag.models.catalog.store import home
 
     path = home()
     there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -79,14 +79,14 @@ def index(
         bool,
         typer.Option(
             "--corpus",
-            help="Make a corpus that respec copies from in place of a knowledge base.",
+            help="Make a corpus that guesses are copied from in place of a knowledge base.",
             rich_help_panel=_KNN,
         ),
     ] = False,
     model: Annotated[
         str | None,
         typer.Option(
-            "--model", "-m", metavar="NAME", help="That reads the text (smollm2-135m).", rich_help_panel=_KNN
+            "--model", metavar="NAME", help="That reads the text (smollm2-135m).", rich_help_panel=_KNN
         ),
     ] = None,
     dtype: Annotated[
@@ -128,7 +128,7 @@ def index(
     PostgreSQL.
 
     With --knn-lm it is a datastore for --method knn-lm: an entry for each token that the model reads. With --corpus
-    it is a text that generate and ask may copy from with --method respec --corpus DIR.
+    it is a text that guesses may be copied from: generate and ask take it as -o corpus=DIR.
 
     Example: specrag index docs/ notes.txt --kb kb/
     """
@@ -154,43 +154,58 @@ def index(
     of_datastores = {**of_model, "--pq": pq or None}
     if corpus:
         del of_datastores["--model"]
-        unused = {**of_passages, **of_datastores, "--hnsw": hnsw or None}
+        _refuse({**of_passages, **of_datastores, "--hnsw": hnsw or None}, "leave it out with --corpus")
+    elif knn_lm:
+        _refuse(of_passages, "leave it out with --knn-lm")
     else:
-        unused = of_passages if knn_lm else of_datastores
-    for option, value in unused.items():
-        if value is not None:
-            chosen = "--knn-lm" if knn_lm else "--corpus" if corpus else None
-            remedy = f"leave it out with {chosen}" if chosen else "it is for datastores; add --knn-lm"
-            raise InputError(option, value, remedy)
+        _refuse(of_datastores, "it is for datastores; add --knn-lm")
+    if not paths and not to_table:
+        raise typer.BadParameter("name at least one PATH, or a --table to load the knowledge base into")
+    bar = _Bar()
     if corpus:
-        if not paths:
-            raise typer.BadParameter("name at least one PATH")
-        bar = _Bar()
-        corpus_index.index_corpus(paths, kb, model or "smollm2-135m", bar.show, bar.close, as_json=as_json)
-        return
-    if knn_lm:
-        if not paths:
-            raise typer.BadParameter("name at least one PATH")
+        corpus_index.index_corpus(
+            paths or [], kb, model or "smollm2-135m", bar.show, bar.close, as_json=as_json
+        )
+    elif knn_lm:
         options = knn_index.DatastoreOptions(
             model or "smollm2-135m", dtype or "bf16", device, window, context, hnsw, pq
         )
-        bar = _Bar()
-        knn_index.index_datastore(paths, kb, options, bar.show, bar.close, as_json=as_json)
-        return
-    if not paths and not to_table:
-        raise typer.BadParameter("name at least one PATH, or a --table to load the knowledge base into")
-    target = _Target(pgvector, table, hnsw, replace) if to_table else None
+        knn_index.index_datastore(paths or [], kb, options, bar.show, bar.close, as_json=as_json)
+    else:
+        target = _Target(pgvector, table, hnsw, replace) if to_table else None
+        settings = (encoder, encoder_dtype, chunk_tokens, chunk_overlap)
+        _index_documents(paths or [], kb, settings, target, as_json=as_json)
+
+
+def _refuse(options: Mapping[str, object], remedy: str) -> None:
+    """Refuse options that were given.
+
+    Raises:
+        InputError: one was.
+    """
+    for option, value in options.items():
+        if value is not None:
+            raise InputError(option, value, remedy)
+
+
+def _index_documents(
+    paths: Sequence[Path],
+    kb: Path,
+    settings: tuple[str | None, str | None, int | None, int | None],
+    target: _Target | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Bring a knowledge base up to date, and load it into a table where one is named."""
     if target is not None:
         target.check()
     bar = _Bar()
     try:
         report = None
         if paths:
-            from specrag.retrieval.build import build
-            from specrag.retrieval.build_settings import BuildSettings
+            from specrag.retrieval.build import BuildSettings, build
 
-            settings = BuildSettings(encoder, encoder_dtype, chunk_tokens, chunk_overlap)
-            report = build(paths, kb, settings, bar.show)
+            report = build(paths, kb, BuildSettings(*settings), bar.show)
         loaded = None if target is None else target.load(kb, bar.show)
     finally:
         bar.close()
@@ -228,7 +243,7 @@ class _Target:
 
     def __init__(self, url: str | None, table: str | None, hnsw: bool, replace: bool) -> None:
         with store.needing_psycopg():
-            from specrag.retrieval.pgvector_schema import DEFAULT_TABLE, check_table
+            from specrag.retrieval.stores.pgvector.table import DEFAULT_TABLE, check_table
 
         self.url = url
         self.table = check_table(DEFAULT_TABLE if table is None else table)
@@ -237,15 +252,15 @@ class _Target:
 
     def check(self) -> None:
         """Fail before the documents are read, not behind it."""
-        from specrag.retrieval.pgvector_load import check_target
+        from specrag.retrieval.stores.pgvector.table import check_target
 
         check_target(self.url, self.table, replace=self.replace)
 
     def load(self, kb: Path, report: Callable[[Progress], None]) -> _Loaded:
         """Load it."""
-        from specrag.retrieval.hnsw import HnswSettings
+        from specrag.retrieval.index.hnsw import HnswSettings
         from specrag.retrieval.knowledge_base import KnowledgeBase
-        from specrag.retrieval.pgvector import PgVectorStore
+        from specrag.retrieval.stores.pgvector.store import PgVectorStore
 
         started = time.perf_counter()
         graph = HnswSettings() if self.hnsw else None

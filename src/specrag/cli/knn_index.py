@@ -15,7 +15,7 @@ from specrag.cli.printable import printable
 from specrag.errors import InputError
 
 if TYPE_CHECKING:
-    from specrag.retrieval.knn_index import IndexSettings
+    from specrag.retrieval.knn.index import IndexSettings
     from specrag.retrieval.progress import Progress
 
 _SHOWN = 20  # skipped documents that are listed
@@ -56,12 +56,12 @@ def index_datastore(
         close: takes it away.
     """
     from specrag.models.loading import load_model
-    from specrag.retrieval.files import find_files
-    from specrag.retrieval.knn_build import build_datastore, check_folder
-    from specrag.retrieval.knn_datastore import model_record
-    from specrag.retrieval.knn_index import GraphSettings, QuantiserSettings
-    from specrag.retrieval.knn_manifest import WindowSettings
-    from specrag.retrieval.knn_texts import read_texts
+    from specrag.retrieval.documents.files import find_files
+    from specrag.retrieval.knn.build import build_datastore, check_folder
+    from specrag.retrieval.knn.datastore import model_record
+    from specrag.retrieval.knn.index import GraphSettings, QuantiserSettings
+    from specrag.retrieval.knn.manifest import WindowSettings
+    from specrag.retrieval.knn.windows import read_texts
 
     folder = folder.expanduser()
     indexes: list[IndexSettings] = []

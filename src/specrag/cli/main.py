@@ -13,15 +13,27 @@ import sys
 import traceback
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
 
 from specrag.errors import InputError, SpecragError
+from specrag.extras import missing
 
-COMMANDS = ("models", "index", "search", "generate", "perplexity", "ask", "serve", "bench", "train", "doctor")
+COMMANDS = (
+    "models",
+    "index",
+    "search",
+    "methods",
+    "generate",
+    "ask",
+    "perplexity",
+    "serve",
+    "bench",
+    "train",
+    "doctor",
+)
 """In the order of ``specrag --help``."""
 
 _QUOTES = "'\""
@@ -41,6 +53,8 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import version
+
         typer.echo(f"specrag {version('specrag')}")
         raise typer.Exit
 
@@ -76,7 +90,7 @@ def _one_line(text: str) -> str:
 
 
 def _as_typed(error: SpecragError, words: Sequence[str]) -> str:
-    """The message with arguments of Python named as this command's options: ``--max-tokens`` for ``max_tokens``."""
+    """The message with arguments of Python named as they are typed: ``--max-tokens``, or ``-o top_p``."""
     if not isinstance(error, InputError):
         return str(error)
     command: Any = typer.main.get_command(app)
@@ -87,15 +101,29 @@ def _as_typed(error: SpecragError, words: Sequence[str]) -> str:
         for parameter in command.params
         if parameter.opts[0].startswith("-")
     }
+    if "option" in options:
+        options = {name: f"-o {name}" for name in _option_names()} | options
 
     def option(found: re.Match[str]) -> str:
         name, value = found["name"], found["value"] or ""
         if name not in options or not (value or "_" in name):
             return found[0]
+        if options[name].startswith("-o"):
+            return f"{options[name]}={value.strip(_QUOTES).lower()}" if value else options[name]
         return f"{options[name]} {value.strip(_QUOTES)}".removesuffix(" True").strip()
 
     remedy = re.sub(r"\b(?P<name>[a-z]\w*)\b(=(?P<value>[\w.'\"-]+))?", option, error.remedy)
     return str(InputError(options.get(error.field, error.field), error.value, remedy))
+
+
+def _option_names() -> set[str]:
+    """All that ``-o`` takes, for any method."""
+    from specrag.cli.values import GROUPS
+    from specrag.methods.registry import method_class, method_names
+
+    taken = [options for _, options in GROUPS]
+    taken += [method_class(name).Options for name in method_names()]
+    return {name for options in taken for name in options.model_fields}
 
 
 def _report_error(message: str) -> None:
@@ -134,29 +162,31 @@ def run(args: Sequence[str]) -> int:
         # The reader, such as `head`, went away. Python would complain once more while it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
-    except typer.Abort:
-        _report_error("the input ended before the command was answered")
-        return EXIT_FAILED
-    except typer.TyperException as error:
-        if debug:
-            traceback.print_exc()
-        if message := error.format_message():  # empty where the help has been printed instead
-            _report_error(f"{message} (see --help)")
-        return error.exit_code
-    except SpecragError as error:
-        if debug:
-            traceback.print_exc()
-        _report_error(_as_typed(error, words))
-        return EXIT_FAILED
     except Exception as error:
-        if debug:
+        if debug and not isinstance(error, typer.Abort):
             traceback.print_exc()
-        hint = "" if debug else " (unexpected; run with --debug for the traceback)"
-        _report_error(f"{type(error).__name__}: {error}{hint}")
-        return EXIT_FAILED
+        return _explain(error, words, debug)
     if code == EXIT_INTERRUPTED:
         _restore_terminal()
     return code if isinstance(code, int) else 0
+
+
+def _explain(error: Exception, words: Sequence[str], debug: bool) -> int:
+    """Say in one line what went wrong; the exit code."""
+    if isinstance(error, typer.TyperException):
+        if message := error.format_message():  # empty where the help has been printed instead
+            _report_error(f"{message} (see --help)")
+        return error.exit_code
+    if isinstance(error, typer.Abort):
+        _report_error("the input ended before the command was answered")
+    elif isinstance(error, SpecragError):
+        _report_error(_as_typed(error, words))
+    elif isinstance(error, ModuleNotFoundError) and (known := missing(words[0], error.name)) is not None:
+        _report_error(str(known))
+    else:
+        hint = "" if debug else " (unexpected; run with --debug for the traceback)"
+        _report_error(f"{type(error).__name__}: {error}{hint}")
+    return EXIT_FAILED
 
 
 def main() -> None:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-import sys
-from dataclasses import asdict
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specrag.cli import common, knn
+from specrag.cli import common, values
 from specrag.errors import InputError
 
 if TYPE_CHECKING:
-    from specrag.methods.knn_mixture import Mixture
-    from specrag.methods.knn_perplexity import Measured
-    from specrag.retrieval.knn_datastore import Datastore
+    from specrag.methods.knn_lm.mixture import Mixture
+    from specrag.methods.knn_lm.perplexity import Measured
+    from specrag.retrieval.knn.datastore import Datastore
 
 #: What ``--sweep`` tries.
 SWEPT_K = (1, 8, 64, 256, 1024)
@@ -31,11 +31,7 @@ def perplexity(
         Path | None,
         typer.Option(metavar="DIR", help="A kNN-LM datastore; without it the model alone is measured."),
     ] = None,
-    index: knn.Index = None,
-    k: knn.Neighbours = None,
-    weight: knn.Weight = None,
-    knn_temperature: knn.Temperature = None,
-    knn_reach: knn.Reach = None,
+    option: values.Given = None,
     sweep: Annotated[
         bool, typer.Option("--sweep", help="Try many k, weights and temperatures, and name the best.")
     ] = False,
@@ -51,10 +47,8 @@ def perplexity(
             parser=common.integer, metavar="N", help="Tokens read in one go; by default as the datastore's."
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for programs.")] = False,
+    as_json: common.Json = False,
     model: common.Model = "smollm2-135m",
-    dtype: common.Dtype = "bf16",
-    device: common.Device = None,
 ) -> None:
     """Measure a model's perplexity on a text, with and without the neighbours of a datastore.
 
@@ -64,30 +58,26 @@ def perplexity(
     """
     if tokens is not None and tokens < 2:
         raise InputError("--tokens", tokens, "give a whole number of at least 2")
+    chosen = values.choose("knn-lm", option)
+    own: Any = chosen.method.options
     if datastore is None:
-        given = {
-            "--index": index,
-            "--k": k,
-            "--lambda": weight,
-            "--knn-temperature": knn_temperature,
-            "--knn-reach": knn_reach,
-            "--sweep": sweep or None,
-        }
-        for option, value in given.items():
-            if value is not None:
-                raise InputError(option, value, "it says something about neighbours; add --datastore")
-    knn.check_mixture(k, weight, knn_temperature, knn_reach)
-    from specrag.retrieval.files import find_files
+        named = [*own.model_fields_set, *(["sweep"] if sweep else [])]
+        if named:
+            raise InputError(named[0], True, "it says something about neighbours; add --datastore")
+    from specrag.retrieval.documents.files import find_files
 
     find_files([path.expanduser() for path in paths])
     store, mixture = None, None
     if datastore is not None:
-        from specrag.retrieval.knn_datastore import Datastore
+        from specrag.retrieval.knn.datastore import Datastore
 
         store = Datastore.open(datastore)
-        mixture = knn.mixture_of(k, weight, knn_temperature, knn_reach, store)
-        store.index(index or "flat")
-    measured = _measure(paths, store, index, mixture, tokens, window, model, dtype, device, k, sweep)
+        mixture = _mixture(own, store)
+        store.index(own.index)
+    most = 1 if mixture is None else mixture.k
+    if sweep and store is not None and own.k is None:
+        most = min(SWEPT_K[-1], len(store))
+    measured = _measure(_Texts(paths, tokens, window), store, own.index, most, model, chosen.model)
     found: dict[str, object] = {"tokens": len(measured.log_probs), "perplexity": measured.perplexity()}
     if mixture is not None:
         found |= {"mixture": asdict(mixture), "mixture_perplexity": measured.perplexity(mixture)}
@@ -104,51 +94,56 @@ def perplexity(
     _print(measured, mixture, _sweep(measured) if sweep else [])
 
 
+@dataclass(frozen=True, slots=True)
+class _Texts:
+    """What is read: files, at most so many tokens, so many in one go."""
+
+    paths: list[Path]
+    tokens: int | None
+    window: int | None
+
+
+def _mixture(own: Any, store: Datastore) -> Mixture:
+    from specrag.methods.knn_lm.mixture import Mixture
+
+    k = min(Mixture().k, len(store)) if own.k is None else own.k
+    if k > len(store):
+        raise InputError(f"{values.PLACE} k", k, f"the datastore holds {len(store):,} entries; give fewer")
+    return Mixture(k, own.weight, own.knn_temperature, own.knn_reach)
+
+
 def _measure(
-    paths: list[Path],
-    store: Datastore | None,
-    index: str | None,
-    mixture: Mixture | None,
-    tokens: int | None,
-    window: int | None,
-    model: str,
-    dtype: str,
-    device: str | None,
-    k: int | None,
-    sweep: bool,
+    texts: _Texts, store: Datastore | None, index: str, most: int, model: str, loading: values.ModelValues
 ) -> Measured:
-    from specrag.language_model import load
-    from specrag.methods.knn_perplexity import measuring
-    from specrag.retrieval.knn_datastore import model_record
-    from specrag.retrieval.knn_manifest import WindowSettings
-    from specrag.retrieval.knn_texts import read_texts
+    """Read the texts, with ``most`` neighbours for every token."""
+    from specrag.cli.resources import LocalResources
+    from specrag.methods.knn_lm.perplexity import measuring
+    from specrag.retrieval.knn.datastore import model_record
+    from specrag.retrieval.knn.manifest import WindowSettings
+    from specrag.retrieval.knn.windows import read_texts
 
     made = WindowSettings() if store is None else store.manifest.windows
+    window = texts.window
     settings = made if window is None else WindowSettings(window, min(made.context, window // 4))
-    llm = load(model, dtype=dtype, device=device, progress=sys.stderr.isatty())
-    try:
+    with ExitStack() as opened:
+        llm = LocalResources(model, loading, opened).llm
         if settings.tokens >= llm.context_length:
             remedy = f"the model's context holds {llm.context_length:,} tokens; give fewer"
             raise InputError("--window", settings.tokens, remedy)
         if store is not None:
             store.check_model(model_record(llm.loaded))
-        documents, left = [], tokens
-        for text in read_texts(paths, llm.tokenizer).documents:
+        documents, left = [], texts.tokens
+        for text in read_texts(texts.paths, llm.tokenizer).documents:
             documents.append(text[:left])
             left = None if left is None else left - len(documents[-1])
             if left == 0:
                 break
-        most = 1 if mixture is None else mixture.k
-        if sweep and store is not None and k is None:
-            most = min(SWEPT_K[-1], len(store))
-        work = measuring(llm.model, documents, settings, store, index or "flat", most)
+        work = measuring(llm.model, documents, settings, store, index, most)
         return llm.executor.run(llm.executor.submit(work))
-    finally:
-        llm.close()
 
 
 def _sweep(measured: Measured) -> list[tuple[Mixture, float]]:
-    from specrag.methods.knn_mixture import Mixture
+    from specrag.methods.knn_lm.mixture import Mixture
 
     most = measured.distances.shape[1]
     mixtures = [
@@ -173,7 +168,7 @@ def _print(measured: Measured, mixture: Mixture | None, tried: list[tuple[Mixtur
         typer.echo("best of the sweep, for each k:")
         for k in dict.fromkeys(entry.k for entry, _ in tried):
             best, value = min((entry for entry in tried if entry[0].k == k), key=lambda entry: entry[1])
-            settings = f"--k {k} --lambda {best.weight:g} --knn-temperature {best.temperature:g}"
+            settings = f"-o k={k} -o weight={best.weight:g} -o knn-temperature={best.temperature:g}"
             if best.reach is not None:
-                settings += f" --knn-reach {best.reach:g}"
+                settings += f" -o knn-reach={best.reach:g}"
             typer.echo(f"    {value:.3f}  {settings}")

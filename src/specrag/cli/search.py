@@ -17,8 +17,8 @@ from specrag.cli.printable import printable
 from specrag.errors import InputError
 
 if TYPE_CHECKING:
+    from specrag.retrieval.encoder.reranker import Reranker
     from specrag.retrieval.passage import Hit
-    from specrag.retrieval.reranker import Reranker
 
 _SNIPPET = 300  # characters
 _DEFAULT_K = 5
@@ -57,7 +57,7 @@ def search(
 
     Example: specrag search "How is copper made?" --kb kb/ -k 3 --where "year>=2000"
     """
-    from specrag.retrieval.filters import parse_conditions
+    from specrag.retrieval.index.filters import parse_conditions
     from specrag.retrieval.knowledge_base import check_index, check_queries
 
     # All that can be wrong is said before the encoder is loaded.
@@ -108,7 +108,7 @@ class _Wish:
     def reranker(self) -> Reranker | None:
         if self.rerank is None:
             return None
-        from specrag.retrieval.reranker import load_reranker
+        from specrag.retrieval.encoder.reranker import load_reranker
 
         return load_reranker(self.rerank)
 
@@ -140,7 +140,7 @@ def _search_folder(wish: _Wish, kb: Path, index: str) -> _Outcome:
 
 
 def _search_table(wish: _Wish, url: str | None, table: str | None, index: str) -> _Outcome:
-    from specrag.retrieval.hnsw import HnswSettings
+    from specrag.retrieval.index.hnsw import HnswSettings
     from specrag.retrieval.knowledge_base import RERANKED, check_k, rerank
     from specrag.retrieval.passage import Hit
 

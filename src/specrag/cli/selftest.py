@@ -73,8 +73,10 @@ def measure_speeds(model: str, devices: Sequence[str]) -> dict[str, float]:
         for dtype in ("bf16", "int8") if device == "cpu" else ("bf16",):
             with contextlib.suppress(SpecragError, RuntimeError):  # the checks have reported it
                 llm = load(model, dtype=dtype, device=device)
-                llm.generate(_PROMPT, raw=True, max_tokens=4, ignore_eos=True)  # warm-up
-                result = llm.generate(_PROMPT, raw=True, max_tokens=_SPEED_TOKENS, ignore_eos=True)
+                llm.generate(_PROMPT, method="plain", raw=True, max_tokens=4, ignore_eos=True)  # warm-up
+                result = llm.generate(
+                    _PROMPT, method="plain", raw=True, max_tokens=_SPEED_TOKENS, ignore_eos=True
+                )
                 speeds[f"{dtype}, {device}"] = result.tokens_per_second
     return speeds
 

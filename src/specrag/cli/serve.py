@@ -13,6 +13,7 @@ import typer
 
 from specrag.cli import common
 from specrag.errors import InputError
+from specrag.extras import needed_by
 
 if TYPE_CHECKING:
     from specrag.serving.settings import Settings
@@ -36,7 +37,12 @@ def serve(
     ] = None,
     method: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="How to decode where a request does not say (default respec)."),
+        typer.Option(
+            "--method",
+            "-m",
+            metavar="NAME",
+            help="How to decode where a request does not say (default adaptive).",
+        ),
     ] = None,
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="A TOML file with settings.")] = None,
     host: Annotated[
@@ -66,7 +72,6 @@ def serve(
         str | None,
         typer.Option(
             "--model",
-            "-m",
             metavar="NAME",
             help="A catalog name, a folder, a .gguf file or a hub id org/name (default smollm2-135m).",
             rich_help_panel="Model",
@@ -106,12 +111,8 @@ def serve(
         "batch_invariant": batch_invariant or None,
         "kv_dtype": None if kv_dtype == "auto" else kv_dtype,
     }
-    try:
+    with needed_by("serve"):
         from specrag.serving.settings import load_settings
-    except ModuleNotFoundError as error:
-        raise InputError(
-            "serve", error.name, "install the server's packages: pip install 'specrag[serve]'"
-        ) from None
     if list_settings:
         _print_settings(as_json)
         return
@@ -177,15 +178,15 @@ def check_settings(settings: Settings) -> None:
         KnowledgeBaseError: one is damaged.
         DatastoreError: a datastore is missing or damaged.
     """
-    from specrag.methods.fallbacks import NamedDrafter
+    from specrag.methods.drafters import NamedDrafter
+    from specrag.methods.registry import method_class
     from specrag.models.adapters import check_adapter, find_adapter
-    from specrag.retrieval.knn_manifest import DatastoreManifest
+    from specrag.retrieval.knn.manifest import DatastoreManifest
     from specrag.retrieval.manifest import Manifest
-    from specrag.serving.methods import served_method
     from specrag.serving.service import split_drafter
     from specrag.speculation.suffix.corpus import SuffixCorpus
 
-    served_method(settings.method, "--method")
+    method_class(settings.method, "--method")
     for folder in settings.kbs.values():
         Manifest.read(folder.expanduser())
     for folder in settings.datastores.values():

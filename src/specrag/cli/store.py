@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specrag.errors import SpecragError
+from specrag.extras import needed_by
 
 if TYPE_CHECKING:
-    from specrag.retrieval.pgvector import PgVectorStore
+    from specrag.retrieval.stores.pgvector.store import PgVectorStore
 
 _PANEL = "PostgreSQL"
 
@@ -40,12 +40,8 @@ def needing_psycopg() -> Iterator[None]:
     """
     # The pool tells of each attempt that fails; the error at the end says it once.
     logging.getLogger("psycopg").addHandler(logging.NullHandler())
-    try:
+    with needed_by("pgvector"):
         yield
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] not in {"psycopg", "psycopg_pool", "pgvector"}:
-            raise
-        raise SpecragError(f"pgvector: {error.name} is not installed; install specrag[stores]") from error
 
 
 def open_store(
@@ -68,11 +64,11 @@ def open_store(
 
     Raises:
         SpecragError: psycopg is not installed, or what
-            :meth:`PgVectorStore.open <specrag.retrieval.pgvector.PgVectorStore.open>` raises.
+            :meth:`PgVectorStore.open <specrag.retrieval.stores.pgvector.store.PgVectorStore.open>` raises.
     """
     with needing_psycopg():
-        from specrag.retrieval.pgvector import PgVectorStore
-        from specrag.retrieval.pgvector_schema import DEFAULT_TABLE
+        from specrag.retrieval.stores.pgvector.store import PgVectorStore
+        from specrag.retrieval.stores.pgvector.table import DEFAULT_TABLE
 
     table = DEFAULT_TABLE if table is None else table
     return PgVectorStore.open(url, table, index=index, where=where, ef_search=ef_search)

@@ -1,9 +1,11 @@
-"""``specrag train``: teach what guesses."""
+"""``specrag train eagle``, and what the training commands share."""
 
 from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,8 +15,9 @@ import typer
 from specrag.cli import common
 
 if TYPE_CHECKING:
-    from specrag.training.eagle_checkpoint import Measured
-    from specrag.training.eagle_run import Outcome, Status
+    from specrag.training.eagle.objective import Measured
+    from specrag.training.eagle.run import Outcome
+    from specrag.training.run import Status
 
 app = typer.Typer(
     help="Train what guesses: heads that draft tokens, and drafters of answers.",
@@ -26,13 +29,64 @@ _DATA, _TRAINING, _RUN = "Data", "Training", "Run"
 _UNITS = {"answers": "tokens", "features": "texts", "training": "tokens"}
 _LINE_SECONDS = 30.0
 
-
-def _integer(panel: str, metavar: str, text: str) -> Any:
-    return typer.Option(parser=common.integer, metavar=metavar, help=text, rich_help_panel=panel)
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for programs.")]
 
 
-def _number(panel: str, text: str) -> Any:
+def integer(panel: str, text: str) -> Any:
+    """An option that is an integer."""
+    return typer.Option(parser=common.integer, metavar="N", help=text, rich_help_panel=panel)
+
+
+def number(panel: str, text: str) -> Any:
+    """An option that is a number."""
     return typer.Option(parser=common.number, metavar="X", help=text, rich_help_panel=panel)
+
+
+@contextmanager
+def progress_bar(note: Callable[[Any], str], resumed: str) -> Iterator[Callable[[Any], None]]:
+    """Show a run's status: a bar on standard error; where that is no terminal, a line now and then.
+
+    Args:
+        note: what stands behind a status' count: its unit, and whatever else there is to say.
+        resumed: where the same command resumes a run that Ctrl-C ends, for the message that says so.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    bars = Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal)
+    tasks: dict[str, Any] = {}
+    said, news = -_LINE_SECONDS, None
+
+    def say(status: Any) -> None:
+        nonlocal said, news
+        now, newest = time.monotonic(), (status.stage, getattr(status, "measured", None))
+        if newest != news or now - said >= _LINE_SECONDS or status.done == status.total:
+            said, news = now, newest
+            clock = time.strftime("%H:%M:%S")
+            typer.echo(
+                f"{clock} {status.stage}: {status.done:,} of {status.total:,} {note(status)}", err=True
+            )
+
+    def show(status: Any) -> None:
+        if status.stage not in tasks:
+            bars.start()
+            tasks[status.stage] = bars.add_task(status.stage, total=status.total, note="")
+        bars.update(tasks[status.stage], completed=status.done, total=status.total, note=note(status))
+
+    try:
+        yield show if console.is_terminal else say
+    except KeyboardInterrupt:
+        typer.echo(f"stopped; the same command resumes {resumed}", err=True)
+        raise
+    finally:
+        bars.stop()
 
 
 @app.callback()
@@ -57,37 +111,35 @@ def eagle(
             metavar="PATH", help="Leave out what shares text with these files, such as a benchmark."
         ),
     ] = None,
-    tokens: Annotated[int, _integer(_DATA, "N", "Tokens of the model's own answers to train on.")] = 500_000,
-    answer_tokens: Annotated[int, _integer(_DATA, "N", "The longest answer.")] = 192,
-    length: Annotated[int, _integer(_DATA, "N", "The longest text, prompt and answer, in tokens.")] = 1024,
-    temperature: Annotated[float, _number(_DATA, "Of every second answer; 0: all are greedy.")] = 0.7,
-    held_back: Annotated[int, _integer(_DATA, "N", "Conversations to measure on.")] = 64,
+    tokens: Annotated[int, integer(_DATA, "Tokens of the model's own answers to train on.")] = 500_000,
+    answer_tokens: Annotated[int, integer(_DATA, "The longest answer.")] = 192,
+    length: Annotated[int, integer(_DATA, "The longest text, prompt and answer, in tokens.")] = 1024,
+    temperature: Annotated[float, number(_DATA, "Of every second answer; 0: all are greedy.")] = 0.7,
+    held_back: Annotated[int, integer(_DATA, "Conversations to measure on.")] = 64,
     draft_vocabulary: Annotated[
-        int, _integer(_TRAINING, "N", "Propose only the N most frequent tokens; 0: all.")
+        int, integer(_TRAINING, "Propose only the N most frequent tokens; 0: all.")
     ] = 8192,
-    epochs: Annotated[int, _integer(_TRAINING, "N", "Times that the data is read, at most.")] = 10,
-    batch_tokens: Annotated[int, _integer(_TRAINING, "N", "Tokens of a step.")] = 4096,
-    learning_rate: Annotated[float, _number(_TRAINING, "The highest learning rate.")] = 1e-3,
-    noise: Annotated[float, _number(_TRAINING, "Largest noise on features.")] = 0.1,
+    epochs: Annotated[int, integer(_TRAINING, "Times that the data is read, at most.")] = 10,
+    batch_tokens: Annotated[int, integer(_TRAINING, "Tokens of a step.")] = 4096,
+    learning_rate: Annotated[float, number(_TRAINING, "The highest learning rate.")] = 1e-3,
+    noise: Annotated[float, number(_TRAINING, "Largest noise on features.")] = 0.1,
     classification_weight: Annotated[
-        float, _number(_TRAINING, "Of the cross-entropy beside the features' loss.")
+        float, number(_TRAINING, "Of the cross-entropy beside the features' loss.")
     ] = 0.1,
-    unroll: Annotated[
-        int, _integer(_TRAINING, "N", "Also train N steps deep on the head's own estimates.")
-    ] = 1,
+    unroll: Annotated[int, integer(_TRAINING, "Also train N steps deep on the head's own estimates.")] = 1,
     precision: Annotated[
         str, typer.Option(metavar="TYPE", help="bf16 or fp32.", rich_help_panel=_TRAINING)
     ] = "bf16",
-    patience: Annotated[int, _integer(_TRAINING, "N", "End when N measurements in a row are no better.")] = 6,
-    seed: Annotated[int, _integer(_TRAINING, "N", "Of everything random.")] = 0,
-    minutes: Annotated[float | None, _number(_RUN, "Stop after so long; the same command goes on.")] = None,
-    checkpoint_minutes: Annotated[float, _number(_RUN, "Between checkpoints.")] = 5.0,
-    measure: Annotated[int, _integer(_RUN, "N", "At the end, answer N held-back prompts with the head.")] = 0,
+    patience: Annotated[int, integer(_TRAINING, "End when N measurements in a row are no better.")] = 6,
+    seed: Annotated[int, integer(_TRAINING, "Of everything random.")] = 0,
+    minutes: Annotated[float | None, number(_RUN, "Stop after so long; the same command resumes.")] = None,
+    checkpoint_minutes: Annotated[float, number(_RUN, "Between checkpoints.")] = 5.0,
+    measure: Annotated[int, integer(_RUN, "At the end, answer N held-back prompts with the head.")] = 0,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Train anew, on the same answers.", rich_help_panel=_RUN)
     ] = False,
-    threads: Annotated[int, _integer(_RUN, "N", "Threads of torch; 0: its own choice.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for programs.")] = False,
+    threads: Annotated[int, integer(_RUN, "Threads of torch; 0: its own choice.")] = 0,
+    as_json: Json = False,
     model: common.Model = "smollm2-135m",
     dtype: common.Dtype = "bf16",
     device: common.Device = None,
@@ -95,14 +147,13 @@ def eagle(
     """Train an EAGLE-2 head, which drafts for a model from the model's own hidden states.
 
     The model answers prompts made of the texts, and the head learns to foresee these answers. A run that is
-    stopped, or killed, goes on with the same command.
+    stopped, or killed, is resumed by the same command.
 
     Example: specrag train eagle --model smollm2-135m --data texts/ --out head/
     """
     from specrag.language_model import load
-    from specrag.training.eagle import train_eagle
-    from specrag.training.eagle_run import EagleRun
-    from specrag.training.eagle_settings import DataSettings, TrainingSettings
+    from specrag.training.eagle.run import DataSettings, EagleRun, TrainingSettings
+    from specrag.training.eagle.train import train_eagle
 
     run = EagleRun(
         data=tuple(data or ()),
@@ -137,66 +188,17 @@ def eagle(
     )
     common.set_threads(threads)
     llm = load(model, dtype=dtype, device=device, progress=True)
-    bar = _Bar()
     try:
-        outcome = train_eagle(llm, run, bar.show)
-    except KeyboardInterrupt:
-        typer.echo("stopped; the same command goes on from the last checkpoint", err=True)
-        raise
+        with progress_bar(_note, "from the last checkpoint") as show:
+            outcome = train_eagle(llm, run, show)
     finally:
-        bar.close()
         llm.close()
     _tell(outcome, as_json)
 
 
-class _Bar:
-    """A progress bar on standard error; where that is no terminal, a line now and then."""
-
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        console = Console(stderr=True)
-        self._bars = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        self._terminal = console.is_terminal
-        self._stage = ""
-        self._task = self._bars.add_task("", note="", visible=False)
-        self._said = -_LINE_SECONDS
-        self._measured: object = None
-
-    def show(self, status: Status) -> None:
-        """Show how far the run is."""
-        note = _UNITS[status.stage]
-        if status.measured is not None:
-            note += f", held back: {_quality(status.measured)}"
-        if not self._terminal:
-            self._say(status, note)
-            return
-        if status.stage != self._stage:
-            self._stage = status.stage
-            self._bars.start()
-            self._task = self._bars.add_task(status.stage, total=status.total, note=note)
-        self._bars.update(self._task, completed=status.done, note=note)
-
-    def close(self) -> None:
-        """Leave the terminal as it was."""
-        self._bars.stop()
-
-    def _say(self, status: Status, note: str) -> None:
-        now = time.monotonic()
-        new = status.stage != self._stage or status.measured is not self._measured
-        if new or now - self._said >= _LINE_SECONDS:
-            self._stage, self._measured, self._said = status.stage, status.measured, now
-            clock = time.strftime("%H:%M:%S")
-            typer.echo(f"{clock} {status.stage}: {status.done:,} of {status.total:,} {note}", err=True)
+def _note(status: Status[Measured]) -> str:
+    unit = _UNITS[status.stage]
+    return unit if status.measured is None else f"{unit}, held back: {_quality(status.measured)}"
 
 
 def _quality(measured: Measured) -> str:
@@ -221,7 +223,7 @@ def _tell(outcome: Outcome, as_json: bool) -> None:
         typer.echo(json.dumps(found))
         return
     if not outcome.ended:
-        typer.echo(f"stopped in the stage {outcome.stage!r}; the same command goes on")
+        typer.echo(f"stopped in the stage {outcome.stage!r}; the same command resumes it")
     if progress is not None:
         ended = f" ({outcome.ended})" if outcome.ended else ""
         typer.echo(f"trained:   {progress.step:,} steps on {progress.tokens:,} tokens{ended}")

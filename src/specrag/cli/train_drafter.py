@@ -1,34 +1,23 @@
-"""``specrag train drafter``: tune what writes drafts for Speculative RAG."""
+"""``specrag train drafter``: fine-tune a RAG drafter."""
 
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from specrag.cli import common
-from specrag.cli.train import app
+from specrag.cli.train import Json, app, integer, number, progress_bar
 
 if TYPE_CHECKING:
-    from specrag.training.drafter_checkpoint import Drafted, Measured
-    from specrag.training.drafter_settings import Outcome, Status
+    from specrag.training.drafter.objective import Drafted, Measured
+    from specrag.training.drafter.run import Outcome
+    from specrag.training.run import Status
 
 _DATA, _TRAINING, _RUN = "Rows", "Training", "Run"
-_LINE_SECONDS = 30.0
-
-
-def _integer(panel: str, text: str) -> Any:
-    return typer.Option(parser=common.integer, metavar="N", help=text, rich_help_panel=panel)
-
-
-def _number(panel: str, text: str) -> Any:
-    return typer.Option(parser=common.number, metavar="X", help=text, rich_help_panel=panel)
 
 
 @app.command()
@@ -47,9 +36,9 @@ def drafter(
             rich_help_panel=_DATA,
         ),
     ] = None,
-    rows: Annotated[int, _integer(_DATA, "Train on N rows, a part of any larger N; 0: all.")] = 0,
-    held_back: Annotated[int, _integer(_DATA, "Rows to measure on, of questions not trained on.")] = 64,
-    length: Annotated[int, _integer(_DATA, "Tokens of a row; longer ones lose words of passages.")] = 1024,
+    rows: Annotated[int, integer(_DATA, "Train on N rows, a part of any larger N; 0: all.")] = 0,
+    held_back: Annotated[int, integer(_DATA, "Rows to measure on, of questions not trained on.")] = 64,
+    length: Annotated[int, integer(_DATA, "Tokens of a row; longer ones lose words of passages.")] = 1024,
     without_rationales: Annotated[
         bool,
         typer.Option(
@@ -60,40 +49,40 @@ def drafter(
         bool,
         typer.Option("--full", help="Train all weights, not an adapter.", rich_help_panel=_TRAINING),
     ] = False,
-    rank: Annotated[int, _integer(_TRAINING, "Of the adapter's matrices.")] = 16,
-    alpha: Annotated[float, _number(_TRAINING, "Of the adapter: its change counts X / rank.")] = 32.0,
-    epochs: Annotated[int, _integer(_TRAINING, "Times that the rows are read, at most.")] = 3,
-    batch_rows: Annotated[int, _integer(_TRAINING, "Rows of a step.")] = 16,
+    rank: Annotated[int, integer(_TRAINING, "Of the adapter's matrices.")] = 16,
+    alpha: Annotated[float, number(_TRAINING, "Of the adapter: its change counts X / rank.")] = 32.0,
+    epochs: Annotated[int, integer(_TRAINING, "Times that the rows are read, at most.")] = 3,
+    batch_rows: Annotated[int, integer(_TRAINING, "Rows of a step.")] = 16,
     batch_tokens: Annotated[
-        int, _integer(_TRAINING, "Tokens in memory at a time; 0: a row on a CPU, 16,384 on a GPU.")
+        int, integer(_TRAINING, "Tokens in memory at a time; 0: a row on a CPU, 16,384 on a GPU.")
     ] = 0,
     learning_rate: Annotated[
-        float | None, _number(_TRAINING, "The highest (default 5e-4, with --full 2e-5).")
+        float | None, number(_TRAINING, "The highest (default 5e-4, with --full 2e-5).")
     ] = None,
     precision: Annotated[
         str, typer.Option(metavar="TYPE", help="bf16 or fp32.", rich_help_panel=_TRAINING)
     ] = "bf16",
-    evaluations: Annotated[int, _integer(_TRAINING, "Measurements in an epoch.")] = 2,
-    drafts: Annotated[int, _integer(_TRAINING, "Held-back rows to draft for in each; 0: none.")] = 32,
-    patience: Annotated[int, _integer(_TRAINING, "End when N measurements in a row are no better.")] = 4,
-    seed: Annotated[int, _integer(_TRAINING, "Of everything random.")] = 0,
-    minutes: Annotated[float | None, _number(_RUN, "Stop after so long; the same command goes on.")] = None,
-    checkpoint_minutes: Annotated[float, _number(_RUN, "Between checkpoints.")] = 5.0,
+    evaluations: Annotated[int, integer(_TRAINING, "Measurements in an epoch.")] = 2,
+    drafts: Annotated[int, integer(_TRAINING, "Held-back rows to draft for in each; 0: none.")] = 32,
+    patience: Annotated[int, integer(_TRAINING, "End when N measurements in a row are no better.")] = 4,
+    seed: Annotated[int, integer(_TRAINING, "Of everything random.")] = 0,
+    minutes: Annotated[float | None, number(_RUN, "Stop after so long; the same command resumes.")] = None,
+    checkpoint_minutes: Annotated[float, number(_RUN, "Between checkpoints.")] = 5.0,
     fresh: Annotated[bool, typer.Option("--fresh", help="Train anew.", rich_help_panel=_RUN)] = False,
-    threads: Annotated[int, _integer(_RUN, "Threads of torch; 0: its own choice.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for programs.")] = False,
+    threads: Annotated[int, integer(_RUN, "Threads of torch; 0: its own choice.")] = 0,
+    as_json: Json = False,
     model: common.Model = "smollm2-135m",
     device: common.Device = None,
 ) -> None:
     """Tune a drafter for Speculative RAG: to write a rationale and an answer from passages.
 
-    It is an adapter for the model, or with --full a model. A run that is stopped, or killed, goes on with the same
-    command.
+    It is an adapter for the model, or with --full a model. A run that is stopped, or killed, is resumed by the
+    same command.
 
     Example: specrag train drafter rationales/ --out drafter/
     """
-    from specrag.training.drafter import train_drafter
-    from specrag.training.drafter_settings import DrafterRun, TuningSettings
+    from specrag.training.drafter.run import DrafterRun, TuningSettings
+    from specrag.training.drafter.train import train_drafter
 
     run = DrafterRun(
         model=model,
@@ -125,48 +114,13 @@ def drafter(
         command=common.this_command(),
     )
     common.set_threads(threads)
-    with _progress() as show:
+    with progress_bar(_note, "from the last checkpoint") as show:
         outcome = train_drafter(run, show)
     _tell(outcome, as_json)
 
 
-@contextmanager
-def _progress() -> Iterator[Callable[[Status], None]]:
-    """A progress bar on standard error; where that is no terminal, a line now and then."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    said = -_LINE_SECONDS
-    measured: object = None
-
-    def say(status: Status) -> None:
-        nonlocal said, measured
-        now = time.monotonic()
-        if status.measured is not measured or now - said >= _LINE_SECONDS:
-            said, measured = now, status.measured
-            clock = time.strftime("%H:%M:%S")
-            typer.echo(f"{clock} {status.done:,} of {status.total:,} steps{_note(status)}", err=True)
-
-    try:
-        if not console.is_terminal:
-            yield say
-            return
-        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("steps{task.fields[note]}"))
-        with Progress(*columns, TimeRemainingColumn(), console=console) as bar:
-            task = bar.add_task("", note="", total=None)
-
-            def show(status: Status) -> None:
-                bar.update(task, completed=status.done, total=status.total, note=_note(status))
-
-            yield show
-    except KeyboardInterrupt:
-        typer.echo("stopped; the same command goes on from the last checkpoint", err=True)
-        raise
-
-
-def _note(status: Status) -> str:
-    return "" if status.measured is None else f", held back: {_quality(status.measured)}"
+def _note(status: Status[Measured]) -> str:
+    return "steps" if status.measured is None else f"steps, held back: {_quality(status.measured)}"
 
 
 def _quality(measured: Measured) -> str:
@@ -194,7 +148,7 @@ def _tell(outcome: Outcome, as_json: bool) -> None:
         typer.echo(json.dumps(found))
         return
     if not progress.ended:
-        typer.echo("stopped; the same command goes on")
+        typer.echo("stopped; the same command resumes it")
     ended = f" ({progress.ended})" if progress.ended else ""
     typer.echo(f"trained: {progress.step:,} steps on {progress.rows:,} rows{ended}")
     typer.echo(f"untuned: {_quality(outcome.untuned)}")

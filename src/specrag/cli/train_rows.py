@@ -1,35 +1,26 @@
-"""``specrag train questions`` and ``specrag train rationales``: what a RAG drafter is trained on."""
+"""``specrag train questions`` and ``specrag train rationales``: make training rows for a RAG drafter."""
 
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from specrag.cli import common
-from specrag.cli.train import app
+from specrag.cli.train import Json, app, integer, number, progress_bar
+from specrag.errors import InputError, SpecragError
 
 if TYPE_CHECKING:
+    from recipes.passages import PassagePool
+    from recipes.rows import RowRun, Status
     from specrag.models.roles import TextGenerator
-    from specrag.training.passage_pool import PassagePool
-    from specrag.training.row_run import RowRun, Status
 
 _WRITER = "qwen2.5-coder-1.5b"
 _ROWS, _RUN, _MODEL = "Rows", "Run", "Model"
-_LINE_SECONDS = 30.0
-
-
-def _integer(panel: str, text: str) -> Any:
-    return typer.Option(parser=common.integer, metavar="N", help=text, rich_help_panel=panel)
-
-
-def _number(panel: str, text: str) -> Any:
-    return typer.Option(parser=common.number, metavar="X", help=text, rich_help_panel=panel)
 
 
 _Writer = Annotated[
@@ -43,7 +34,6 @@ _Writer = Annotated[
     ),
 ]
 _Out = Annotated[Path, typer.Option(metavar="DIR", help="Folder of the rows; made if need be.")]
-_Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for programs.")]
 _Exclude = Annotated[
     list[Path] | None,
     typer.Option(
@@ -52,8 +42,8 @@ _Exclude = Annotated[
         "repeated.",
     ),
 ]
-_Batch = Annotated[int, _integer(_RUN, "Texts written side by side; a kill loses one batch.")]
-_Seed = Annotated[int, _integer(_RUN, "Of everything random.")]
+_Batch = Annotated[int, integer(_RUN, "Texts written side by side; a kill loses one batch.")]
+_Seed = Annotated[int, integer(_RUN, "Of everything random.")]
 
 
 @app.command()
@@ -70,15 +60,15 @@ def questions(
     index: Annotated[
         str, typer.Option(metavar="NAME", help="Of --kb: what finds the passages beside the evidence.")
     ] = "bm25",
-    rows: Annotated[int, _integer(_ROWS, "How many to make; a larger number later goes on.")] = 1000,
+    rows: Annotated[int, integer(_ROWS, "How many to make; a larger number later adds to them.")] = 1000,
     exclude: _Exclude = None,
-    row_passages: Annotated[int, _integer(_ROWS, "Passages of a row, its evidence included.")] = 10,
-    choices: Annotated[float, _number(_ROWS, "Share of multiple choices.")] = 0.2,
-    claims: Annotated[float, _number(_ROWS, "Share of claims to check.")] = 0.2,
-    answer_words: Annotated[int, _integer(_ROWS, "Words of the longest answer.")] = 6,
+    row_passages: Annotated[int, integer(_ROWS, "Passages of a row, its evidence included.")] = 10,
+    choices: Annotated[float, number(_ROWS, "Share of multiple choices.")] = 0.2,
+    claims: Annotated[float, number(_ROWS, "Share of claims to check.")] = 0.2,
+    answer_words: Annotated[int, integer(_ROWS, "Words of the longest answer.")] = 6,
     batch: _Batch = 16,
     seed: _Seed = 0,
-    as_json: _Json = False,
+    as_json: Json = False,
     model: _Writer = _WRITER,
     dtype: common.Dtype = "int8",
     device: common.Device = None,
@@ -86,12 +76,13 @@ def questions(
     """Make questions, choices and claims of passages, to train a RAG drafter on.
 
     A row keeps its passage as evidence, and others that its question finds and that do not hold the answer. A run
-    that is stopped, or killed, goes on with the same command.
+    that is stopped, or killed, is resumed by the same command.
 
     Example: specrag train questions --passages wiki.jsonl --rows 1000 --out questions/
     """
-    from specrag.training.evaluation_rows import EvaluationRows
-    from specrag.training.questions import QuestionSettings, make_questions
+    with _recipes():
+        from recipes.questions import QuestionSettings, make_questions
+    from specrag.training.exclusion import EvaluationRows
 
     settings = QuestionSettings(
         rows=rows,
@@ -106,7 +97,7 @@ def questions(
         pool = _pool(passages or [], kb, index, opened)
         evaluation = EvaluationRows(exclude) if exclude else None
         writer = _open_writer(model, dtype, device, opened)
-        show = opened.enter_context(_progress())
+        show = opened.enter_context(progress_bar(_note, "it"))
         made = make_questions(
             writer, pool, out, settings, evaluation=evaluation, command=common.this_command(), show=show
         )
@@ -124,7 +115,7 @@ def rationales(
     out: _Out,
     exclude: _Exclude = None,
     passages: Annotated[
-        int, _integer(_ROWS, "Most passages of a row; how many, and which beside the evidence, is drawn.")
+        int, integer(_ROWS, "Most passages of a row; how many, and which beside the evidence, is drawn.")
     ] = 5,
     all_passages: Annotated[
         bool,
@@ -144,19 +135,20 @@ def rationales(
     ] = True,
     batch: _Batch = 16,
     seed: _Seed = 0,
-    as_json: _Json = False,
+    as_json: Json = False,
     model: _Writer = _WRITER,
     dtype: common.Dtype = "int8",
     device: common.Device = None,
 ) -> None:
     """Let a strong model write a rationale for each row, and keep those from which the answer follows.
 
-    A run that is stopped, or killed, goes on with the same command.
+    A run that is stopped, or killed, is resumed by the same command.
 
     Example: specrag train rationales questions/ --out rationales/
     """
-    from specrag.training.drafter_rows import read_rows, without_evaluation
-    from specrag.training.rationales import RationaleSettings, write_rationales
+    with _recipes():
+        from recipes.rationales import RationaleSettings, write_rationales
+    from specrag.training.drafter.rows import read_rows, without_evaluation
 
     settings = RationaleSettings(
         passages=passages, all_passages=all_passages, check=check, batch=batch, seed=seed
@@ -172,14 +164,13 @@ def rationales(
         )
     with ExitStack() as opened:
         writer = _open_writer(model, dtype, device, opened)
-        show = opened.enter_context(_progress())
+        show = opened.enter_context(progress_bar(_note, "it"))
         made = write_rationales(writer, given, out, settings, command=common.this_command(), show=show)
     _tell(made, as_json)
 
 
 def _pool(passages: list[Path], kb: Path | None, index: str, opened: ExitStack) -> PassagePool:
-    from specrag.errors import InputError
-    from specrag.training.passage_pool import FilePassages, KnowledgeBasePassages
+    from recipes.passages import FilePassages, KnowledgeBasePassages
 
     if bool(passages) == (kb is not None):
         given = [str(path) for path in passages]
@@ -199,56 +190,33 @@ def _open_writer(model: str, dtype: str, device: str | None, opened: ExitStack) 
 
         return opened.enter_context(open_endpoint(model))
     from specrag.language_model import load
-    from specrag.methods.local_generator import LocalGenerator
+    from specrag.methods.generator import LocalGenerator
 
     llm = load(model, dtype=dtype, device=device, progress=True)
     opened.callback(llm.close)
     return LocalGenerator(llm)
 
 
+def _note(status: Status) -> str:
+    return f"rows, {status.rejected:,} rejected"
+
+
 @contextmanager
-def _progress() -> Iterator[Callable[[Status], None]]:
-    """A progress bar on standard error; where that is no terminal, a line now and then."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+def _recipes() -> Iterator[None]:
+    """Imports of ``recipes``, which is not part of the installed package.
 
-    console = Console(stderr=True)
-    said = -_LINE_SECONDS
-
-    def say(status: Status) -> None:
-        nonlocal said
-        now = time.monotonic()
-        if now - said >= _LINE_SECONDS or status.done == status.total:
-            said = now
-            clock = time.strftime("%H:%M:%S")
-            typer.echo(
-                f"{clock} {status.stage}: {status.done:,} of {status.total:,} rows, {status.rejected:,} rejected",
-                err=True,
-            )
-
+    Raises:
+        SpecragError: it is not there.
+    """
     try:
-        if not console.is_terminal:
-            yield say
-            return
-        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("rows, {task.fields[rejected]} rejected"))
-        with Progress(
-            TextColumn("{task.description}"), *columns, TimeRemainingColumn(), console=console
-        ) as bar:
-            task = bar.add_task("", rejected=0, total=None)
-
-            def show(status: Status) -> None:
-                bar.update(
-                    task,
-                    description=status.stage,
-                    completed=status.done,
-                    total=status.total,
-                    rejected=status.rejected,
-                )
-
-            yield show
-    except KeyboardInterrupt:
-        typer.echo("stopped; the same command goes on", err=True)
-        raise
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] != "recipes":
+            raise
+        raise SpecragError(
+            "train: the recipes that make rows are not part of the installed package: "
+            "run this in a clone of the repository, with `pip install -e .`"
+        ) from None
 
 
 def _tell(made: RowRun, as_json: bool) -> None:

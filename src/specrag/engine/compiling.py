@@ -1,7 +1,7 @@
-"""How loops over numbers become machine code: by numba, kept on disk, and run without the interpreter's lock.
+"""Compilation of numeric loops by numba: cached on disk, run without the interpreter's lock.
 
-The code of a function is kept until its *own* file changes, with the functions that it calls inside: after a change to
-one of those alone, delete the ``*.nbi`` files below ``__pycache__``.
+The cache of a function is valid until its *own* file changes, with the functions of other files that it calls inlined:
+after a change to one of those alone, delete the ``*.nbi`` files below ``__pycache__``.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ Result = TypeVar("Result")
 
 
 def compiled(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Compile at the first call. IEEE 754 fixes each bit of what it computes."""
+    """Compile at the first call, without fast math: IEEE 754 fixes each bit of what it computes."""
     return _kept(function)
 
 
-def reordered(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """The same, with sums in any order; all numbers must be finite."""
+def fastmath(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Compile at the first call, with fast math: sums in any order; all numbers must be finite."""
     return _kept(function, fastmath=True, error_model="numpy")
 
 
-def reordered_infinite(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """The same, and numbers may be infinite; none may be NaN."""
+def fastmath_infinite(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Like :func:`fastmath`, and numbers may be infinite; none may be NaN."""
     return _kept(function, fastmath={"reassoc", "contract", "arcp", "nsz", "nnan"})
 
 
-def shared_out(function: Callable[[int], None]) -> Any:
-    """Compile, :func:`reordered`, a loop that several threads run side by side (``team.py``).
+def threaded(function: Callable[[int], None]) -> Any:
+    """Compile, with :func:`fastmath`'s options, a loop that several threads run side by side (``cpu/threads.py``).
 
     Args:
         function: takes the address of its arguments.
@@ -47,7 +47,7 @@ def shared_out(function: Callable[[int], None]) -> Any:
 
 
 def inlined(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """For what only reordered loops call: it becomes a part of each.
+    """Compile a helper of :func:`fastmath` loops, inlined into each of them.
 
     Otherwise a process that compiles a loop may link it to another copy, whose sums have another order, than one that
     fetches the loop from the disk.
@@ -87,7 +87,7 @@ class _Compilation(event.Listener):
 
 @contextmanager
 def without_compiling(clock: Callable[[], float]) -> Iterator[Callable[[], float]]:
-    """A clock that leaves out the time of compiling: a first run's figures are then those of the next one.
+    """A clock that stands still while numba compiles, so that a first run's figures equal the next one's.
 
     Args:
         clock: seconds.

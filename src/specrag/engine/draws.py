@@ -1,4 +1,4 @@
-"""Noise as a function: the same (seed, position, token) gives the same number, in any order of asking.
+"""Keyed random numbers: the same (seed, position, token) gives the same number, in any order of asking.
 
 Plain decoding, any speculative decoding and any replay after a rollback therefore see the same noise at a
 position, and can be compared token for token. No state is kept. The function is random access in the token,

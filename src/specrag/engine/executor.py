@@ -1,4 +1,4 @@
-"""Runs coroutines over one device and packs the passes that they ask for.
+"""Runs coroutines on one device and packs the passes that they ask for.
 
 Everything that decodes is a coroutine that yields requests (:mod:`specrag.engine.passes`) and is resumed with
 the answers. One round of the executor resumes whatever can go on, then runs one packed pass for each model over
@@ -11,12 +11,13 @@ caller takes over. Only asynchronous callers, who must not block, have a thread 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator
-from concurrent.futures import Future
-from typing import Any, TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Generic, TypeVar
 
 from specrag.engine.passes import (
     Coroutine,
@@ -28,9 +29,8 @@ from specrag.engine.passes import (
     Wait,
     report_pass,
 )
-from specrag.engine.search_threads import SearchThreads
-from specrag.engine.task import Task
-from specrag.errors import SpecragError
+from specrag.engine.threads import use_one_thread
+from specrag.errors import Cancelled, DeadlineExceeded, SpecragError
 
 T = TypeVar("T")
 
@@ -41,8 +41,102 @@ MAX_ROWS = 1024
 DRIVER_IDLE_SECONDS = 2.0
 
 
+class Task(Generic[T]):
+    """A coroutine that an executor runs. Made by ``Executor.submit``.
+
+    Its owner uses :attr:`done`, :meth:`cancel` and :meth:`result`; the rest is the executor's.
+    """
+
+    def __init__(
+        self,
+        coroutine: Coroutine[T],
+        deadline: float | None,
+        parent: Task[Any] | None = None,
+        notify: Callable[[], object] | None = None,
+    ) -> None:
+        self.coroutine = coroutine
+        self.deadline = deadline
+        self.notify = notify
+        self.sink: Task[Any] = self if parent is None else parent.sink
+        self.emitted: deque[Any] = deque()
+        self.children: list[Task[Any]] = []
+        self.cancelled = False
+        self.ended = False
+        self.value: Any = None
+        self.error: BaseException | None = None
+        self.answer: Any = None
+        self.failure: BaseException | None = None
+        self.waiting: Pass | Future[Any] | Wait | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether the coroutine has ended."""
+        return self.ended
+
+    def cancel(self) -> None:
+        """End the coroutine, and those that it started, before their next pass. Safe from any thread."""
+        self.cancelled = True
+        for child in list(self.children):
+            child.cancel()
+
+    def result(self) -> T:
+        """What the coroutine returned; raises what it raised."""
+        if not self.ended:
+            raise SpecragError("task: it has not ended yet; wait for it first")
+        if self.error is not None:
+            raise self.error
+        return self.value  # type: ignore[no-any-return]
+
+    def overdue(self, now: float) -> SpecragError | None:
+        """Why the coroutine must end now, if it must."""
+        if self.cancelled:
+            return Cancelled("the request was cancelled")
+        if self.deadline is not None and now >= self.deadline:
+            return DeadlineExceeded("the request ran past its deadline; give it more time or fewer tokens")
+        return None
+
+    def notify_owner(self) -> None:
+        """Call the owner's ``notify``."""
+        if self.notify is not None:
+            # A caller's event loop may have been closed under a request that it left behind.
+            with contextlib.suppress(RuntimeError):
+                self.notify()
+
+
+#: More than the requests that decode at the same time, so that each of them may wait; threads that wait cost nothing.
+REMOTE_THREADS = 128
+
+
+class SearchThreads:
+    """Thread pools for searches: a small one for this machine, another for searches that wait for a remote store.
+
+    So a store that answers late holds up neither look-ups in a request's cache nor searches that are computed here.
+
+    Args:
+        local: threads for searches on this machine.
+        remote: threads for the others; each begins when it is first needed.
+    """
+
+    def __init__(self, local: int, remote: int = REMOTE_THREADS) -> None:
+        self._local = ThreadPoolExecutor(
+            local, thread_name_prefix="specrag-search", initializer=use_one_thread
+        )
+        self._remote = ThreadPoolExecutor(
+            remote, thread_name_prefix="specrag-remote", initializer=use_one_thread
+        )
+
+    def submit(self, search: Search) -> Future[Any]:
+        """Begin a search as soon as a thread is free."""
+        return (self._remote if search.remote else self._local).submit(search.function)
+
+    def close(self) -> None:
+        """Wait for what is running, and end the threads."""
+        self._local.shutdown()
+        self._remote.shutdown()
+
+
 class Executor:
-    """Packs the passes of all running coroutines.
+    """Runs coroutines and packs the passes that they ask for.
 
     Args:
         clock: seconds, for deadlines.
@@ -70,6 +164,11 @@ class Executor:
         self._arrived: deque[Task[Any]] = deque()
         self._tasks: list[Task[Any]] = []
 
+    @property
+    def clock(self) -> Callable[[], float]:
+        """Seconds, of the deadlines."""
+        return self._clock
+
     def submit(
         self,
         coroutine: Coroutine[T],
@@ -77,7 +176,7 @@ class Executor:
         deadline: float | None = None,
         notify: Callable[[], object] | None = None,
     ) -> Task[T]:
-        """Take a coroutine into care; it advances when somebody waits. Safe from any thread.
+        """Schedule a coroutine; it advances when somebody waits. Safe from any thread.
 
         Args:
             deadline: a time of the executor's clock, after which the coroutine is ended.
@@ -247,28 +346,14 @@ class Executor:
             # Told once; the coroutine may still need passes to clean up.
             task.failure = overdue
             task.cancelled, task.deadline = False, None
+        task.waiting = None
         try:
-            while True:
+            while task.waiting is None:
                 failure, answer = task.failure, task.answer
-                task.failure = task.answer = task.waiting = None
-                request = task.coroutine.send(answer) if failure is None else task.coroutine.throw(failure)
-                if isinstance(request, Emit):
-                    task.sink.emitted.append(request.value)
-                    task.sink.tell()
-                elif isinstance(request, Start):
-                    child = Task(request.coroutine, task.deadline, parent=task)
-                    task.children.append(child)
-                    self._tasks.append(child)
-                    task.answer = child
-                elif isinstance(request, Search):
-                    task.waiting = self._threads.submit(request)
-                    task.waiting.add_done_callback(self._wake)
-                    return
-                elif isinstance(request, Pass | Wait):
-                    task.waiting = request
-                    return
-                else:
-                    task.failure = SpecragError(f"coroutine: it yielded {request!r}, which is no request")
+                task.failure = task.answer = None
+                self._serve(
+                    task, task.coroutine.send(answer) if failure is None else task.coroutine.throw(failure)
+                )
         except StopIteration as stop:
             task.value = stop.value
         except BaseException as error:
@@ -280,7 +365,25 @@ class Executor:
                 task.ended = True
                 for child in task.children:
                     child.cancel()
-                task.tell()
+                task.notify_owner()
+
+    def _serve(self, task: Task[Any], request: object) -> None:
+        """What a coroutine yielded: do it at once, or let the task wait for it."""
+        if isinstance(request, Emit):
+            task.sink.emitted.append(request.value)
+            task.sink.notify_owner()
+        elif isinstance(request, Start):
+            child = Task(request.coroutine, task.deadline, parent=task)
+            task.children.append(child)
+            self._tasks.append(child)
+            task.answer = child
+        elif isinstance(request, Search):
+            task.waiting = self._threads.submit(request)
+            task.waiting.add_done_callback(self._wake)
+        elif isinstance(request, Pass | Wait):
+            task.waiting = request
+        else:
+            task.failure = SpecragError(f"coroutine: it yielded {request!r}, which is no request")
 
     def _wake(self, _: Future[Any]) -> None:
         with self._changed:

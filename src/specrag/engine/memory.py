@@ -1,4 +1,4 @@
-"""Whether what a request must remember fits into memory, asked before its first pass.
+"""The memory that a request needs, estimated and checked before its first pass.
 
 An estimate from above: the keys and values of its sessions as :mod:`specrag.engine.kv` allocates them, and the score
 matrices of one pass. The weights count too where they are still to be loaded.
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from specrag.engine.attention import BLOCK_ROWS
+from specrag.engine.attention.products import BLOCK_ROWS
 from specrag.engine.kv import GROWTH, ROW_UNIT, KeyValueCache
 from specrag.engine.passes import SessionModel
 from specrag.engine.session import PREFILL_ROWS
@@ -32,7 +32,7 @@ _WEIGHT_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "int8": 1.1}
 
 @dataclass(frozen=True, slots=True)
 class SessionNeed:
-    """A session that is to be: its model, and how many tokens it will hold at the most."""
+    """A planned session: its model, and the most tokens that it will hold."""
 
     model: SessionModel
     tokens: int
@@ -40,7 +40,7 @@ class SessionNeed:
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """What a request needs, in bytes.
+    """Bytes that a request needs.
 
     Attributes:
         weights: of models that are not loaded yet.
@@ -58,8 +58,8 @@ class MemoryNeed:
         return self.weights + self.keys_values + self.working
 
 
-def estimate(sessions: Sequence[SessionNeed], weights: int = 0) -> MemoryNeed:
-    """What sessions need that live at the same time.
+def estimate_memory(sessions: Sequence[SessionNeed], weights: int = 0) -> MemoryNeed:
+    """Bytes that sessions need which live at the same time.
 
     Args:
         weights: bytes of models still to be loaded (:func:`weights_bytes`).
@@ -72,8 +72,9 @@ def estimate(sessions: Sequence[SessionNeed], weights: int = 0) -> MemoryNeed:
 
 
 def keys_values_bytes(model: SessionModel, tokens: int) -> int:
-    """Bytes of one session's keys and values when it has grown to so many tokens, the copy of a layer while it grows
-    included; 0 for a model that keeps none.
+    """Bytes of one session's keys and values when it has grown to so many tokens; 0 for a model that keeps none.
+
+    The copy of a layer while it grows is included.
     """
     cache = model.new_cache()
     if not isinstance(cache, KeyValueCache):
@@ -84,7 +85,7 @@ def keys_values_bytes(model: SessionModel, tokens: int) -> int:
 
 
 def check_memory(need: MemoryNeed, free: int | None, what: str) -> None:
-    """Refuse what cannot fit.
+    """Refuse a request that cannot fit.
 
     Args:
         free: bytes that there are (:func:`free_bytes`, or a limit of the caller's); ``None`` where nobody knows.
@@ -106,7 +107,7 @@ def check_memory(need: MemoryNeed, free: int | None, what: str) -> None:
 
 
 def free_bytes(device: torch.device | str = "cpu") -> int | None:
-    """Bytes that may still be taken, :data:`RESERVE` kept back; ``None`` where the system does not say.
+    """Bytes still free, less :data:`RESERVE`; ``None`` where the system does not say.
 
     On the CPU the smaller of what the machine and what the process's control group has left.
     """
@@ -118,7 +119,7 @@ def free_bytes(device: torch.device | str = "cpu") -> int | None:
 
 
 def peak_bytes(device: torch.device | str = "cpu") -> int | None:
-    """The most memory that this process has held so far, loading included; ``None`` where the system does not say."""
+    """This process's peak memory so far, loading included; ``None`` where the system does not say."""
     place = torch.device(device)
     if place.type == "cuda":
         return int(torch.cuda.max_memory_allocated(place))

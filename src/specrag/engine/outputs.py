@@ -1,4 +1,4 @@
-"""What a row of a pass returns.
+"""What each row of a pass is asked for, and its answer.
 
 A pass can compute a logits vector for every row, but most rows need none of it: a prefill reads only its last
 row, a greedy check only the largest entry. Each row therefore says what it wants, and nothing else is made.
@@ -19,7 +19,7 @@ HiddenState = Literal["final", "last", "ffn_input"]
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """What one row is asked for. All of it refers to the raw logits: temperature 1, nothing removed.
+    """The outputs asked of one row. All refer to the raw logits: temperature 1, nothing removed.
 
     Args:
         argmax: the token with the largest logit, the smaller id on a tie.

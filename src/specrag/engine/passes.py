@@ -1,4 +1,4 @@
-"""The vocabulary between what decodes and what computes: segments, passes, and the models that run them."""
+"""Segments, passes and other requests of coroutines, and the protocol of models that run them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Cache(Protocol):
-    """What a model remembers of one sequence: the keys and values of its first ``length`` tokens.
+    """A model's cache of one sequence: the keys and values of its first ``length`` tokens.
 
     A pass writes the rows of a segment behind ``length`` without counting them; :meth:`accept` keeps some of
     them and forgets the rest.
@@ -77,7 +77,7 @@ class Others:
 
 @dataclass(frozen=True, slots=True)
 class PassReport:
-    """What a segment's pass took.
+    """Timing of the pass that a segment was in.
 
     Attributes:
         seconds: the whole packed pass, without waiting for it.
@@ -116,8 +116,9 @@ class Segment:
     report: PassReport | None = None
 
     def depths(self) -> list[int]:
-        """Distance of each row from the cache's last token, minus one: row ``i`` is at position
-        ``cache.length + depths()[i]``. Those of the rows written come first.
+        """Distance of each row from the cache's last token, minus one; those of the rows written come first.
+
+        Row ``i`` is at position ``cache.length + depths()[i]``.
         """
         if self.parents is None:
             return list(range(len(self.tokens)))
@@ -128,7 +129,7 @@ class Segment:
 
 
 def report_pass(segments: Sequence[Segment], seconds: float) -> None:
-    """Tell each segment what its pass took, and what was computed beside it."""
+    """Set each segment's :class:`PassReport`."""
     every = _together(segments)
     # A prompt's first rows answer nothing.
     writes = [bool(segment.outputs) and segment.outputs[0].needs_logits for segment in segments]

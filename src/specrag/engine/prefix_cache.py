@@ -1,4 +1,4 @@
-"""Keys and values of earlier texts, for requests that begin with the same tokens."""
+"""Keeps keys and values of earlier texts for requests that begin with the same tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MIN_SHARED_TOKENS = 16
 
 
 class PrefixCache:
-    """Sessions of prompts and of answers behind them, the longest unused dropped first. Tenants never see each other's.
+    """An LRU cache of sessions: prompts, and answers behind them. Tenants never share entries.
 
     What a tenant can observe of another is nothing: neither tokens nor, by the time of an answer, whether they
     were there. To be used from coroutines of one executor, which never run at the same time.

@@ -1,4 +1,4 @@
-"""A read prompt on disk: the keys and values of a session's first tokens, for another process to go on from.
+"""Prefix files: the keys and values of a session's first tokens on disk, for another process to resume from.
 
 A safetensors file with a checksum over everything in it and the identity of the model that computed it. Whatever is
 not exactly that model's, or is damaged, is refused: wrong keys and values give fluent wrong answers.
@@ -19,6 +19,7 @@ import xxhash
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from specrag.artifacts import Refusal, disk_errors, fsync, make_folder, rename
 from specrag.engine.kv import KeyValueCache, KeyValueShape
 from specrag.engine.passes import SessionModel
 from specrag.engine.session import Session
@@ -58,32 +59,32 @@ def save_prefix(path: Path, session: Session, length: int, identity: Mapping[str
         tensors[f"layer.{index}"] = _layer(cache, index, rows).cpu()
     # A folder: safetensors writes to a name of its own choice beside the file and renames that.
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+
+    def described(refusal: Refusal) -> PrefixFileError:
+        return PrefixFileError(
+            f"prefix: {str(path)!r} cannot be written ({refusal.reason}): choose a folder with room"
+        )
+
     metadata = {
         "format": FORMAT,
         "identity": json.dumps(dict(sorted(identity.items()))),
         "checksum": _checksum(tensors.values()),
     }
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with disk_errors(path.parent, described, also=(SafetensorError,)):
+        make_folder(path.parent)
         remove_unfinished(path.parent)
         unfinished.mkdir(exist_ok=True)
         try:
             written = unfinished / path.name
             save_file(tensors, written, metadata)
-            with written.open("rb+") as file:
-                os.fsync(file.fileno())
-            written.replace(path)
+            fsync(written)
+            rename(written, path)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
-    except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:160]
-        raise PrefixFileError(
-            f"prefix: {str(path)!r} cannot be written ({reason}): choose a folder with room"
-        ) from error
 
 
 def load_prefix(path: Path, model: SessionModel, identity: Mapping[str, str]) -> Session:
-    """The session that :func:`save_prefix` wrote.
+    """Load a session that :func:`save_prefix` wrote.
 
     Args:
         identity: of ``model``, as it was given when the file was written.
@@ -115,7 +116,7 @@ def load_prefix(path: Path, model: SessionModel, identity: Mapping[str, str]) ->
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove the folders in which processes that were killed had begun to write."""
+    """Remove the folders that killed processes left half written."""
     for path in folder.glob(".*.safetensors.*"):
         writer = path.suffix.removeprefix(".")
         with contextlib.suppress(OSError):

@@ -104,13 +104,6 @@ class SamplingParams:
         """Whether the likeliest token is taken and nothing is drawn."""
         return self.temperature == 0
 
-    @property
-    def has_processors(self) -> bool:
-        """Whether any penalty or bias changes the logits."""
-        return bool(
-            self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty or self.logit_bias
-        )
-
     def _store_number(self, name: str, low: float, high: float, remedy: str) -> None:
         value: object = getattr(self, name)
         number = _number(name, value, remedy)
@@ -173,7 +166,7 @@ class Distribution:
 
 
 def warp(logits: NDArray[np.floating], params: SamplingParams) -> Distribution:
-    """What is left of the logits' distribution after temperature, top-k, top-p and min-p, in this order.
+    """The logits' distribution after temperature, top-k, top-p and min-p, in this order.
 
     Args:
         logits: one row, ``[V]``, already processed; ``-inf`` means banned.
@@ -207,7 +200,7 @@ def warp(logits: NDArray[np.floating], params: SamplingParams) -> Distribution:
 
 
 def draw(distribution: Distribution, seed: int, position: int) -> int:
-    """The token drawn for a position: Gumbel-max with noise keyed by (seed, position, token).
+    """Draw the token for a position: Gumbel-max with noise keyed by (seed, position, token).
 
     The law is ``distribution``; the outcome is a function of the arguments alone.
     """
@@ -232,16 +225,6 @@ def log_softmax(logits: NDArray[np.floating]) -> NDArray[np.float64]:
     scores: NDArray[np.float64] = np.subtract(logits, logits[_argmax(logits)], dtype=np.float64)
     scores -= math.log(np.exp(scores).sum())
     return scores
-
-
-def entropy(logits: NDArray[np.floating]) -> float:
-    """Entropy of the logits' distribution at temperature 1, in nats."""
-    scores = np.subtract(logits, logits[_argmax(logits)], dtype=np.float64)
-    weights = np.exp(scores)
-    scores[weights == 0] = 0.0  # the limit of p log p
-    total = float(weights.sum())
-    weights *= scores  # not a dot product: BLAS would split the sum among threads
-    return max(0.0, math.log(total) - float(weights.sum()) / total)
 
 
 def _argmax(logits: NDArray[np.floating]) -> int:

@@ -1,4 +1,4 @@
-"""A sequence of tokens that a model is decoding."""
+"""A session: one sequence of tokens that a model is decoding."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PREFILL_ROWS = 512
 
 
 class Tree(Protocol):
-    """Tokens that may follow a session; the part of a draft tree that a pass needs."""
+    """The part of a draft tree that a pass needs."""
 
     @property
     def tokens(self) -> Sequence[int]:
@@ -26,7 +26,7 @@ class Tree(Protocol):
 
 
 def check_room(model: SessionModel, length: int) -> None:
-    """Make sure that the model's context holds ``length`` tokens.
+    """Check that the model's context holds ``length`` tokens.
 
     Raises:
         ContextLengthError: it does not.
@@ -177,8 +177,9 @@ class Session:
         self.cache.truncate(min(self.cache.length, max(length - 1, 0)))
 
     def fork(self, length: int | None = None) -> Session:
-        """A session that starts with the first ``length`` tokens of this one (default: all) and shares their
-        keys and values; nothing is copied.
+        """A session that starts with the first ``length`` tokens of this one; by default all.
+
+        It shares their keys and values; nothing is copied.
         """
         length = len(self.tokens) if length is None else length
         if not 0 <= length <= len(self.tokens):

@@ -1,4 +1,4 @@
-"""When a request's text ends, and which part of it may be shown already.
+"""Stop conditions: when a text ends, and which part of it may be streamed already.
 
 A stop string is cut out together with all that follows it. Text that may still turn out to be the start of a
 stop string is held back, and nothing else is, so that a stream shows every character as early as it can.
@@ -21,7 +21,7 @@ FinishReason: TypeAlias = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True)
 class StopConditions:
-    """When to end.
+    """Conditions that end a text.
 
     Args:
         max_tokens: at most this many tokens, a stop token included; at least 1.
@@ -74,7 +74,7 @@ class Piece:
 
 
 class StopChecker:
-    """Follows one request's text, token by token.
+    """Applies stop conditions to one request's text, token by token.
 
     ``push`` every token in order until a piece has a finish reason, then call ``finish`` once for the text
     still held back. A request that ends early (cancelled) calls ``finish`` too.

@@ -1,9 +1,9 @@
-"""Threads that compute beside the one that takes passes.
+"""Limits on threads that compute beside the one that runs passes.
 
-libgomp, the OpenMP of torch on Linux, gives every thread that computes a team of its own and keeps it while the thread
-lives. Once there are more of them than processors, its barriers no longer spin but sleep, for all teams: on two cores a
-pass of SmolLM2 then takes twice as long, and goes on doing so (docs/log.md). So one thread takes passes with all
-processors, threads beside it compute alone, and models are loaded in a thread that ends.
+libgomp, the OpenMP of torch on Linux, gives every thread that computes a pool of worker threads of its own and keeps
+it while the thread lives. Once there are more of them than processors, its barriers no longer spin but sleep, in all
+pools: on two cores a pass of SmolLM2 then takes twice as long, and goes on doing so (docs/log.md). So one thread runs
+passes on all processors, threads beside it compute alone, and models are loaded in a thread that ends.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ T = TypeVar("T")
 _here = threading.local()
 
 
-def compute_alone() -> None:
-    """Let the calling thread compute without a team from now on; made for pools of threads, cheap to call again."""
+def use_one_thread() -> None:
+    """Limit OpenMP to the calling thread, from now on: an initialiser of thread pools, cheap to repeat."""
     if getattr(_here, "alone", False):
         return
     from threadpoolctl import threadpool_limits
@@ -32,7 +32,7 @@ def compute_alone() -> None:
     _here.alone = True
 
 
-def apart(function: Callable[[], T]) -> T:
-    """Call a function in a thread that ends with it, and its team too; it computes with all processors."""
+def in_own_thread(function: Callable[[], T]) -> T:
+    """Call a function in a thread of its own, on all processors; the thread and its OpenMP workers end with it."""
     with ThreadPoolExecutor(1, thread_name_prefix="specrag-apart") as threads:
         return threads.submit(function).result()

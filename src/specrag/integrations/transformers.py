@@ -35,29 +35,32 @@ from specrag.errors import InputError
 from specrag.integrations.transformers_checks import check_options, prompts_of
 from specrag.integrations.transformers_model import Borrowed
 from specrag.integrations.transformers_rows import RowCriteria, RowOutput, RowProcessors, Rows
-from specrag.methods.base import DecodingMethod, read_prompt
-from specrag.methods.generation import Usage
-from specrag.methods.registry import make_method
+from specrag.methods.base import Decoder, read_prompt
+from specrag.methods.decoding import DecodingMethod, make_decoder
+from specrag.methods.resources import Resources
+from specrag.request import Usage
 from specrag.speculation.decode import TARGET, Settings, Step
 
 if TYPE_CHECKING:
     from transformers.generation.streamers import BaseStreamer
 
 
-def speculate(method: str | DecodingMethod = "respec") -> Speculate:
+def speculate(method: str | DecodingMethod | Decoder = "adaptive") -> Speculate:
     """What to give to ``model.generate`` as ``custom_generate``.
 
     Args:
-        method: a method's name, or a configured method such as ``ReSpec(relaxed=True)``.
+        method: the name of a method that decodes tokens, or a configured one such as ``ReSpec(relaxed=True)``.
 
     Raises:
         InputError: there is no such method.
 
     Example:
-        ``model.generate(**inputs, custom_generate=speculate("respec"), max_new_tokens=100)``
+        ``model.generate(**inputs, custom_generate=speculate("adaptive"), max_new_tokens=100)``
     """
     if isinstance(method, str):
-        return Speculate(make_method(method))
+        return Speculate(make_decoder(method, Resources(), "method"))
+    if isinstance(method, DecodingMethod):
+        return Speculate(method.decoder(Resources()))
     if not callable(getattr(method, "decode", None)):
         raise InputError("method", method, "give a method's name or a configured method")
     return Speculate(method)
@@ -85,7 +88,7 @@ class Speculate:
         usage: counts of the newest call, all rows together; ``None`` before the first.
     """
 
-    def __init__(self, method: DecodingMethod) -> None:
+    def __init__(self, method: Decoder) -> None:
         self.method = method
         self.usage: Usage | None = None
         self._checked: weakref.WeakSet[PreTrainedModel] = weakref.WeakSet()

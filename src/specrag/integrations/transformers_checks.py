@@ -35,21 +35,7 @@ def check_options(
     Raises:
         InputError: it cannot be done.
     """
-    name = type(model).__name__
-    if model.config.is_encoder_decoder:
-        raise InputError(
-            "model", name, "it is an encoder-decoder; give a decoder-only model, or no custom_generate"
-        )
-    if model._is_stateful:
-        raise InputError(
-            "model",
-            name,
-            "its state cannot be taken back; give a model with attention, or no custom_generate",
-        )
-    if len(set(getattr(model, "hf_device_map", {}).values())) > 1:
-        raise InputError(
-            "model", name, "it lies on several devices; load it onto one, or give no custom_generate"
-        )
+    _check_model(model)
     if synced_gpus:
         raise InputError("synced_gpus", True, "run it in one process, or give no custom_generate")
     if max(config.num_beams or 1, config.num_beam_groups or 1) > 1:
@@ -70,6 +56,24 @@ def check_options(
             raise InputError(
                 "logits processor", type(processor).__name__, "leave it out; it must be called in order"
             )
+
+
+def _check_model(model: PreTrainedModel) -> None:
+    name = type(model).__name__
+    if model.config.is_encoder_decoder:
+        raise InputError(
+            "model", name, "it is an encoder-decoder; give a decoder-only model, or no custom_generate"
+        )
+    if model._is_stateful:
+        raise InputError(
+            "model",
+            name,
+            "its state cannot be taken back; give a model with attention, or no custom_generate",
+        )
+    if len(set(getattr(model, "hf_device_map", {}).values())) > 1:
+        raise InputError(
+            "model", name, "it lies on several devices; load it onto one, or give no custom_generate"
+        )
 
 
 def prompts_of(input_ids: torch.Tensor, inputs: Mapping[str, Any]) -> list[list[int]]:

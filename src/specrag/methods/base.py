@@ -1,19 +1,122 @@
-"""What every method of the token level offers."""
+"""The contract of methods: what one is asked, what it may use, what it plans; and how tokens are decoded."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from enum import Flag, auto
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+
+from pydantic import BaseModel, ConfigDict
 
 from specrag.engine.outputs import NOTHING, Outputs, Row
 from specrag.engine.passes import Coroutine
 from specrag.engine.session import PREFILL_ROWS, Session
 from specrag.engine.stopping import FinishReason
-from specrag.speculation.decode import Settings, Speculation, TextSink
+from specrag.methods.registry import check_values
+from specrag.request import Options, Prompt, Request, Result
+from specrag.speculation.decode import Settings, Speculation, TextSink, decode
 
 if TYPE_CHECKING:
+    from specrag.engine.executor import Executor
+    from specrag.engine.prefix_cache import PrefixCache
+    from specrag.methods.resources import Resources, SharedMethods
     from specrag.models.loading import LoadedModel
+    from specrag.models.tokenizer import Tokenizer
+
+#: Guesses that a pass may write behind the text, for estimates of memory.
+GUESSES = 64
+
+
+class Needs(Flag):
+    """What a method cannot do without; the rest it may use where it is given."""
+
+    NOTHING = 0
+    #: A local model whose sessions it decodes itself.
+    SESSIONS = auto()
+    #: A model that writes texts, local or behind an endpoint.
+    GENERATOR = auto()
+    #: A model that scores texts, local or behind an endpoint.
+    SCORER = auto()
+    #: Passages that can be searched.
+    RETRIEVER = auto()
+    #: A kNN-LM datastore.
+    DATASTORE = auto()
+    #: A long text in the request itself.
+    CONTEXT = auto()
+    #: A model or a head that drafts tokens, named by an option.
+    DRAFTER = auto()
+
+
+class MethodOptions(BaseModel):
+    """Base of a method's ``Options``: refuses what it does not know, and guesses no types.
+
+    A field's default, bounds, description and, as its title, the paper's symbol are all that the command line, the
+    HTTP API, the page and the documentation know of it. A field that names something which only its host can resolve
+    says so by ``json_schema_extra={"resource": "datastores"}`` (see :class:`~specrag.methods.resources.Resources`):
+    ``datastores``, ``corpora``, ``drafters``, ``decoders``, ``writers`` or ``folders``. ``"own"`` lists names that need
+    no resource, ``"prefix"`` says how the only usable ones begin.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A checked request that can be started.
+
+    Attributes:
+        begin: makes its coroutine, for the executor of the model that it uses.
+        tokens: that its sessions may hold together, for the admission of a server.
+        prompt: tokens of the prompt where they are known beforehand; equal prompts are read once.
+    """
+
+    begin: Callable[[], Coroutine[Result]]
+    tokens: int
+    prompt: tuple[int, ...] = ()
+
+
+class Method(ABC):
+    """A way to answer. Everything about it that others need to know is here.
+
+    Args:
+        options: checked ones; by default those that the method's name gives.
+        values: options by name, in place of ``options``: ``Adaptive(drafter="lookup")``.
+
+    Attributes:
+        name: as people type it.
+        summary: one line, for help, page and documentation.
+        needs: what it cannot do without.
+        Options: every setting.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    needs: ClassVar[Needs] = Needs.SESSIONS
+    Options: ClassVar[type[MethodOptions]] = MethodOptions
+
+    def __init__(self, options: MethodOptions | None = None, **values: Any) -> None:
+        self.options = options or check_values(self.Options, values, self.name, "")
+
+    @abstractmethod
+    def plan(self, request: Request, given: Resources) -> Plan:
+        """Check a request; the only place where that is done. Loads what the method needs, runs no model.
+
+        Raises:
+            InputError: a value cannot be used.
+            ContextLengthError: the prompt does not fit.
+            SpecragError: what is needed cannot be loaded.
+        """
+
+    @property
+    def retracts(self) -> bool:
+        """Whether text that was told may be taken back by an event (:attr:`~specrag.request.Event.text_lost`)."""
+        return False
+
+    def run(self, plan: Plan) -> Coroutine[Result]:
+        """A coroutine that answers; emits steps and events on its way."""
+        return plan.begin()
 
 
 _FEATURE = Outputs(hidden=("final",))
@@ -46,7 +149,7 @@ def read_prompt(
     return rows[fed - wanted :]
 
 
-class DecodingMethod(Protocol):
+class Decoder(Protocol):
     """A configuration of drafter, acceptance rule and schedule, shared by all requests that ask for it.
 
     What a request learns stays in the coroutine of its :meth:`decode`. The object itself holds settings, what
@@ -87,8 +190,108 @@ class DecodingMethod(Protocol):
         """
 
 
-class TokenMethod(DecodingMethod, Protocol):
+@runtime_checkable
+class SpeculativeDecoder(Decoder, Protocol):
     """A method that is a drafter, a rule and a schedule, which another may use for guesses of its own."""
 
     def speculation(self, session: Session, settings: Settings) -> Speculation:
         """Those of one request; whoever asked closes the drafter."""
+
+
+@runtime_checkable
+class HasTokenizer(Protocol):
+    """A model whose tokens are known here, so that its logits can be processed by what they spell."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Its tokenizer."""
+
+
+class DraftingDecoder(ABC):
+    """A decoder that is a drafter, a rule and a schedule, and nothing else."""
+
+    name: str
+
+    @property
+    def prompt_needs(self) -> PromptNeeds:
+        """Nothing, unless a drafter reads something."""
+        return PromptNeeds()
+
+    def check(self, loaded: LoadedModel) -> None:
+        """Every model will do, unless a drafter says otherwise."""
+        del loaded
+
+    @abstractmethod
+    def speculation(self, session: Session, settings: Settings) -> Speculation:
+        """See :class:`SpeculativeDecoder`."""
+
+    def decode(
+        self,
+        session: Session,
+        settings: Settings,
+        text: TextSink,
+        clock: Callable[[], float],
+        prompt_rows: Sequence[Row] = (),
+    ) -> Coroutine[FinishReason]:
+        """See :class:`Decoder`."""
+        speculation = self.speculation(session, settings)
+        try:
+            return (yield from decode(session, settings, text, speculation, clock, prompt_rows))
+        finally:
+            speculation.drafter.close()
+
+
+class Generator(Protocol):
+    """A language model as methods above the token level see it: text for text, in the executor they share."""
+
+    @property
+    def executor(self) -> Executor:
+        """Runs the coroutines of everybody who uses this model."""
+
+    @property
+    def context_length(self) -> int:
+        """Largest number of tokens of prompt and output together."""
+
+    def encode(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
+        """The tokens that the model reads for a prompt."""
+
+    def generating(self, prompt: Prompt, options: Options) -> Coroutine[Result]:
+        """A coroutine that generates a text; it emits a :class:`~specrag.speculation.decode.Step` a round.
+
+        The prompt and the options are checked at the call, before any work.
+        """
+
+
+class SessionGenerator(Generator, Protocol):
+    """A language model whose sessions a method decodes itself, such as :class:`specrag.LanguageModel`."""
+
+    @property
+    def loaded(self) -> LoadedModel:
+        """The model with its tokenizer."""
+
+
+class LocalModel(SessionGenerator, Protocol):
+    """A language model on this machine that remembers what it has read, such as :class:`specrag.LanguageModel`.
+
+    Attributes:
+        shared: what its requests learn together.
+        clock: seconds, the executor's.
+    """
+
+    shared: SharedMethods
+    clock: Callable[[], float]
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Its tokenizer."""
+
+    @property
+    def prefixes(self) -> PrefixCache:
+        """Keys and values of earlier prompts, for coroutines of its executor."""
+
+    def generating(self, prompt: Prompt, options: Options, begun: Session | None = None) -> Coroutine[Result]:
+        """As of every generator.
+
+        Args:
+            begun: holds the first tokens of the prompt; closed at the end.
+        """

@@ -1,118 +1,117 @@
-"""What ReSpec is measured against, each a configuration of the same parts."""
+"""What adaptive speculation and ReSpec are measured against, as their papers have them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from specrag.engine.outputs import Row
-from specrag.engine.passes import Coroutine
-from specrag.engine.session import Session
-from specrag.engine.stopping import FinishReason
-from specrag.methods.base import PromptNeeds
-from specrag.methods.fallbacks import NamedDrafter
-from specrag.scheduling.by_model import ByModel
-from specrag.scheduling.cost_aware import CostAware, SharedCosts
-from specrag.scheduling.tokens import FixedBudget
-from specrag.speculation.acceptance import Matching
-from specrag.speculation.decode import Settings, Speculation, TextSink, decode
-from specrag.speculation.drafters.base import Drafter
-from specrag.speculation.drafters.suffix import SuffixDrafter
-from specrag.speculation.drafters.switching import Switching
-from specrag.speculation.schedule import TokenSchedule
+from pydantic import Field
+
+from specrag.errors import InputError
+from specrag.methods.base import MethodOptions, Needs
+from specrag.methods.decoding import DecodingMethod
 
 if TYPE_CHECKING:
-    from specrag.models.loading import LoadedModel
+    from specrag.methods.base import Decoder
+    from specrag.methods.resources import Resources
 
 
-class Drafted:
-    """One drafter, strict verification.
+class PromptLookup(DecodingMethod):
+    """Copies behind the newest n-gram (Saxena 2023)."""
 
-    Args:
-        name: in the registry.
-        drafter: as of :class:`~specrag.methods.fallbacks.NamedDrafter`.
-        budget: tokens to guess in every round, as its paper has it; ``None`` weighs them by their cost.
-        copy_first: copy behind the longest match first, as SAM-Decoding does, and guess only where there is none.
-    """
+    name = "prompt-lookup"
+    summary = "Copies behind the newest n-gram of the text"
 
-    def __init__(self, name: str, drafter: str, budget: int | None, *, copy_first: bool = False) -> None:
-        self.name = name
-        self._drafter = NamedDrafter(drafter)
-        self._budget = budget
-        self._copy_first = copy_first
-        self._costs = ByModel(SharedCosts)
+    def decoder(self, given: Resources) -> Decoder:
+        """See :class:`~specrag.methods.decoding.DecodingMethod`."""
+        from specrag.methods.token_decoders import prompt_lookup
 
-    @property
-    def prompt_needs(self) -> PromptNeeds:
-        """What a head reads of the prompt; the others read nothing."""
-        return PromptNeeds(features=self._drafter.prompt_features)
-
-    def check(self, loaded: LoadedModel) -> None:
-        """See :class:`~specrag.methods.base.DecodingMethod`."""
-        self._drafter.check(loaded)
-
-    def decode(
-        self,
-        session: Session,
-        settings: Settings,
-        text: TextSink,
-        clock: Callable[[], float],
-        prompt_rows: Sequence[Row] = (),
-    ) -> Coroutine[FinishReason]:
-        """See :class:`~specrag.methods.base.DecodingMethod`."""
-        speculation = self.speculation(session, settings)
-        try:
-            return (yield from decode(session, settings, text, speculation, clock, prompt_rows))
-        finally:
-            speculation.drafter.close()
-
-    def speculation(self, session: Session, settings: Settings) -> Speculation:
-        """See :class:`~specrag.methods.base.TokenMethod`."""
-        del settings
-        weighing = CostAware(self._costs.of(session.model)) if self._budget is None else None
-        schedule: TokenSchedule = weighing or FixedBudget(self._budget or 0)
-        drafter: Drafter = self._drafter.make(session.model, weighing)
-        if self._copy_first:
-            drafter = Switching(SuffixDrafter(), drafter, lambda: schedule.budget(runs_passes=True))
-        return Speculation(drafter, Matching(), schedule)
+        return given.shared.get(prompt_lookup)
 
 
-#: Transformers' default of ten tokens.
-PROMPT_LOOKUP_TOKENS = 10
-#: SAM-Decoding copies 40 tokens.
-SAM_TOKENS = 40
-#: Token recycling verifies a tree of 80 nodes.
-RECYCLING_NODES = 80
-#: A common choice for a draft model (Leviathan et al. 2023, figure 3).
-DRAFT_MODEL_TOKENS = 5
-#: EAGLE-2 verifies a tree of 60 nodes.
-EAGLE_NODES = 60
-
-
-def prompt_lookup() -> Drafted:
-    """Copies behind the newest n-gram, ten tokens a round."""
-    return Drafted("prompt-lookup", "lookup", PROMPT_LOOKUP_TOKENS)
-
-
-def token_recycling() -> Drafted:
+class TokenRecycling(DecodingMethod):
     """Guesses the tokens that were likely after the same ones before (Luo et al. 2024)."""
-    return Drafted("token-recycling", "recycling", RECYCLING_NODES)
+
+    name = "token-recycling"
+    summary = "Guesses tokens that were likely after the same ones before"
+
+    def decoder(self, given: Resources) -> Decoder:
+        """See :class:`~specrag.methods.decoding.DecodingMethod`."""
+        from specrag.methods.token_decoders import token_recycling
+
+        return given.shared.get(token_recycling)
 
 
-def sam_decoding() -> Drafted:
+class SamDecoding(DecodingMethod):
     """Copies behind the longest match, else recycles tokens (Hu et al. 2024)."""
-    return Drafted("sam-decoding", "recycling", SAM_TOKENS, copy_first=True)
+
+    name = "sam-decoding"
+    summary = "Copies behind the longest match, else recycles tokens"
+
+    def decoder(self, given: Resources) -> Decoder:
+        """See :class:`~specrag.methods.decoding.DecodingMethod`."""
+        from specrag.methods.token_decoders import sam_decoding
+
+        return given.shared.get(sam_decoding)
 
 
-def draft_model(name: str) -> Drafted:
-    """Lets a smaller model guess (Leviathan et al. 2023), of another vocabulary too (Timor et al. 2025)."""
-    return Drafted("draft-model", f"model:{name}", DRAFT_MODEL_TOKENS)
+def _drafter(prefix: str) -> Any:
+    return Field(
+        None,
+        max_length=4096,
+        description="Name or folder of the drafter.",
+        json_schema_extra={"resource": "drafters", "prefix": prefix},
+    )
 
 
-def eagle(name: str) -> Drafted:
-    """Lets a head on the target's features guess (Li et al. 2024, EAGLE-2).
+class _Named(DecodingMethod):
+    """A method whose drafter has to be named."""
 
-    Args:
-        name: a head, as of :func:`~specrag.models.eagle_reading.head_folder`.
-    """
-    return Drafted("eagle-2", f"eagle:{name}", EAGLE_NODES)
+    needs = Needs.SESSIONS | Needs.DRAFTER
+    options: Any
+
+    def _drafter(self, given: Resources, prefix: str, make: Callable[[str], Decoder]) -> Decoder:
+        drafter = self.options.drafter
+        if not drafter:
+            raise InputError("drafter", drafter, f"{self.name} needs one; name it (-o drafter=NAME)")
+        name = drafter.removeprefix(prefix)
+        given.check_drafter(prefix + name, ())
+        return given.shared.get(make, name)
+
+
+class DraftModel(_Named):
+    """A smaller model guesses (Leviathan et al. 2023), of another vocabulary too (Timor et al. 2025)."""
+
+    name = "draft-model"
+    summary = "A smaller model guesses"
+
+    class Options(MethodOptions):
+        """Which model."""
+
+        drafter: str | None = _drafter("model:")
+
+    def decoder(self, given: Resources) -> Decoder:
+        """See :class:`~specrag.methods.decoding.DecodingMethod`."""
+        from specrag.methods.drafters import MODEL_PREFIX
+        from specrag.methods.token_decoders import draft_model
+
+        return self._drafter(given, MODEL_PREFIX, draft_model)
+
+
+class Eagle2(_Named):
+    """A head on the target's features guesses (Li et al. 2024, EAGLE-2)."""
+
+    name = "eagle-2"
+    summary = "A head on the model's features guesses"
+
+    class Options(MethodOptions):
+        """Which head."""
+
+        drafter: str | None = _drafter("eagle:")
+
+    def decoder(self, given: Resources) -> Decoder:
+        """See :class:`~specrag.methods.decoding.DecodingMethod`."""
+        from specrag.methods.drafters import EAGLE_PREFIX
+        from specrag.methods.token_decoders import eagle
+
+        return self._drafter(given, EAGLE_PREFIX, eagle)

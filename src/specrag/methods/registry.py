@@ -1,79 +1,234 @@
-"""The methods by the name that Python, the command line and the bench share."""
+"""The methods by name: ours, and those that other packages bring by the entry-point group ``specrag.methods``."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from functools import cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any, get_args, get_origin
 
-from specrag.errors import InputError
-from specrag.methods.base import TokenMethod
-from specrag.methods.plain import Plain
+from pydantic import ValidationError
 
-# The others are imported when they are asked for: they compile their loops, and importing the compiler takes longer
-# than starting the command line.
+from specrag.errors import InputError, SpecragError
 
+if TYPE_CHECKING:
+    from specrag.methods.base import Method, MethodOptions
 
-def _respec() -> TokenMethod:
-    from specrag.methods.respec import ReSpec
+GROUP = "specrag.methods"
 
-    return ReSpec()
-
-
-def _prompt_lookup() -> TokenMethod:
-    from specrag.methods import baselines
-
-    return baselines.prompt_lookup()
-
-
-def _token_recycling() -> TokenMethod:
-    from specrag.methods import baselines
-
-    return baselines.token_recycling()
-
-
-def _sam_decoding() -> TokenMethod:
-    from specrag.methods import baselines
-
-    return baselines.sam_decoding()
-
-
-METHODS: Mapping[str, Callable[[], TokenMethod]] = {
-    "plain": Plain,
-    "respec": _respec,
-    "prompt-lookup": _prompt_lookup,
-    "token-recycling": _token_recycling,
-    "sam-decoding": _sam_decoding,
+#: The only place that names our own methods; each is imported when it is asked for.
+_OWN: Mapping[str, str] = {
+    "adaptive": "specrag.methods.adaptive:Adaptive",
+    "plain": "specrag.methods.plain:Plain",
+    "respec": "specrag.methods.respec:ReSpec",
+    "prompt-lookup": "specrag.methods.baselines:PromptLookup",
+    "token-recycling": "specrag.methods.baselines:TokenRecycling",
+    "sam-decoding": "specrag.methods.baselines:SamDecoding",
+    "draft-model": "specrag.methods.baselines:DraftModel",
+    "eagle-2": "specrag.methods.baselines:Eagle2",
+    "knn-lm": "specrag.methods.knn_lm:KnnLM",
+    "standard-rag": "specrag.methods.standard_rag:StandardRAG",
+    "long-context": "specrag.methods.rapid:LongContext",
+    "rapid": "specrag.methods.rapid:RAPID",
+    "naive-sd": "specrag.methods.rapid:NaiveSD",
+    "streaming-drafter": "specrag.methods.rapid:StreamingDrafter",
+    "sequential": "specrag.methods.ralmspec:Sequential",
+    "ralmspec": "specrag.methods.ralmspec:RaLMSpec",
+    "speculative-rag": "specrag.methods.speculative_rag:SpeculativeRAG",
 }
-"""With their default settings; ``draft-model`` needs a model's name (``baselines.draft_model``)."""
 
 
-def check_method(
-    name: str, field: str = "method", known: Collection[str] = METHODS, purpose: str = ""
-) -> None:
-    """Check that there is a method of this name.
+@cache
+def _brought() -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=GROUP) if entry.name not in _OWN}
+
+
+def own_names() -> tuple[str, ...]:
+    """The methods that come with specrag."""
+    return tuple(_OWN)
+
+
+def method_names() -> tuple[str, ...]:
+    """All methods, ours first."""
+    return (*_OWN, *sorted(_brought()))
+
+
+def method_class(name: str, field: str = "method") -> type[Method]:
+    """The method of a name.
 
     Args:
         field: what an error names.
-        known: the names that the caller takes.
+
+    Raises:
+        InputError: there is none.
+        SpecragError: another package brings it, and it cannot be imported.
+    """
+    check_name(name, method_names(), field)
+    if name in _OWN:
+        module, _, attribute = _OWN[name].partition(":")
+        made: type[Method] = getattr(import_module(module), attribute)
+        return made
+    entry = _brought()[name]
+    try:
+        found: type[Method] = entry.load()
+    except Exception as error:
+        reason = " ".join(str(error).split())[:160]
+        raise SpecragError(f"method {name!r} of {entry.value} cannot be imported: {reason}") from error
+    return found
+
+
+def make_method(
+    name: str, values: Mapping[str, Any] | None = None, *, field: str = "method", place: str = "options"
+) -> Method:
+    """A method with its options.
+
+    Args:
+        values: options by name, as JSON has them; texts where they come from a command line (:func:`from_texts`).
+        field, place: what an error names: of the method, of an option.
+
+    Raises:
+        InputError: there is no such method or option, or a value is out of its bounds.
+    """
+    made = method_class(name, field)
+    return made(check_values(made.Options, values or {}, name, place))
+
+
+def from_texts(name: str, texts: Mapping[str, str], *, field: str = "method", place: str = "-o") -> Method:
+    """A method whose options are written as texts, such as ``eta=10``.
+
+    Raises:
+        InputError: as of :func:`make_method`.
+    """
+    made = method_class(name, field)
+    return made(check_values(made.Options, texts, name, place, texts=True))
+
+
+def check_values(
+    options: type[MethodOptions],
+    values: Mapping[str, Any],
+    owner: str,
+    place: str = "options",
+    *,
+    texts: bool = False,
+) -> MethodOptions:
+    """Options from values.
+
+    Args:
+        owner: whose they are, for the error.
+        texts: values are texts to be read; ``none`` is no value.
+
+    Raises:
+        InputError: one is unknown or out of its bounds.
+    """
+    known = options.model_fields
+    for given in values:
+        if given not in known:
+            listed = f"{owner} takes {', '.join(known) or 'none'}{nearest(given, known)}"
+            raise InputError(_join(place, given), values[given], listed)
+    try:
+        if texts:
+            written = {
+                key: value for key, value in values.items() if str(value).lower() not in ("none", "null")
+            }
+            return options.model_validate(written, strict=False)
+        return options.model_validate(
+            {key: _as_declared(options, key, value) for key, value in values.items()}
+        )
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_context=False)[0]
+        path = [str(part)[:40] for part in problem["loc"]]
+        # What is behind the field's name are the alternatives of its type.
+        where = path[0] if path else ""
+        value = values.get(where, problem["input"])
+        remedy = remedy_of(options, where) if where in known else problem["msg"]
+        raise InputError(_join(place, where), value, remedy) from None
+
+
+def _as_declared(options: type[MethodOptions], name: str, value: Any) -> Any:
+    """A list for an option that is a tuple: JSON has no tuples."""
+    kind = options.model_fields[name].annotation
+    is_tuple = tuple in {get_origin(kind), *(get_origin(each) for each in get_args(kind))}
+    return tuple(value) if is_tuple and isinstance(value, list) else value
+
+
+def remedy_of(options: type[MethodOptions], name: str) -> str:
+    """What may be given for an option, such as ``give a whole number from 1 to 32``."""
+    schema = options.model_json_schema()
+    return f"give {value_kinds(schema['properties'][name], schema)}"
+
+
+def value_kinds(schema: Mapping[str, Any], root: Mapping[str, Any]) -> str:
+    """The values that a field takes, in words.
+
+    Args:
+        schema: of the field.
+        root: of all fields, for references.
+    """
+    kinds = [_kind(kind, root) for kind in alternatives(schema)]
+    return " or ".join(kind for kind in kinds if kind)
+
+
+def alternatives(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The schemas that a field's values may have."""
+    return list(schema.get("anyOf", [schema]))
+
+
+def resolved(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A schema, looked up where it is a reference."""
+    if "$ref" not in schema:
+        return schema
+    found: Mapping[str, Any] = root["$defs"][schema["$ref"].rpartition("/")[2]]
+    return found
+
+
+def _kind(schema: Mapping[str, Any], root: Mapping[str, Any]) -> str:
+    schema = resolved(schema, root)
+    if "enum" in schema:
+        return "one of " + ", ".join(str(value) for value in schema["enum"])
+    if "const" in schema:
+        return str(schema["const"])
+    if schema.get("type") == "array":
+        return f"several: {_kind(schema.get('items', {}), root) or 'texts'}"
+    kind = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "string": "a text"}
+    text = kind.get(schema.get("type", ""), "")
+    low, high = schema.get("minimum"), schema.get("maximum")
+    above = schema.get("exclusiveMinimum")
+    below = schema.get("exclusiveMaximum")
+    if low is not None:
+        text += f" from {low:,}"
+    elif above is not None:
+        text += f" above {above:,}"
+    if high is not None:
+        text += f" to {high:,}" if low is not None else f" up to {high:,}"
+    elif below is not None:
+        text += f" and below {below:,}"
+    return text
+
+
+def _join(place: str, name: str) -> str:
+    separator = " " if place.startswith("-") else "."
+    return f"{place}{separator}{name}" if place and name else place or name
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """``; did you mean NAME?``, or nothing where no name is near."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def check_name(name: str, known: Collection[str], field: str = "method", purpose: str = "") -> None:
+    """Check that a name is one of those known.
+
+    Args:
+        field: what an error names.
         purpose: of what they are, such as ``for a long context``.
 
     Raises:
-        InputError: there is none.
+        InputError: it is not.
     """
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise InputError(field, name, f"{purpose} take one of {', '.join(known)}{hint}".lstrip())
-
-
-def make_method(name: str, field: str = "method") -> TokenMethod:
-    """The method of this name with its default settings.
-
-    Args:
-        field: what an error names.
-
-    Raises:
-        InputError: there is none.
-    """
-    check_method(name, field)
-    return METHODS[name]()
+        raise InputError(
+            field, name, f"{purpose} take one of {', '.join(known)}{nearest(name, known)}".lstrip()
+        )

@@ -12,10 +12,10 @@ from specrag.errors import InputError
 from specrag.retrieval.passage import Hit, Passage
 
 if TYPE_CHECKING:
-    from specrag.retrieval.index import Index, Query, Ranking
+    from specrag.retrieval.encoder.reranker import Reranker
+    from specrag.retrieval.index.base import Index, Query, Ranking
+    from specrag.retrieval.index.scoring import Bools, Floats, Longs
     from specrag.retrieval.knowledge_base import KnowledgeBase
-    from specrag.retrieval.reranker import Reranker
-    from specrag.retrieval.scoring import Bools, Floats, Longs
 
 
 class Retriever(Protocol):
@@ -48,7 +48,7 @@ class VectorRetriever(Protocol):
 
 
 class PassageRetriever(Protocol):
-    """What iterative retrieval needs: an :class:`~specrag.retrieval.index.Index` with its encoder and its passages.
+    """What iterative retrieval needs: an index with its encoder and its passages.
 
     Safe to use from several threads. :meth:`search` answers a batch bit for bit as it answers each query alone, and
     :meth:`score` gives the scores that it ranks by, so that a cache of a few passages ranks them alike. Every method
@@ -79,8 +79,7 @@ def passages_of(given: PassageRetriever | KnowledgeBase) -> PassageRetriever:
     Raises:
         InputError: it is neither.
     """
-    from specrag.retrieval.knowledge_base import KnowledgeBase
-    from specrag.retrieval.single_index import SingleIndex
+    from specrag.retrieval.knowledge_base import KnowledgeBase, SingleIndex
 
     if isinstance(given, KnowledgeBase):
         return SingleIndex(given)
@@ -154,3 +153,14 @@ class GivenPassages:
             raise InputError("where", where, "give passages that are filtered and ranked already")
         hits = [Hit(passage, 1 / rank) for rank, passage in enumerate(self._passages[:k], 1)]
         return [hits for _ in queries]
+
+
+def check_k(k: int, passages: int) -> None:
+    """Check how many passages to find.
+
+    Raises:
+        InputError: it is no whole number from 1 to the number of passages.
+    """
+    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= passages:
+        held = f"the knowledge base has {passages:,} passage{'' if passages == 1 else 's'}"
+        raise InputError("k", k, f"give a whole number from 1 to {passages}; {held}")

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Generic, Literal, TypeAlias, TypeVar
 
+from specrag.engine.executor import Task
 from specrag.engine.passes import Coroutine, Start, Wait
-from specrag.engine.task import Task
 from specrag.errors import Cancelled, InputError
-from specrag.scheduling.stride import OS3, FixedStride, SharedStrides, StrideSchedule
+from specrag.speculation.schedule.strides import OS3, FixedStride, SharedStrides, StrideSchedule
 
 Result = TypeVar("Result")
 

@@ -1,1 +1,1 @@
-"""Model files: names, downloads, conversion, weights, tokenizers and adapters."""
+"""Language models: names and files, weights, tokenizers, adapters, networks, and endpoints."""

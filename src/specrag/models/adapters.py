@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specrag.errors import InputError, ModelFilesError
-from specrag.models.sources import SOURCES
-from specrag.models.store import sha256_of
+from specrag.models.catalog.sources import SOURCES
+from specrag.models.catalog.store import sha256_of
+from specrag.models.weights import shipped_folder
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +27,7 @@ ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetens
 DRAFTER_RECORD = "drafter.json"
 
 #: Adapters that come with specrag, a folder each.
-SHIPPED = Path(__file__).parent / "drafters"
+SHIPPED = shipped_folder("drafters")
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _KEY = re.compile(

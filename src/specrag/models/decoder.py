@@ -14,17 +14,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from specrag.engine.attention import AttentionPlan
-from specrag.engine.compiled_rows import available, prepare
+from specrag.engine.attention.compiled import compile_loops, has_loops
+from specrag.engine.attention.plan import AttentionPlan
 from specrag.engine.kv import KeyValueCache, KeyValueShape
 from specrag.engine.outputs import HiddenState, Row
 from specrag.engine.passes import Segment
 from specrag.errors import InputError, ModelFilesError
-from specrag.models.family import FAMILY, supports
 from specrag.models.linear import Int8Linear, Linear, build_gated, build_linear
-from specrag.models.rotary import Rotary, interleave, pair_order
-from specrag.models.row_ops import row_ops
-from specrag.models.rows import read_rows
+from specrag.models.logits import read_rows
+from specrag.models.row_ops import Rotary, interleave, pair_order, row_ops
+from specrag.models.weights import FAMILY, supports
 
 
 @dataclass(slots=True)
@@ -90,9 +89,9 @@ class LeanDecoder:
         self._factors = torch.ones(self._heads + self._kv_heads, device=device)
         self._factors[: self._heads] = self._head_dim**-0.5
         self._shape = KeyValueShape(len(self._layers), self._kv_heads, self._head_dim, dtype, device, int8_kv)
-        self._compiled = available(self._shape) and not any(windows) and not batch_invariant
+        self._compiled = has_loops(self._shape) and not any(windows) and not batch_invariant
         if self._compiled:
-            prepare(self._shape, self._group)
+            compile_loops(self._shape, self._group)
 
     @property
     def vocab_size(self) -> int:

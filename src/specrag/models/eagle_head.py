@@ -14,18 +14,17 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from specrag.engine.attention import AttentionPlan
-from specrag.engine.compiled_rows import available
+from specrag.engine.attention.compiled import has_loops
+from specrag.engine.attention.plan import AttentionPlan
 from specrag.engine.kv import KeyValueCache, KeyValueShape
 from specrag.engine.outputs import Outputs, Row
 from specrag.engine.passes import Segment
 from specrag.errors import InputError, SpecragError
 from specrag.models.decoder import LeanDecoder
-from specrag.models.eagle_reading import HeadFiles, head_folder, read_head
+from specrag.models.eagle_files import HeadFiles, head_folder, read_head
 from specrag.models.linear import Linear, build_gated, build_linear
-from specrag.models.rotary import Rotary, interleave
-from specrag.models.row_ops import row_ops
-from specrag.models.rows import read_rows
+from specrag.models.logits import read_rows
+from specrag.models.row_ops import Rotary, interleave, row_ops
 from specrag.models.weights import read_weights
 
 if TYPE_CHECKING:
@@ -95,7 +94,7 @@ class EagleHead:
 
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment]) -> list[list[Row]]:
-        plan = AttentionPlan(segments, self._group, compiled=available(self._shape))
+        plan = AttentionPlan(segments, self._group, compiled=has_loops(self._shape))
         wanted = [outputs for segment in segments for outputs in segment.outputs]
         tokens = torch.tensor([token for segment in segments for token in segment.tokens], device=self.device)
         embedded = F.embedding(tokens, self._target.embedding).to(self.dtype)
@@ -127,7 +126,7 @@ class EagleHead:
         return self._mix(mixed, x)
 
     def _projections(self, weights: dict[str, torch.Tensor]) -> Linear:
-        """Queries, keys and values in one matrix, reordered for :mod:`specrag.models.rotary`."""
+        """Queries, keys and values in one matrix, reordered for :mod:`specrag.models.row_ops`."""
         parts: dict[str, list[torch.Tensor]] = {"weight": [], "bias": []}
         for name, heads in (("q", self._heads), ("k", self._kv_heads), ("v", 0)):
             for kind, found in parts.items():
@@ -187,7 +186,7 @@ def load_head(name: str, target: LoadedModel) -> EagleHead:
     The rows of a reduced vocabulary come from the target's files, without the adapter that may have been merged.
 
     Args:
-        name: as of :func:`~specrag.models.eagle_reading.head_folder`.
+        name: as of :func:`~specrag.models.eagle_files.head_folder`.
 
     Raises:
         InputError: there is no such head, or it is for another model.

@@ -1,4 +1,4 @@
-"""Texts that keep to a grammar: JSON, JSON of a schema, calls of tools. The grammar is ``llguidance``'s.
+"""Constrained decoding by a grammar: JSON, JSON of a schema, tool calls. The grammar is ``llguidance``'s.
 
 A :class:`Grammar` is a logits processor whose state follows a path of a draft tree, so that guessed tokens are checked
 against it as sampled ones are, and speculation changes no text.
@@ -7,6 +7,8 @@ against it as sampled ones are, and speculation changes no text.
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,11 +19,39 @@ from numpy.typing import NDArray
 
 from specrag.engine.processors import Logits
 from specrag.errors import InputError
-from specrag.models.grammar_process import try_apart
 from specrag.models.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
+
+#: Seconds that a grammar may take to compile; one of a hundred tools takes a tenth.
+COMPILE_SECONDS = 2.0
+
+_PROGRAM = "import sys, llguidance; llguidance.LLMatcher.validate_grammar(sys.stdin.read())"
+
+
+def _check_compile_time(grammar: str, field: str) -> None:
+    """Make sure that a grammar compiles in time, in a process of its own, which can be killed.
+
+    llguidance compares every pattern of a schema with every other; 28 KB of them take a minute, which nothing ends in
+    a thread. Whether the grammar is right is for the compiler to say.
+
+    Raises:
+        InputError: it is not.
+    """
+    try:
+        subprocess.run(
+            [sys.executable, "-c", _PROGRAM],
+            input=grammar.encode(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=COMPILE_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        remedy = f"it takes more than {COMPILE_SECONDS:g} seconds to compile; simplify it"
+        raise InputError(field, "a JSON schema", remedy) from None
+
 
 #: How JSON is written: as ``json.dumps`` does. Free white space invites small models to write nothing else.
 JSON_FORM: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -82,7 +112,7 @@ class GrammarVocabulary:
         from llguidance import LLMatcher
 
         if len(grammar) > _SMALL:
-            try_apart(grammar, field)
+            _check_compile_time(grammar, field)
         # Silent: what is wrong is raised.
         matcher = LLMatcher(self.backend, grammar, log_level=0)
         if matcher.is_error():
@@ -111,11 +141,9 @@ class Grammar:
         self._matcher = matcher
 
     def start(self, prompt: Sequence[int]) -> _State:  # noqa: ARG002 - the grammar is the output's
-        """See :class:`~specrag.engine.processors.LogitsProcessor`."""
         return _State(self._matcher)
 
     def advance(self, state: _State, token: int) -> _State:
-        """See :class:`~specrag.engine.processors.LogitsProcessor`."""
         if state.matcher is None or state.matcher.is_stopped():
             return state
         # A copy shares what the grammar has compiled; it costs a microsecond.

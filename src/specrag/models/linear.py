@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from specrag.models.row_ops import RowOps
-from specrag.models.tile_product import TileLinear
+from specrag.models.tile_linear import TileLinear
 
 #: oneDNN's bf16 product sums up to this many inputs in one order for every number of rows, or for every number up to
 #: :func:`invariant_rows`; beyond it the order depends on the number of rows (measured on Zen 4).

@@ -7,13 +7,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from specrag.engine.threads import apart
+from specrag.engine.threads import in_own_thread
 from specrag.errors import InputError, ModelFilesError
 from specrag.models.adapters import DRAFTER_RECORD, find_adapter, merge_adapter
 from specrag.models.catalog import ModelFiles, resolve
-from specrag.models.family import supports
 from specrag.models.tokenizer import Tokenizer
-from specrag.models.weights import read_config, read_config_json, read_weights
+from specrag.models.weights import read_config, read_config_json, read_weights, supports
 
 if TYPE_CHECKING:
     import torch
@@ -93,7 +92,7 @@ def load_model(
     files = resolve(name, progress=progress)
     tokenizer = Tokenizer(files)
     kind = _Kind(_TORCH[dtype](torch), place, dtype == "int8", batch_invariant, kv_dtype == "int8")
-    model = apart(lambda: _build(files, kind, merged))
+    model = in_own_thread(lambda: _build(files, kind, merged))
     return LoadedModel(str(name), files, model, tokenizer, dtype, str(place), merged, kv_dtype)
 
 

@@ -1,4 +1,4 @@
-"""What a method above the token level needs of a language model, local or behind an endpoint: write text, score text.
+"""Interfaces of language models above the token level, local or remote: text generators and text scorers.
 
 Both roles are coroutines (:mod:`specrag.engine.passes`), so that a method is one coroutine whatever its models are: a
 local model asks for passes, which the executor packs with everybody else's; an endpoint asks for

@@ -1,7 +1,10 @@
-"""What the lean decoder computes row by row between its matrix products: norms, rotation, gates.
+"""The lean decoder's operations between matrix products: RMS norm, rotary embedding and SiLU gates.
 
-On the CPU in bf16 compiled loops do it: torch's operations take longer to start than to compute a few rows. The many
-rows of a prompt are shared out over torch's threads (``team.py``). A row's bits do not depend on the other rows.
+In bf16 on the CPU they are compiled loops: torch's operations take longer to start than to compute a few rows. The
+many rows of a prompt are shared out over torch's threads. A row's bits do not depend on the other rows.
+
+The weights of queries and keys are reordered at load so that the two numbers of a rotated pair are neighbours;
+attention scores do not change, and the rotation is one complex product in fp32.
 """
 
 from __future__ import annotations
@@ -12,10 +15,55 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from specrag.engine.bfloat16 import exp, floats, halves, longs, narrow, widen
-from specrag.engine.compiling import inlined, reordered, shared_out
-from specrag.engine.team import ask, team
-from specrag.engine.tiles import empty_rows
+from specrag.engine.compiling import fastmath, inlined, threaded
+from specrag.engine.cpu.amx import empty_rows
+from specrag.engine.cpu.bfloat16 import exp, floats, halves, longs, narrow, widen
+from specrag.engine.cpu.threads import call_at, openmp
+
+
+def pair_order(head_dim: int) -> torch.Tensor:
+    """For each place of the reordered head, the place that it had: ``[head_dim]``."""
+    half = head_dim // 2
+    return torch.stack([torch.arange(half), torch.arange(half) + half], dim=1).flatten()
+
+
+def interleave(weight: torch.Tensor, heads: int, head_dim: int) -> torch.Tensor:
+    """Reorder a projection's outputs, ``[heads * head_dim, ...]``."""
+    shaped = weight.unflatten(0, (heads, head_dim))
+    turned: torch.Tensor = shaped[:, pair_order(head_dim)]
+    return turned.flatten(0, 1)
+
+
+class Rotary:
+    """Angles of every position.
+
+    Args:
+        config: a transformers configuration; its rope parameters, scaled kinds included, are read by
+            transformers' own functions.
+        head_dim: size of a head, all of it rotated.
+    """
+
+    def __init__(self, config: Any, head_dim: int, device: torch.device) -> None:
+        parameters = dict(getattr(config, "rope_parameters", None) or {})
+        kind = parameters.get("rope_type", "default")
+        self.scaling = 1.0
+        if kind == "default":
+            theta = parameters.get("rope_theta", getattr(config, "rope_theta", 10_000.0))
+            exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+            self.inverse = (1.0 / theta**exponents).to(device)
+        else:
+            from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+            inverse, self.scaling = ROPE_INIT_FUNCTIONS[kind](config, device)
+            self.inverse = inverse.to(device)
+
+    def turns(self, positions: list[int]) -> torch.Tensor:
+        """What the pairs of a row at each position are multiplied by, complex ``[rows, head_dim / 2]``."""
+        angles = (
+            torch.tensor(positions, dtype=torch.float32, device=self.inverse.device)[:, None] * self.inverse
+        )
+        return torch.polar(torch.full_like(angles, self.scaling), angles)
+
 
 #: From so many numbers on threads share an operation: below, waking them takes longer.
 SHARED_NUMBERS = 2**16
@@ -31,7 +79,7 @@ class RowOps(Protocol):
         """What a pass's rotations have in common.
 
         Args:
-            turns: complex ``[rows, head_dim / 2]`` (:meth:`specrag.models.rotary.Rotary.turns`).
+            turns: complex ``[rows, head_dim / 2]`` (:meth:`specrag.models.row_ops.Rotary.turns`).
             factors: of each head beside the rotation, ``[heads]``: the softmax scale for queries, 1 for keys.
         """
 
@@ -110,7 +158,7 @@ def _share(loop: Any, rows: int, numbers: int, *given: int, number: float = 0.0)
             ``number`` as a float32, and ``given``, in 64 bits each.
     """
     threads = torch.get_num_threads()
-    helpers = team() if numbers >= SHARED_NUMBERS and threads > 1 else None
+    helpers = openmp() if numbers >= SHARED_NUMBERS and threads > 1 else None
     if helpers is None:
         return False
     arguments = np.array([rows, helpers.number, helpers.count, 0, *given], dtype=np.int64)
@@ -122,7 +170,7 @@ def _share(loop: Any, rows: int, numbers: int, *given: int, number: float = 0.0)
 @inlined
 def _mine(given: Any) -> Any:
     """The rows of this thread: the first, and the one behind the last."""
-    thread, threads = ask(given[1]), ask(given[2])
+    thread, threads = call_at(given[1]), call_at(given[2])
     return given[0] * thread // threads, given[0] * (thread + 1) // threads
 
 
@@ -171,36 +219,36 @@ def _gate_rows(x: int, out: int, first: int, last: int, size: int) -> None:
             results[row * size + i] = narrow(gate / (np.float32(1.0) + exp(-gate)) * up)
 
 
-@reordered
+@fastmath
 def _norm(x: int, weight: int, out: int, rows: int, size: int, out_stride: int, eps: float) -> None:
     _norm_rows(x, weight, out, 0, rows, size, out_stride, eps)
 
 
-@shared_out
+@threaded
 def _shared_norm(address: int) -> None:
     given = longs(address)
     first, last = _mine(given)
     _norm_rows(given[4], given[5], given[6], first, last, given[7], given[8], floats(address + 24)[0])
 
 
-@reordered
+@fastmath
 def _rotate(x: int, row_stride: int, head_dim: int, turns: int, factors: int, heads: int, rows: int) -> None:
     _rotate_rows(x, row_stride, head_dim, turns, factors, heads, 0, rows)
 
 
-@shared_out
+@threaded
 def _shared_rotate(address: int) -> None:
     given = longs(address)
     first, last = _mine(given)
     _rotate_rows(given[4], given[5], given[6], given[7], given[8], given[9], first, last)
 
 
-@reordered
+@fastmath
 def _gate(x: int, out: int, rows: int, size: int) -> None:
     _gate_rows(x, out, 0, rows, size)
 
 
-@shared_out
+@threaded
 def _shared_gate(address: int) -> None:
     given = longs(address)
     first, last = _mine(given)

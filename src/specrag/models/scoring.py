@@ -1,4 +1,4 @@
-"""Log-probabilities of given texts by a local model: all texts in one pass, whatever they have in common read once."""
+"""Log-probabilities of given texts by a local model: all texts in one pass, common prefixes read once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from specrag.engine.passes import Coroutine, Pass, Segment
 from specrag.errors import ContextLengthError
 from specrag.models.loading import LoadedModel
 from specrag.models.roles import PartScore, ScoredText, ScoringRequest, TextPrompt, assign
-from specrag.models.texts import encode_text, place_text
+from specrag.models.tokenizer import encode_text, place_text
 
 #: Rows of one pass. Every row that is scored holds a whole vector of logits for a moment.
 ROWS = 512
@@ -31,23 +31,19 @@ class LocalScorer:
 
     @property
     def name(self) -> str:
-        """See :class:`~specrag.models.roles.TextScorer`."""
         return self.loaded.name
 
     @property
     def context_length(self) -> int:
-        """See :class:`~specrag.models.roles.TextScorer`."""
         return self.loaded.model.context_length
 
     def count(self, prompt: TextPrompt, lead: str = "") -> int:
-        """See :class:`~specrag.models.roles.TextScorer`."""
         return len(encode_text(self.loaded.tokenizer, prompt, lead))
 
     def check_scoring(self) -> None:
         """A local model can always score."""
 
     def scoring(self, requests: Sequence[ScoringRequest]) -> Coroutine[list[ScoredText]]:
-        """See :class:`~specrag.models.roles.TextScorer`."""
         texts = [self._placed(request) for request in requests]
         limit = self.context_length
         for text in texts:

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from specrag.errors import InputError, ModelFilesError
 from specrag.models.chat import END_TOKENS, render_chat
+from specrag.models.roles import TextPrompt
 
 if TYPE_CHECKING:
     from specrag.models.catalog import ModelFiles
-
 
 _LONG = 4000  # characters; they take 30 ms at most
 
@@ -129,8 +129,10 @@ class Tokenizer:
         return text
 
     def encode_with_starts(self, text: str, *, special: bool) -> Placed:
-        """:meth:`encode`, and where each token starts: where the token before it has ended, so that a leading space
-        belongs to its word also where the tokenizer's own offsets leave it out.
+        """:meth:`encode`, and where each token starts.
+
+        A token starts where the token before it has ended, so that a leading space belongs to its word also where the
+        tokenizer's own offsets leave it out.
         """
         encoded = self._backend.encode(text, add_special_tokens=special)
         starts, end = [], 0
@@ -173,8 +175,9 @@ class Tokenizer:
             raise InputError("messages", list(messages), f"the chat template says: {error}") from error
 
     def _harmless(self, message: Mapping[str, str]) -> Mapping[str, str]:
-        """A message whose content begins and ends no turn: a document may hold ``<|im_end|>``, and a space after its
-        first character makes plain text of it.
+        """A message whose content begins and ends no turn.
+
+        A document may hold ``<|im_end|>``; a space after its first character makes plain text of it.
         """
         content = message.get("content")
         if not isinstance(content, str):
@@ -349,3 +352,59 @@ def _chat_template(files: ModelFiles, config: Mapping[str, Any]) -> str | None:
 def _token_text(token: Any) -> str:
     """A special token of tokenizer_config.json, which is written as a text or as an object."""
     return str(token["content"] if isinstance(token, dict) else token)
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedText:
+    """A prompt with parts behind it, tokenised as a whole.
+
+    Attributes:
+        tokens: ids.
+        starts: the character with which each token starts.
+        borders: the character with which each part starts.
+    """
+
+    tokens: Sequence[int]
+    starts: Sequence[int]
+    borders: Sequence[int]
+
+
+def encode_text(tokenizer: Tokenizer, prompt: TextPrompt, lead: str = "") -> list[int]:
+    """The tokens of a prompt and of the answer's beginning.
+
+    Raises:
+        InputError: the chat template refuses the messages.
+    """
+    return list(place_text(tokenizer, prompt, (lead,)).tokens)
+
+
+def place_text(tokenizer: Tokenizer, prompt: TextPrompt, parts: Sequence[str]) -> PlacedText:
+    """The tokens of a prompt with parts behind it, and where everything starts.
+
+    Raises:
+        InputError: the chat template refuses the messages.
+    """
+    templated = False
+    if isinstance(prompt, str):
+        text = prompt
+    elif tokenizer.has_chat_template:
+        text, templated = tokenizer.chat_text(prompt), True
+    else:
+        text = plain_text(prompt)
+    borders = []
+    for part in parts:
+        borders.append(len(text))
+        text += part
+    # A template writes the tokens that stand in front of every text itself.
+    placed = tokenizer.encode_with_starts(_clean(text), special=not templated)
+    return PlacedText(placed.tokens, placed.starts, borders)
+
+
+def plain_text(messages: Sequence[Mapping[str, str]]) -> str:
+    """A conversation for a model without a chat template."""
+    return "\n\n".join(message["content"] for message in messages) + "\n"
+
+
+def _clean(text: str) -> str:
+    # Half a surrogate pair, as damaged JSON has it, is no text that a tokenizer takes; one character for one.
+    return text.encode("utf-8", "replace").decode("utf-8")

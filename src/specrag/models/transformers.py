@@ -13,18 +13,18 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, PreTrainedModel
 
-from specrag.engine.attention import AttentionPlan
+from specrag.engine.attention.plan import AttentionPlan
 from specrag.engine.kv import KeyValueCache, KeyValueShape
 from specrag.engine.outputs import HiddenState, Row
 from specrag.engine.passes import Segment
 from specrag.errors import InputError
-from specrag.models.rows import read_rows
+from specrag.models.logits import read_rows
 
 #: The name under which the packed attention is registered with transformers.
 ATTENTION = "specrag_packed"
 
 
-def packed_attention(
+def packed_attention(  # noqa: PLR0913 - as transformers calls it
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,

@@ -14,8 +14,32 @@ if TYPE_CHECKING:
 
     from specrag.models.catalog import ModelFiles
 
+#: Values of ``config.model_type`` that the lean decoder computes.
+FAMILY = frozenset({"llama", "qwen2", "qwen3", "mistral"})
+
+
+def supports(config: Any) -> bool:
+    """Whether the lean decoder computes this configuration; else transformers' own module does."""
+    return (
+        config.model_type in FAMILY
+        and getattr(config, "hidden_act", "silu") == "silu"
+        and (getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor", 1.0) == 1.0
+    )
+
+
 INDEX = "model.safetensors.index.json"
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+
+
+def shipped_folder(kind: str) -> Path:
+    """The folder of what comes with specrag: ``weights/`` inside the installed package, or of the checkout.
+
+    Args:
+        kind: ``heads`` or ``drafters``.
+    """
+    installed = Path(__file__).parents[1] / "weights"
+    checkout = Path(__file__).parents[3] / "weights"
+    return (installed if installed.is_dir() else checkout) / kind
 
 
 def check_folder(folder: Path) -> None:

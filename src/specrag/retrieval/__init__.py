@@ -1,1 +1,1 @@
-"""From documents to passages to hits."""
+"""Retrieval: documents to passages, passages to indexes, questions to hits."""

@@ -1,4 +1,4 @@
-"""Makes a knowledge base and keeps it up to date, so that a kill at any moment leaves it as before or as after.
+"""Build and update a knowledge base; a kill at any moment leaves the old one or the new one.
 
 A build writes a whole new generation beside the current one, waits until it is on the disk, and replaces the
 manifest. Passages are numbered by the sources of their documents and their order in them, so that an updated
@@ -12,35 +12,45 @@ import contextlib
 import shutil
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specrag.errors import InputError
-from specrag.retrieval.assembly import GENERATION_FILES, OldVectors, encode_missing, write_indexes
-from specrag.retrieval.build_settings import BuildSettings, load_checked_encoder, settle
-from specrag.retrieval.changes import Changes, find_changes
-from specrag.retrieval.chunking import Chunker
-from specrag.retrieval.disk import sync, write_errors
-from specrag.retrieval.flat import VECTORS_FILE
-from specrag.retrieval.generation import Generation, remove_others
-from specrag.retrieval.manifest import (
+from specrag.artifacts import (
     BUILDING,
-    GENERATIONS,
-    MANIFEST,
-    EncoderRecord,
     FileRecord,
+    check_target,
+    make_folder,
+    publish_generation,
+    remove_generations,
+)
+from specrag.checks import check_whole
+from specrag.errors import InputError
+from specrag.retrieval.assembly import (
+    GENERATION_FILES,
+    OldVectors,
+    VectorShards,
+    encode_missing,
+    write_indexes,
+)
+from specrag.retrieval.documents.chunking import Chunker
+from specrag.retrieval.documents.converters import UNLIMITED, ReadingLimits
+from specrag.retrieval.index.flat import VECTORS_FILE
+from specrag.retrieval.manifest import (
+    ChunkingRecord,
+    EncoderRecord,
+    KnowledgeBaseError,
     Manifest,
+    write_errors,
+    writer_lock,
 )
 from specrag.retrieval.passage_store import PASSAGES, PassageStore, PassageWriter
 from specrag.retrieval.progress import BuildReport, Counts, Progress, Reporter
-from specrag.retrieval.reading import Reader
-from specrag.retrieval.reading_limits import UNLIMITED, ReadingLimits
-from specrag.retrieval.vector_shards import VectorShards
-from specrag.retrieval.writer_lock import LOCK, writer_lock
+from specrag.retrieval.reading import Changes, Reader, find_changes
 
 if TYPE_CHECKING:
-    from specrag.retrieval.encoder import Encoder
+    from specrag.retrieval.encoder.encoder import Encoder
 
 
 def build(
@@ -73,12 +83,12 @@ def build(
     started = time.perf_counter()
     folder = Path(folder).expanduser()
     paths = [Path(path).expanduser() for path in paths]
-    _check_folder(folder)
+    check_target(folder, "kb")
     if not folder.exists():
         find_changes(paths, folder, (), ())  # so that a wrong path leaves no folder behind
     with contextlib.ExitStack() as stack:
         with write_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             stack.enter_context(writer_lock(folder))
         run = _Build(folder, settings or BuildSettings(), progress or _silent, encoder, stack)
         run.update(paths, limits)
@@ -97,23 +107,11 @@ def build(
 
 
 def _silent(progress: Progress) -> None:
-    """Show nothing."""
-
-
-def _check_folder(folder: Path) -> None:
-    """Write into no folder that holds somebody's files."""
-    if folder.is_dir() and not Manifest.exists(folder):
-        ours = {BUILDING, GENERATIONS, LOCK, f".{MANIFEST}.new"}
-        others = sorted(path.name for path in folder.iterdir() if path.name not in ours)
-        if others:
-            remedy = f"it holds other files such as {others[0]!r}; give a new or empty folder"
-            raise InputError("kb", str(folder), remedy)
-    elif folder.exists() and not folder.is_dir():
-        raise InputError("kb", str(folder), "it is a file; give a folder")
+    """No-op progress callback."""
 
 
 class _Build:
-    """One call of :func:`build`, with the right to write.
+    """One run of :func:`build`, under the writer lock.
 
     Args:
         stack: closes the current generation at the end.
@@ -133,7 +131,7 @@ class _Build:
         self.encoded = 0
         self.new = folder / BUILDING / "generation"
         self._given_encoder = encoder
-        self._generation = Generation.open(folder) if Manifest.exists(folder) else None
+        self._generation = Manifest.open(folder) if Manifest.exists(folder) else None
         self._old: Manifest | None = None
         self._store: PassageStore | None = None
         if self._generation is not None:
@@ -157,7 +155,7 @@ class _Build:
         return Chunker(self.encoder.tokenizer_file, chunking.tokens, chunking.overlap)
 
     def update(self, paths: Sequence[Path], limits: ReadingLimits) -> None:
-        """Publish a new generation, if anything is different."""
+        """Publish a new generation if any document differs."""
         known = [] if self._store is None else self._store.files()
         roots = () if self._old is None else self._old.roots
         changes = find_changes(paths, self.folder, known, roots)
@@ -178,7 +176,7 @@ class _Build:
             shutil.rmtree(self.new, ignore_errors=True)
 
     def _index(self) -> EncoderRecord:
-        """Write vectors and indexes of the new passages; what made the vectors."""
+        """Write the vectors and indexes of the new passages; returns the encoder's record."""
         if self._old is None:
             made = EncoderRecord(
                 self.encoder.name, self.encoder.dtype, self.encoder.fingerprint, self.encoder.dimension
@@ -201,9 +199,6 @@ class _Build:
 
     def _publish(self, changes: Changes, written: PassageWriter, made: EncoderRecord) -> None:
         with write_errors(self.folder):
-            for name in GENERATION_FILES:
-                sync(self.new / name)
-            sync(self.new)
             manifest = Manifest(
                 generation=1 if self._old is None else self._old.generation + 1,
                 encoder=made,
@@ -213,16 +208,130 @@ class _Build:
                 roots=changes.roots,
                 files={name: FileRecord.of(self.new / name) for name in GENERATION_FILES},
             )
-            target = manifest.generation_folder(self.folder)
-            target.parent.mkdir(exist_ok=True)
-            shutil.rmtree(target, ignore_errors=True)  # of a build that was killed one step later
-            self.new.rename(target)
-            sync(target.parent)
-            manifest.write(self.folder)
+            publish_generation(self.folder, self.new, manifest)
 
     def clean(self) -> None:
-        """Remove what is of no use any more."""
+        """Remove older generations and leftovers of the build."""
         if self._generation is not None:
             self._generation.close()
-        remove_others(self.folder, Manifest.read(self.folder).generation)
+        remove_generations(self.folder, keep=Manifest.read(self.folder).generation)
         shutil.rmtree(self.folder / BUILDING, ignore_errors=True)
+
+
+DEFAULT_ENCODER = "minilm-l6-v2"
+DEFAULT_DTYPE = "bf16"
+DEFAULT_CHUNKING = ChunkingRecord(tokens=200, overlap=32)
+
+_SMALLEST_CHUNK = 16
+_SPECIAL_TOKENS = 2  # that an encoder puts around a text
+
+
+@dataclass(frozen=True, slots=True)
+class BuildSettings:
+    """Build options; ``None`` keeps the knowledge base's own value, or the default for a new one.
+
+    Args:
+        encoder: name of a sentence encoder (default ``minilm-l6-v2``).
+        encoder_dtype: its numbers while it encodes (default ``bf16``).
+        chunk_tokens: most tokens of a passage (default 200).
+        chunk_overlap: tokens that a passage repeats of the one before (default 32).
+    """
+
+    encoder: str | None = None
+    encoder_dtype: str | None = None
+    chunk_tokens: int | None = None
+    chunk_overlap: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SettledSettings:
+    """:class:`BuildSettings` with nothing left open."""
+
+    encoder: str
+    encoder_dtype: str
+    chunking: ChunkingRecord
+
+
+def settle(settings: BuildSettings, folder: Path, old: Manifest | None) -> SettledSettings:
+    """Fill in the values that were left open.
+
+    Args:
+        settings: as the caller gave them.
+        folder: the knowledge base, for error messages.
+        old: its manifest; None for a new one.
+
+    Raises:
+        InputError: a value cannot be used, or is not that of the knowledge base.
+    """
+    asked = {
+        "encoder": settings.encoder,
+        "encoder_dtype": settings.encoder_dtype,
+        "chunk_tokens": settings.chunk_tokens,
+        "chunk_overlap": settings.chunk_overlap,
+    }
+    made: dict[str, str | int] = {
+        "encoder": DEFAULT_ENCODER if old is None else old.encoder.name,
+        "encoder_dtype": DEFAULT_DTYPE if old is None else old.encoder.dtype,
+        "chunk_tokens": (DEFAULT_CHUNKING if old is None else old.chunking).tokens,
+        "chunk_overlap": (DEFAULT_CHUNKING if old is None else old.chunking).overlap,
+    }
+    for name, value in asked.items():
+        if old is not None and value is not None and value != made[name]:
+            remedy = (
+                f"the knowledge base {str(folder)!r} was made with {made[name]!r}; leave it out, or index into "
+                "another folder"
+            )
+            raise InputError(name, value, remedy)
+    tokens = made["chunk_tokens"] if settings.chunk_tokens is None else settings.chunk_tokens
+    overlap = made["chunk_overlap"] if settings.chunk_overlap is None else settings.chunk_overlap
+    tokens = check_whole("chunk_tokens", tokens, _SMALLEST_CHUNK)
+    if settings.chunk_overlap is None and old is None:
+        overlap = min(DEFAULT_CHUNKING.overlap, tokens // 4)
+    overlap = check_whole("chunk_overlap", overlap, 0, tokens // 2)
+    return SettledSettings(
+        encoder=str(made["encoder"] if settings.encoder is None else settings.encoder),
+        encoder_dtype=str(
+            made["encoder_dtype"] if settings.encoder_dtype is None else settings.encoder_dtype
+        ),
+        chunking=ChunkingRecord(tokens, overlap),
+    )
+
+
+def load_checked_encoder(
+    settings: SettledSettings, folder: Path, old: Manifest | None, given: Encoder | None
+) -> Encoder:
+    """Load the encoder of these settings and check it against the knowledge base.
+
+    Args:
+        given: an encoder that is loaded already, if there is one.
+
+    Raises:
+        InputError: there is no such encoder, or it cannot read passages as long as these.
+        KnowledgeBaseError: it makes other vectors than those that are there.
+    """
+    encoder = given
+    if encoder is None:
+        from specrag.retrieval.encoder.encoder import load_encoder  # it imports torch
+
+        encoder = load_encoder(settings.encoder, dtype=settings.encoder_dtype)
+    most = encoder.max_tokens - _SPECIAL_TOKENS
+    if settings.chunking.tokens > most:
+        remedy = f"the encoder {encoder.name!r} reads at most {most} of a text"
+        raise InputError("chunk_tokens", settings.chunking.tokens, remedy)
+    if old is not None:
+        check_fingerprint(encoder, folder, old)
+    return encoder
+
+
+def check_fingerprint(encoder: Encoder, folder: Path, manifest: Manifest) -> None:
+    """Check that an encoder is the one that made a knowledge base's vectors.
+
+    Raises:
+        KnowledgeBaseError: it makes other vectors than those that are there.
+    """
+    made = manifest.encoder
+    if encoder.fingerprint != made.fingerprint:
+        raise KnowledgeBaseError(
+            f"encoder: {encoder.name!r} ({encoder.fingerprint}) does not fit the knowledge base {str(folder)!r}, "
+            f"made with {made.name!r} ({made.fingerprint}): use that one, or index into another folder"
+        )

@@ -1,4 +1,4 @@
-"""A knowledge base, open for searching.
+"""Open knowledge bases: search, passages, filters.
 
 Opening reads the manifest and checks that every file has its length. An index is read, and its checksum
 compared, when it is first used, and so is the encoder: a search with BM25 needs no network.
@@ -6,7 +6,6 @@ compared, when it is first used, and so is the encoder: a search with BM25 needs
 
 from __future__ import annotations
 
-import difflib
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,22 +14,25 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from specrag.artifacts import Generation
+from specrag.checks import check_choice, check_text, check_whole
 from specrag.errors import InputError
-from specrag.retrieval import bm25, flat, hnsw
-from specrag.retrieval.bm25 import BM25Index
-from specrag.retrieval.build_settings import check_fingerprint
-from specrag.retrieval.filters import find_allowed
-from specrag.retrieval.flat import FlatIndex
-from specrag.retrieval.generation import Generation
-from specrag.retrieval.hnsw import HnswIndex
-from specrag.retrieval.hybrid import HybridIndex
-from specrag.retrieval.index import Index, Query, Ranking
+from specrag.retrieval.build import check_fingerprint
+from specrag.retrieval.index import bm25, flat, hnsw
+from specrag.retrieval.index.base import Index, Query, Ranking
+from specrag.retrieval.index.bm25 import BM25Index
+from specrag.retrieval.index.filters import find_allowed
+from specrag.retrieval.index.flat import FlatIndex
+from specrag.retrieval.index.hnsw import HnswIndex
+from specrag.retrieval.index.hybrid import HybridIndex
+from specrag.retrieval.index.scoring import Bools, Floats, Longs
+from specrag.retrieval.manifest import Manifest
 from specrag.retrieval.passage import Hit, Passage, passage_text
 from specrag.retrieval.passage_store import PASSAGES, PassageStore
 
 if TYPE_CHECKING:
-    from specrag.retrieval.encoder import Encoder
-    from specrag.retrieval.reranker import Reranker
+    from specrag.retrieval.encoder.encoder import Encoder
+    from specrag.retrieval.encoder.reranker import Reranker
 
 INDEXES = ("flat", "hnsw", "bm25", "hybrid")
 """Exact dense, approximate dense, sparse, and the fusion of the exact ones."""
@@ -57,7 +59,7 @@ class KnowledgeBase:
     remote = False
 
     def __init__(
-        self, folder: Path, generation: Generation, store: PassageStore, encoder: Encoder | None
+        self, folder: Path, generation: Generation[Manifest], store: PassageStore, encoder: Encoder | None
     ) -> None:
         self.folder = folder
         self.manifest = generation.manifest
@@ -80,7 +82,7 @@ class KnowledgeBase:
                 encoder.
         """
         path = Path(folder).expanduser()
-        generation = Generation.open(path)
+        generation = Manifest.open(path)
         try:
             generation.manifest.verify(path, [PASSAGES])
             if encoder is not None:
@@ -91,7 +93,7 @@ class KnowledgeBase:
             raise
 
     def close(self) -> None:
-        """Let the files go. Nothing can be searched afterwards."""
+        """Close the files. Nothing can be searched afterwards."""
         with self._loading:
             self._indexes.clear()
             self._store.close()
@@ -127,11 +129,11 @@ class KnowledgeBase:
         return self._store.passages(ids)
 
     def fields(self) -> list[str]:
-        """What a filter can name: source, title, place and the fields of the documents' metadata."""
+        """Fields that a filter can name: source, title, place, and those of the documents' metadata."""
         return self._store.field_names()
 
     def allowed(self, where: Mapping[str, Any] | None) -> np.ndarray | None:
-        """The passages that satisfy every condition, bool [passages]; None if there is no condition.
+        """Passages that satisfy all conditions, bool [passages]; None without conditions.
 
         Args:
             where: see ``filters.py``; ``{"year": {">=": 2000}, "src": ["a", "b"], "title": "Copper"}``.
@@ -165,7 +167,7 @@ class KnowledgeBase:
         """
         with self._loading:
             if self._encoder is None:
-                from specrag.retrieval.encoder import load_encoder  # it imports torch
+                from specrag.retrieval.encoder.encoder import load_encoder  # it imports torch
 
                 made = self.manifest.encoder
                 encoder = load_encoder(made.name, dtype=made.dtype)
@@ -223,7 +225,7 @@ class KnowledgeBase:
         return [rerank(reranker, query, hits)[:k] for query, hits in zip(queries, found, strict=True)]
 
     def check_k(self, k: int) -> None:
-        """Make sure that so many passages can be asked for.
+        """Check the number of passages asked for.
 
         Raises:
             InputError: ``k`` is below 1 or above the number of passages.
@@ -264,29 +266,25 @@ class KnowledgeBase:
 
 
 def check_index(name: str) -> None:
-    """Make sure that there is an index of this name.
+    """Check the name of an index.
 
     Raises:
         InputError: there is none; says which is nearest.
     """
-    if name not in INDEXES:
-        near = difflib.get_close_matches(str(name), INDEXES, n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise InputError("index", name, f"{hint}take one of {', '.join(INDEXES)}")
+    check_choice("index", name, INDEXES, cutoff=0.4)
 
 
 def check_k(k: int, passages: int) -> None:
-    """Make sure that so many of some passages can be asked for.
+    """Check the number of passages asked for.
 
     Raises:
         InputError: ``k`` is below 1 or above their number.
     """
-    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= passages:
-        raise InputError("k", k, f"the knowledge base has {passages} passages; give 1 to {passages}")
+    check_whole("k", k, 1, passages, f"the knowledge base has {passages} passages; give 1 to {passages}")
 
 
 def check_queries(texts: Sequence[str]) -> None:
-    """Make sure that these are questions.
+    """Check a list of questions.
 
     Raises:
         InputError: one is empty, or no text.
@@ -294,8 +292,7 @@ def check_queries(texts: Sequence[str]) -> None:
     if isinstance(texts, str):
         raise InputError("queries", texts, "give a list of questions")
     for text in texts:
-        if not isinstance(text, str) or not text.strip():
-            raise InputError("query", text, "it holds no text; give at least one character")
+        check_text("query", text, "it holds no text; give at least one character")
         try:
             text.encode()
         except UnicodeEncodeError:
@@ -303,10 +300,79 @@ def check_queries(texts: Sequence[str]) -> None:
 
 
 def rerank(reranker: Reranker, query: str, hits: list[Hit]) -> list[Hit]:
-    """The hits in the order of a reranker's scores, which replace theirs."""
+    """Order hits by a reranker's scores, which replace theirs."""
     if not hits:
         return hits
     texts = [passage_text(hit.passage.title, hit.passage.text) for hit in hits]
     scores = reranker.score(query, texts)
     scored = [Hit(hit.passage, float(score)) for hit, score in zip(hits, scores, strict=True)]
     return sorted(scored, key=lambda hit: (-hit.score, hit.passage.id))
+
+
+class SingleIndex:
+    """A :class:`~specrag.methods.retriever.PassageRetriever` over a knowledge base on this machine.
+
+    Args:
+        knowledge_base: open; stays its owner's.
+        name: one of :data:`~specrag.retrieval.knowledge_base.INDEXES`.
+        where: only passages that satisfy these conditions are found.
+
+    Raises:
+        InputError: there is no index of this name, or no passage satisfies the conditions.
+    """
+
+    remote = False
+
+    def __init__(
+        self, knowledge_base: KnowledgeBase, name: str = "flat", where: Mapping[str, Any] | None = None
+    ) -> None:
+        self.knowledge_base = knowledge_base
+        self.name = name
+        self.where = where
+        check_index(name)
+        self._allowed = knowledge_base.allowed(where)
+        if self._allowed is not None and not self._allowed.any():
+            raise InputError("where", where, "no passage satisfies it; widen the conditions")
+
+    def __len__(self) -> int:
+        """Number of passages that can be found."""
+        return len(self.knowledge_base) if self._allowed is None else int(np.count_nonzero(self._allowed))
+
+    def encode(self, texts: Sequence[str]) -> list[Query]:
+        """The texts in the form that this index searches with."""
+        return self.knowledge_base.encode(texts, self.name)
+
+    def search(self, queries: Sequence[Query], k: int, allowed: Bools | None = None) -> list[Ranking]:
+        """The best passages that satisfy the conditions, and ``allowed`` too, bool [passages in all].
+
+        The first is the same for every ``k``: what an approximate search finds above it only by walking farther is
+        left out.
+
+        Raises:
+            KnowledgeBaseError: one of the index's files is damaged.
+        """
+        both = self._allowed
+        if allowed is not None and both is not None:
+            both = both & allowed
+        index, mask = self.knowledge_base.index(self.name), allowed if both is None else both
+        rankings = index.search(queries, k, mask)
+        if not isinstance(index, HnswIndex) or k <= index.settings.ef_search:
+            return rankings
+        first = index.search(queries, 1, mask)
+        return [_led_by(one, several) for one, several in zip(first, rankings, strict=True)]
+
+    def score(self, queries: Sequence[Query], passage_ids: Longs) -> Floats:
+        """The scores by which :meth:`search` ranks, float32 [queries, ids given]."""
+        return self.knowledge_base.index(self.name).score(queries, passage_ids)
+
+    def passages(self, ids: Sequence[int]) -> list[Passage]:
+        """These passages, in the order given."""
+        return self.knowledge_base.passages(ids)
+
+
+def _led_by(first: Ranking, ranking: Ranking) -> Ranking:
+    """The tail of a ranking, starting at the first passage of another one."""
+    place = np.flatnonzero(np.isin(ranking.ids, first.ids))
+    if not len(place):
+        return first
+    return Ranking(ids=ranking.ids[place[0] :], scores=ranking.scores[place[0] :])

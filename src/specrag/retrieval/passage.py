@@ -1,4 +1,4 @@
-"""What a knowledge base holds and what a search returns."""
+"""Passages and hits: what a knowledge base holds and what a search returns."""
 
 from __future__ import annotations
 
@@ -37,5 +37,5 @@ class Hit:
 
 
 def passage_text(title: str, text: str) -> str:
-    """What an encoder reads of a passage: its title, if it has one, on a line above the text."""
+    """The text that an encoder reads: the title, if there is one, on a line above the text."""
     return f"{title}\n{text}" if title else text

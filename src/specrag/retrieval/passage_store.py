@@ -1,4 +1,4 @@
-"""The passages of one generation in SQLite: written once by :class:`PassageWriter`, then only read.
+"""Passages of one generation in SQLite: written once by :class:`PassageWriter`, read-only afterwards.
 
 Three tables. ``files`` has one row a document, with the range of its passages. ``passages`` has one row a
 passage. ``fields`` serves the filters: one row for each value of source, title, place and metadata, with the
@@ -63,7 +63,7 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True)
 class StoredPassage:
-    """A passage without its number and its document: what an update copies."""
+    """A passage without id and document: what an update copies."""
 
     title: str
     place: str
@@ -72,12 +72,12 @@ class StoredPassage:
 
     @property
     def key(self) -> bytes:
-        """Equal for passages that an encoder reads alike. [16 bytes]."""
+        """Hash of the text that an encoder reads, 16 bytes."""
         return xxhash.xxh3_128_digest(passage_text(self.title, self.text).encode())
 
 
 class PassageStore:
-    """Reads the passages of a generation; any number of threads may call it.
+    """Reads the passages of a generation. Thread-safe.
 
     Args:
         path: the file.
@@ -95,7 +95,7 @@ class PassageStore:
         self._database.close()
 
     def rows(self, query: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """All rows that a query gives."""
+        """All rows of a query."""
         with self._lock:
             return self._database.execute(query, parameters).fetchall()
 
@@ -131,7 +131,7 @@ class PassageStore:
         return [StoredPassage(*row) for row in self.rows(query, (file.first, file.last))]
 
     def texts(self) -> Iterator[str]:
-        """What the encoder and the term index read of each passage."""
+        """The text of each passage as the encoder and BM25 read it."""
         first = 0
         while rows := self.rows(
             "SELECT title, text FROM passages WHERE id >= ? ORDER BY id LIMIT ?", (first, _AT_ONCE)
@@ -140,7 +140,7 @@ class PassageStore:
             first += len(rows)
 
     def texts_of(self, ids: Sequence[int]) -> list[str]:
-        """What the encoder reads of these passages."""
+        """The texts of these passages as the encoder reads them."""
         return [passage_text(passage.title, passage.text) for passage in self.passages(ids)]
 
     def keys(self) -> list[bytes]:
@@ -152,7 +152,7 @@ class PassageStore:
         return [name for (name,) in self.rows("SELECT DISTINCT field FROM fields ORDER BY field")]
 
     def mask(self, query: str, parameters: Sequence[Any], passages: int) -> np.ndarray:
-        """The passages in the ranges (first, last) that a query gives. bool [passages]."""
+        """Passages in the ranges (first, last) that a query returns, bool [passages]."""
         mask = np.zeros(passages, dtype=bool)
         for first, last in self.rows(query, parameters):
             mask[first:last] = True
@@ -162,7 +162,7 @@ class PassageStore:
 class PassageWriter:
     """Writes the passages of a new generation; documents come in the order of their sources.
 
-    Until :meth:`close` the file is of no value: a kill spoils it.
+    The file is unusable until :meth:`close`.
 
     Args:
         path: the file, which is not there yet.
@@ -206,7 +206,7 @@ class PassageWriter:
     def _note_fields(
         self, runs: dict[tuple[str, Scalar], list[int]], source: str, passage: StoredPassage
     ) -> None:
-        """Make the runs of equal values longer, and write those that have ended."""
+        """Extend the runs of equal values, and write those that have ended."""
         values: dict[str, list[Scalar]] = {}
         if passage.metadata != "{}":
             values = flatten(json.loads(passage.metadata))
@@ -233,7 +233,7 @@ class PassageWriter:
 
 
 def flatten(metadata: Mapping[str, Any], prefix: str = "") -> dict[str, list[Scalar]]:
-    """The values that a filter can compare, by field: a list gives several, a mapping dotted names."""
+    """Values that a filter can compare, by field; lists give several values, mappings dotted names."""
     values: dict[str, list[Scalar]] = {}
     for name, value in metadata.items():
         field = f"{prefix}{name}"
@@ -261,10 +261,10 @@ def _number_in_range(value: Scalar) -> Scalar:
 
 
 def clean_text(text: str) -> str:
-    """The text as UTF-8 can hold it; half of a surrogate pair becomes a question mark."""
+    """Replace lone surrogates, which UTF-8 cannot hold, by question marks."""
     return text.encode(errors="replace").decode()
 
 
 def metadata_json(metadata: Mapping[str, Any]) -> str:
-    """Metadata as it is stored."""
+    """Metadata as stored JSON."""
     return clean_text(json.dumps(dict(metadata), ensure_ascii=False, default=str))

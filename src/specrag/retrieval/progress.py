@@ -1,4 +1,4 @@
-"""What a build tells of itself while it runs and at its end."""
+"""Progress and reports of builds."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from specrag.retrieval.files import Skipped
+from specrag.retrieval.documents.files import Skipped
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a build is.
+    """Progress of a build.
 
     Attributes:
         stage: ``reading`` (documents), ``encoding`` (passages) or ``indexing`` (indexes).
@@ -28,7 +28,7 @@ Reporter: TypeAlias = Callable[[Progress], None]
 
 @dataclass(slots=True)
 class Counts:
-    """What happened to documents so far; a file of records counts as one."""
+    """Documents counted so far; a file of records counts as one."""
 
     added: int = 0
     updated: int = 0
@@ -39,7 +39,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class BuildReport:
-    """What a build has done.
+    """Summary of a build.
 
     Attributes:
         added, updated, removed, unchanged: documents; a file of records counts as one.

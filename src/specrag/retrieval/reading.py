@@ -1,18 +1,22 @@
-"""The first half of a build: documents to the passages of a new generation."""
+"""The first half of a build: find new, changed and removed documents, and write the passages of a generation."""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import stat
 import time
-from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePath
 
 from specrag.errors import InputError
-from specrag.retrieval.changes import Changes, Entry, skipped_by_reader
-from specrag.retrieval.chunking import Chunker
-from specrag.retrieval.disk import write_errors
-from specrag.retrieval.documents import Document, read_file
-from specrag.retrieval.files import Skipped
+from specrag.retrieval.documents.chunking import Chunker
+from specrag.retrieval.documents.converters import ReadingLimits
+from specrag.retrieval.documents.files import FoundFiles, Skipped, SourceFile, find_files
+from specrag.retrieval.documents.reader import Document, read_file
+from specrag.retrieval.manifest import write_errors
 from specrag.retrieval.passage_store import (
     PASSAGES,
     PassageStore,
@@ -23,13 +27,170 @@ from specrag.retrieval.passage_store import (
     metadata_json,
 )
 from specrag.retrieval.progress import Counts, Progress, Reporter
-from specrag.retrieval.reading_limits import ReadingLimits
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A document of the new generation.
+
+    Attributes:
+        path: absolute.
+        source: its name.
+        found: the file; None where it was not looked for.
+        known: the document in the old generation; None for a new one.
+        changed: whether the file has to be read.
+    """
+
+    path: str
+    source: str
+    found: SourceFile | None
+    known: StoredFile | None
+    changed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """The documents of the new generation and what happened to the others.
+
+    Attributes:
+        entries: sorted by source.
+        roots: the paths indexed so far, absolute; none lies below another.
+        removed: sources of documents that are gone.
+        skipped: what was found and cannot be a document.
+    """
+
+    entries: tuple[Entry, ...]
+    roots: tuple[str, ...]
+    removed: tuple[str, ...]
+    skipped: tuple[Skipped, ...]
+
+    @property
+    def none(self) -> bool:
+        """Whether the old generation can stay as it is."""
+        return not (self.removed or self.renamed or any(entry.changed for entry in self.entries))
+
+    @property
+    def renamed(self) -> bool:
+        """Whether a known document has another name or path now."""
+        return any(
+            (entry.known.path, entry.known.source) != (entry.path, entry.source)
+            for entry in self.entries
+            if entry.known is not None
+        )
+
+
+def find_changes(
+    paths: Sequence[Path], folder: Path, known: Sequence[StoredFile], old_roots: Collection[str]
+) -> Changes:
+    """Compare the files under some paths with the documents of a knowledge base.
+
+    Documents that are gone from below these paths are removed; those that were indexed from elsewhere stay. A
+    file of the known size and time is taken as unchanged; one of the known size is compared by its content.
+    A document whose file is gone while another file has its name has moved, and is the same document.
+
+    Args:
+        paths: as a user gives them.
+        folder: the knowledge base itself, which is left out.
+        known: the documents that it holds.
+        old_roots: the paths that they came from.
+
+    Raises:
+        InputError: a path does not exist, or there is nothing to index.
+    """
+    given = [os.path.realpath(path) for path in paths]
+    old = {file.path: file for file in known}
+    # A file that was indexed by its own name may be gone; a folder that is gone is likelier a mistake.
+    gone = {path for path in given if path in old and not os.path.lexists(path)}
+    present = [path for path, real in zip(paths, given, strict=True) if real not in gone]
+    found = find_files(present, exclude=[folder]) if present or not gone else FoundFiles((), ())
+    now = {str(file.path): file for file in found.files}
+    roots = {*old_roots, *given}
+    names = {path: _name(path, roots) for path in {*old, *now}}
+    # A link that was followed last time may stand for a file elsewhere below the same root.
+    removed = {path for path in old if path not in now and _is_below(path, set(given)) and _is_gone(path)}
+    arrived = {names[path]: path for path in now if path not in old}
+    moved = {
+        arrived[names[path]]: old[path]
+        for path in old
+        if path not in now and names[path] in arrived and _is_gone(path)
+    }
+    kept = {*old, *now} - removed - {file.path for file in moved.values()}
+    clashes = Counter(names[path] for path in kept)
+    entries = []
+    for path in kept:
+        source = path if clashes[names[path]] > 1 else names[path]
+        file = replace(now[path], source=source) if path in now else None
+        before = old.get(path) or moved.get(path)
+        changed = file is not None and (before is None or not _is_unchanged(before, file))
+        entries.append(Entry(path, source, file, before, changed))
+    entries.sort(key=lambda entry: entry.source)
+    if not entries:
+        raise InputError(
+            "path",
+            ", ".join(map(str, paths)),
+            "no document would be left; to give the knowledge base up, delete its folder",
+        )
+    vanished = removed - {file.path for file in moved.values()}
+    return Changes(
+        entries=tuple(entries),
+        roots=tuple(sorted({_root(path, roots) or path for path in kept})),
+        removed=tuple(sorted(old[path].source for path in vanished)),
+        skipped=found.skipped,
+    )
+
+
+def _root(path: str, roots: Collection[str]) -> str | None:
+    """The outermost folder that was indexed and holds this file."""
+    for parent in reversed(PurePath(path).parents):
+        if str(parent) in roots:
+            return str(parent)
+    return None
+
+
+def _is_below(path: str, roots: Collection[str]) -> bool:
+    return path in roots or _root(path, roots) is not None
+
+
+def _name(path: str, roots: Collection[str]) -> str:
+    """A path below its root; the file's own name if it was indexed by itself."""
+    root = _root(path, roots)
+    return PurePath(path).name if root is None else PurePath(path).relative_to(root).as_posix()
+
+
+def _is_gone(path: str) -> bool:
+    """Whether no regular file is there any more; one in a folder that cannot be entered may still be."""
+    try:
+        return not stat.S_ISREG(os.lstat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+
+
+def _is_unchanged(old: StoredFile, new: SourceFile) -> bool:
+    if old.size != new.size:
+        return False
+    if (old.path, old.mtime_ns) == (str(new.path), new.mtime_ns):
+        return True
+    try:
+        with new.path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == old.sha256
+    except OSError:
+        return False  # the reader says what is wrong
+
+
+def skipped_by_reader(entry: Entry, skipped: Iterable[Skipped]) -> list[Skipped]:
+    """The reader's reasons, extended where an earlier version of the document stays indexed."""
+    if entry.known is None:
+        return list(skipped)
+    return [replace(item, reason=f"{item.reason}; the version indexed before stays") for item in skipped]
+
 
 _RECENT_NS = 2 * 10**9
 
 
 class Reader:
-    """Reads what has changed and copies the rest.
+    """Writes the passages of a generation: reads changed documents, copies the others.
 
     Args:
         folder: the knowledge base.
@@ -87,7 +248,7 @@ class Reader:
         return self._writer
 
     def _take(self, entry: Entry) -> bool:
-        """Put a document in line to be written; whether it is another one than before."""
+        """Queue a document for writing; returns whether it differs from the old generation."""
         if not entry.changed:
             assert entry.known is not None
             self.counts.unchanged += 1
@@ -145,7 +306,5 @@ class Reader:
 
 
 def _reliable(mtime_ns: int) -> int:
-    """A time stamp to compare with later; 0, which makes the next build look into the file, if it is so recent
-    that another change might carry the same one.
-    """
+    """A time stamp to compare with later; 0 (read the file again) if another change might still carry the same one."""
     return 0 if time.time_ns() - mtime_ns < _RECENT_NS else mtime_ns

@@ -19,10 +19,12 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from specrag.errors import Cancelled, DeadlineExceeded
-from specrag.serving import chat, completions, embeddings, listings
-from specrag.serving.operation import add_operation
-from specrag.serving.problems import add_error_handlers, error_response, to_api_error
-from specrag.serving.schemas import ErrorBody
+from specrag.serving import listings
+from specrag.serving.errors import add_error_handlers, error_response, to_api_error
+from specrag.serving.listings import add_options
+from specrag.serving.openai import chat, completions, embeddings
+from specrag.serving.openai.schemas import ErrorBody
+from specrag.serving.operation.setup import add_operation
 from specrag.serving.service import Service
 
 if TYPE_CHECKING:
@@ -60,6 +62,7 @@ def create_app(settings: Settings) -> FastAPI:
         redoc_url=None,
     )
     app.state.service = service
+    _describe_options(app, service)
     for routes in (listings, completions, chat, embeddings):
         app.include_router(routes.router, responses=_FAILURES)
     add_error_handlers(app)
@@ -67,6 +70,18 @@ def create_app(settings: Settings) -> FastAPI:
         app.add_exception_handler(ended, _tell_end)
     add_operation(app)
     return app
+
+
+def _describe_options(app: FastAPI, service: Service) -> None:
+    """Let the description of the API tell each method's options."""
+    describe = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            add_options(describe(), service.names(lambda _: True), service.settings.method)
+        return describe()
+
+    app.openapi = openapi  # type: ignore[method-assign]
 
 
 def _tell_end(_: Request, error: Exception) -> Response:

@@ -1,4 +1,4 @@
-"""API keys and what each of them may do.
+"""API keys and what each of them may do, and the files that they may stand in.
 
 Of a key only its SHA-256 digest is kept, so that neither a log nor a dump of the memory can show it. Keys are
 long random strings, for which one round of a fast hash is as good as many of a slow one.
@@ -8,10 +8,52 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import stat
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from specrag.errors import InputError
+
+
+def read_key(file: Path) -> str:
+    """The first line of a file.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    try:
+        lines = file.expanduser().read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise InputError(
+            "api_key_file", str(file), f"{reason}; give a file whose first line is the key"
+        ) from None
+    return lines[0].strip() if lines else ""
+
+
+def readable_by_all(file: Path) -> bool:
+    """Whether every user of this machine can read a key's file."""
+    return bool(file.expanduser().stat().st_mode & stat.S_IROTH)
+
+
+def master_key(key: str, field: str) -> ApiKey:
+    """A key that may do everything.
+
+    Args:
+        field: the setting that gave it.
+
+    Raises:
+        InputError: it cannot be used.
+    """
+    try:
+        return ApiKey(name="master", key=key, kbs=("*",), upload=True, create=True)
+    except ValidationError as error:
+        message = error.errors(include_input=False)[0]["msg"].removeprefix("Value error, ")
+        raise InputError(field, "the value given", message) from None
+
 
 SHORTEST = 16
 """Characters of a key; `openssl rand -hex 32` gives 64."""

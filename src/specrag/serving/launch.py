@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from specrag.errors import InputError
-from specrag.serving.connections import watched_protocol
-from specrag.serving.key_file import readable_by_all
-from specrag.serving.logs import take_over_libraries
+from specrag.serving.keys import readable_by_all
+from specrag.serving.operation.connections import watched_protocol
+from specrag.serving.operation.logs import take_over_libraries
 from specrag.serving.settings import Settings
 
 if TYPE_CHECKING:

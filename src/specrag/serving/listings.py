@@ -1,14 +1,27 @@
-"""What is served here: ``GET /v1/models`` and ``GET /v1/specrag/methods``."""
+"""What is served here: ``GET /v1/models``, ``GET /v1/specrag/methods``, and the methods' options in the OpenAPI schema.
+
+The methods' part is derived from their classes and their options; nothing here knows one of them.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request
 
-from specrag.serving.methods import Lent, describe_methods
-from specrag.serving.problems import ApiError
-from specrag.serving.service import Service
+from specrag.errors import SpecragError
+from specrag.methods.base import Method, Needs
+from specrag.methods.decoding import decoder_names
+from specrag.methods.describe import describe_options
+from specrag.methods.facade import DEFAULT_METHOD
+from specrag.methods.registry import method_class, method_names
+from specrag.serving.errors import ApiError
+
+if TYPE_CHECKING:
+    from specrag.serving.service import Service
 
 router = APIRouter(tags=["listings"])
 
@@ -34,13 +47,7 @@ async def show_model(model: str, request: Request) -> dict[str, Any]:
 async def list_methods(request: Request) -> list[dict[str, Any]]:
     """The methods that ``specrag.method`` may name, with their options."""
     service: Service = request.app.state.service
-    settings, may_read = service.settings, request.state.key.may_read
-    lent = Lent(
-        sorted(filter(may_read, settings.datastores)),
-        sorted(filter(may_read, settings.corpora)),
-        settings.drafters,
-    )
-    return describe_methods(lent)
+    return describe_methods(service.names(request.state.key.may_read), service.settings.method)
 
 
 def _names(service: Service) -> list[str]:
@@ -59,3 +66,158 @@ def _model(service: Service, name: str) -> dict[str, Any]:
     if writes and service.state == "ready":
         described["max_model_len"] = service.llm.context_length
     return described
+
+
+_COMPONENTS = "#/components/schemas/"
+
+#: What the table tells of an option.
+_SHOWN = ("type", "default", "min", "max", "choices", "help", "symbol")
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What options may name here.
+
+    Attributes:
+        datastores: of kNN-LM; methods that need one are left out where there is none.
+        corpora: that guesses may be copied from.
+        drafters: models (``model:NAME``) and heads (``eagle:NAME``) that may draft tokens.
+    """
+
+    datastores: Sequence[str] = ()
+    corpora: Sequence[str] = ()
+    drafters: Sequence[str] = ()
+
+    def of(self, option: Mapping[str, Any]) -> list[str]:
+        """The names that an option takes; none where the server decides, as of folders.
+
+        Args:
+            option: as described, or its schema.
+        """
+        found: dict[str, Sequence[str]] = {
+            "datastores": self.datastores,
+            "corpora": self.corpora,
+            "drafters": self.drafters,
+            "decoders": decoder_names(),
+        }
+        usable = found.get(option["resource"], ())
+        return [name for name in usable if name.startswith(option.get("prefix") or "")]
+
+
+def default_method(name: str, has_kb: bool) -> str:
+    """The method of a request that names none.
+
+    Args:
+        name: the server's.
+    """
+    return name if has_kb or Needs.RETRIEVER not in method_class(name).needs else DEFAULT_METHOD
+
+
+# -- the table --------------------------------------------------------------------------------------------------
+
+
+def describe_methods(names: Names, default: str) -> list[dict[str, Any]]:
+    """The methods whose needs are met, with the options that a client may give.
+
+    Args:
+        default: the server's method.
+    """
+    return [_describe(method, names, default) for method in _served(names)]
+
+
+def _served(names: Names) -> list[type[Method]]:
+    served = []
+    for name in method_names():
+        with suppress(SpecragError):  # another package's that cannot be imported
+            method = method_class(name)
+            if _needs_met(method, names):
+                served.append(method)
+    return served
+
+
+def _needs_met(method: type[Method], names: Names) -> bool:
+    if Needs.DATASTORE in method.needs and not names.datastores:
+        return False
+    if Needs.DRAFTER not in method.needs:
+        return True
+    options = describe_options(method.Options).values()
+    return any(names.of(option) for option in options if option["resource"] == "drafters")
+
+
+def _describe(method: type[Method], names: Names, default: str) -> dict[str, Any]:
+    options = {}
+    for name, option in describe_options(method.Options).items():
+        if option["resource"] is None or _name_choices(option, names.of(option)):
+            options[name] = {key: option[key] for key in _SHOWN}
+    return {
+        "name": method.name,
+        "title": method.summary,
+        "needs_kb": Needs.RETRIEVER in method.needs,
+        "needs_context": Needs.CONTEXT in method.needs,
+        "default": method.name == default,
+        "options": options,
+    }
+
+
+def _name_choices(option: dict[str, Any], names: Sequence[str]) -> bool:
+    """Let an option be chosen among names; whether there are any."""
+    own = option["own"] or []
+    if not own and not names:
+        return False
+    option |= {"type": "choice", "choices": [*own, *names]}
+    if option["resource"] == "corpora":  # which an option may also do without
+        option |= {"choices": {"": "none", **{name: name for name in names}}, "default": ""}
+    elif option["resource"] == "datastores" and len(names) == 1:
+        option["default"] = names[0]
+    return True
+
+
+# -- the OpenAPI schema -----------------------------------------------------------------------------------------
+
+
+def add_options(schema: dict[str, Any], names: Names, default: str) -> None:
+    """Say in an OpenAPI schema which options ``specrag.options`` takes, by the method that ``specrag.method`` names.
+
+    Args:
+        schema: of the whole server, with the component ``SpecragField``.
+    """
+    components = schema["components"]["schemas"]
+    methods = {method.name: method for method in _served(names)}
+    for name, method in methods.items():
+        _add_component(components, name, method, names)
+    field = components["SpecragField"]
+    field["properties"]["method"] |= {"anyOf": [{"enum": list(methods)}, {"type": "null"}]}
+    usual = dict.fromkeys([default, default_method(default, has_kb=False)])
+    unnamed = {
+        "title": "the server's method",
+        "properties": {
+            "method": {"type": "null"},
+            "options": {"anyOf": [{"$ref": _COMPONENTS + _component(name)} for name in usual]},
+        },
+    }
+    field["oneOf"] = [unnamed, *(_named(name) for name in methods)]
+
+
+def _named(name: str) -> dict[str, Any]:
+    options = {"$ref": _COMPONENTS + _component(name)}
+    return {
+        "title": name,
+        "required": ["method"],
+        "properties": {"method": {"const": name}, "options": options},
+    }
+
+
+def _add_component(components: dict[str, Any], name: str, method: type[Method], names: Names) -> None:
+    described = method.Options.model_json_schema(ref_template=f"{_COMPONENTS}{name}.{{model}}")
+    for part, inner in described.pop("$defs", {}).items():
+        components[f"{name}.{part}"] = inner
+    properties = described.get("properties", {})
+    for option, place in list(properties.items()):
+        resource = {key: place.pop(key) for key in ("resource", "own", "prefix") if key in place}
+        if resource and not resource.get("own") and not names.of(resource):
+            del properties[option]
+    components[_component(name)] = {**described, "title": f"Options of {name}", "description": method.summary}
+
+
+def _component(name: str) -> str:
+    return f"{name}.Options"

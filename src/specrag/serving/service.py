@@ -9,29 +9,64 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from specrag.engine.threads import apart
+from specrag.engine.threads import in_own_thread
 from specrag.errors import InputError, SpecragError
-from specrag.serving.admission import Admission
-from specrag.serving.knowledge import Base, KnowledgeBases
-from specrag.serving.memory import divide
-from specrag.serving.method_options import ReSpecOptions
-from specrag.serving.plans import SharedMethods, respec
-from specrag.serving.problems import ApiError
+from specrag.serving.errors import ApiError
+from specrag.serving.knowledge.bases import Base, KnowledgeBases
+from specrag.serving.listings import Names
+from specrag.serving.operation.admission import Admission
 
 if TYPE_CHECKING:
     from specrag.language_model import LanguageModel
+    from specrag.methods.resources import Resources
     from specrag.models.grammar import GrammarVocabulary
     from specrag.models.loading import LoadedModel
-    from specrag.retrieval.encoder import Encoder
-    from specrag.retrieval.knn_datastore import Datastore
-    from specrag.serving.metrics import FinishedGeneration
-    from specrag.serving.running import RunningTexts
+    from specrag.retrieval.encoder.encoder import Encoder
+    from specrag.retrieval.knn.datastore import Datastore
+    from specrag.serving.openai.answering import RunningTexts
+    from specrag.serving.operation.metrics import FinishedGeneration
     from specrag.serving.settings import Settings
     from specrag.speculation.suffix.corpus import SuffixCorpus
+
+#: What earlier texts take by default: one part in so many, and no more than so many bytes.
+KEPT_PART, MOST_KEPT = 5, 4 * 2**30
+
+#: Bytes for earlier texts where nobody knows how much memory there is.
+KEPT_IF_UNKNOWN = 256 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class KeyValueMemory:
+    """Bytes for keys and values.
+
+    Attributes:
+        running: of all requests that run; ``None`` for no limit.
+        kept: of earlier texts, for requests that begin with the same tokens.
+    """
+
+    running: int | None
+    kept: int
+
+
+def divide(settings: Settings, free: int | None) -> KeyValueMemory:
+    """What the settings ``kv_memory_bytes`` and ``prefix_cache_bytes`` come to.
+
+    Args:
+        free: bytes that are free once everything is loaded; ``None`` where the system does not say.
+    """
+    total = settings.kv_memory_bytes
+    if total is None and free is not None:
+        total = free // 2
+    kept = settings.prefix_cache_bytes
+    if kept is None:
+        kept = KEPT_IF_UNKNOWN if total is None else min(total // KEPT_PART, MOST_KEPT)
+    return KeyValueMemory(None if total is None else max(total - kept, 0), kept)
+
 
 State = Literal["loading", "ready", "failed", "stopping"]
 
@@ -60,7 +95,6 @@ class Service:
         created: when it was started, in seconds since 1970.
         rag_drafter: writes the drafts of Speculative RAG; ``None`` where the model itself does.
         running: what is to be ended when the server stops.
-        methods: that its requests share.
         failure: why the model could not be loaded.
         ended_by_failure: called in the event loop when it could not: the server is of no use.
     """
@@ -77,7 +111,6 @@ class Service:
         self.knowledge_bases = KnowledgeBases(settings, self.encoder)
         self._datastores: dict[str, Datastore] = {}
         self._corpora: dict[str, SuffixCorpus] = {}
-        self.methods = SharedMethods()
         self.created = int(time.time())
         self._llm: LanguageModel | None = None
         self.rag_drafter: LanguageModel | None = None
@@ -96,7 +129,7 @@ class Service:
 
     async def _load(self) -> None:
         try:
-            await asyncio.to_thread(apart, self.load)
+            await asyncio.to_thread(in_own_thread, self.load)
         except Exception as error:
             self.state = "failed"
             self.failure = error
@@ -112,10 +145,10 @@ class Service:
         """
         from specrag.engine.memory import free_bytes
         from specrag.language_model import LanguageModel
-        from specrag.serving.methods import served_method
+        from specrag.methods.registry import method_class
 
         settings = self.settings
-        served_method(settings.method)
+        method_class(settings.method, "method")
         loaded = _load(settings, settings.model, settings.adapter)
         for name in settings.kbs:
             self.knowledge_bases.get(name)
@@ -123,8 +156,6 @@ class Service:
             self._datastores[name] = _open_datastore(folder, loaded)
         for name, folder in settings.corpora.items():
             self._corpora[name] = _open_corpus(folder, loaded)
-        for drafter in settings.drafters:  # loaded by the first request else
-            respec(self.methods, ReSpecOptions.model_validate({"drafter": drafter}), None).check(loaded)
         self.rag_drafter = _load_drafter(settings)
         memory = divide(settings, free_bytes(loaded.device))  # what is loaded by now is not free
         llm = LanguageModel(
@@ -133,8 +164,7 @@ class Service:
             max_rows=PASS_ROWS,
             prefill_rows=PREFILL_ROWS,
         )
-        # One short text, so that nobody's request waits for loops to be compiled.
-        llm.generate("Hello", max_tokens=2, method=_decoding(settings.method))
+        _warm_up(llm, settings)
         if self.packed_passes is not None:
             llm.executor.on_pass = self.packed_passes
         self._llm = llm
@@ -171,7 +201,7 @@ class Service:
         """The sentence encoder of ``/v1/embeddings``, loaded on first use; takes a second then."""
         with self._encoder_lock:
             if self._encoder is None:
-                from specrag.retrieval.encoder import load_encoder
+                from specrag.retrieval.encoder.encoder import load_encoder
 
                 self._encoder = load_encoder(self.settings.encoder)
             return self._encoder
@@ -201,7 +231,8 @@ class Service:
         for llm in (self._llm, self.rag_drafter):
             if llm is not None:
                 await asyncio.to_thread(llm.close)
-        self.methods.clear()
+        if self._llm is not None:
+            self._llm.shared.clear()  # it holds datastores and corpora
         for opened in (self._datastores, self._corpora):
             while opened:
                 opened.popitem()[1].close()
@@ -223,6 +254,36 @@ class Service:
         from specrag.engine.memory import keys_values_bytes
 
         return keys_values_bytes(self.llm.model, tokens)
+
+    def resources(self, kb: str | None, may_read: Callable[[str], bool]) -> Resources:
+        """What a request may be answered with.
+
+        Args:
+            kb: the knowledge base that it names.
+
+        Raises:
+            InputError: there is none of this name that the caller may know of.
+        """
+        from specrag.methods.resources import Resources
+
+        return Resources(
+            self.llm,
+            retriever=None if kb is None else self.knowledge_base(kb, may_read),
+            drafter=self.rag_drafter,
+            datastores=self.datastores_of(may_read),
+            corpora=self.corpora_of(may_read),
+            drafters=self.settings.drafters,
+            holds_documents=False,
+        )
+
+    def names(self, may_read: Callable[[str], bool]) -> Names:
+        """What options of methods may name, also while it is being loaded."""
+        settings = self.settings
+        return Names(
+            sorted(filter(may_read, settings.datastores)),
+            sorted(filter(may_read, settings.corpora)),
+            settings.drafters,
+        )
 
     def datastores_of(self, may_read: Callable[[str], bool]) -> dict[str, Datastore]:
         """The datastores that the caller may search, by name."""
@@ -284,7 +345,7 @@ def _load_drafter(settings: Settings) -> LanguageModel | None:
 
 
 def _open_datastore(folder: Path, loaded: LoadedModel) -> Datastore:
-    from specrag.retrieval.knn_datastore import Datastore, model_record
+    from specrag.retrieval.knn.datastore import Datastore, model_record
 
     datastore = Datastore.open(folder)
     datastore.check_model(model_record(loaded))
@@ -299,8 +360,13 @@ def _open_corpus(folder: Path, loaded: LoadedModel) -> SuffixCorpus:
     return corpus
 
 
-def _decoding(method: str) -> str:
-    """The method that decodes tokens, of any served one."""
-    from specrag.methods.registry import METHODS
+def _warm_up(llm: LanguageModel, settings: Settings) -> None:
+    """Load the drafters and write a short text, so that nobody's request waits for them or for loops to be compiled."""
+    from specrag.methods.adaptive import Adaptive
+    from specrag.methods.decoding import decoder_names
 
-    return method if method in METHODS else "plain"
+    for drafter in settings.drafters:
+        # Writes nothing: what a first pass costs is no measure of the drafter.
+        Adaptive(drafter=drafter).decoder(llm.resources).check(llm.loaded)
+    usual = settings.method if settings.method in decoder_names() else Adaptive()
+    llm.generate("Hello", max_tokens=2, method=usual)

@@ -24,8 +24,7 @@ from pydantic_settings import (
 )
 
 from specrag.errors import InputError
-from specrag.serving.key_file import master_key, read_key
-from specrag.serving.keys import ApiKey
+from specrag.serving.keys import ApiKey, master_key, read_key
 
 PREFIX = "SPECRAG_SERVE_"
 
@@ -87,7 +86,7 @@ class Settings(BaseSettings):
     kv_dtype: Literal["auto", "int8"] = Field(
         "auto", description="Keys and values: as computed, or in 8 bits."
     )
-    method: str = Field("respec", description="How to decode where a request does not say.")
+    method: str = Field("adaptive", description="How to decode where a request does not say.")
     encoder: str = Field("minilm-l6-v2", description="Of /v1/embeddings and of knowledge bases made here.")
     prefix_cache_bytes: int | None = Field(
         None, ge=0, description="For earlier texts; by default a fifth of kv_memory_bytes, at most 4 GiB."
@@ -100,10 +99,10 @@ class Settings(BaseSettings):
         {}, description="Folders of `specrag index --knn-lm`, by name, for the method knn-lm."
     )
     corpora: Annotated[dict[Name, Path], NoDecode] = Field(
-        {}, description="Folders of `specrag index --corpus`, by name, for ReSpec to copy from."
+        {}, description="Folders of `specrag index --corpus`, by name, for guesses to be copied from."
     )
     drafters: Words = Field(
-        (), description="Draft models (model:NAME) and heads (eagle:NAME) that requests may let ReSpec ask."
+        (), description="Draft models (model:NAME) and heads (eagle:NAME) that requests may let guess."
     )
     kb_root: Path | None = Field(
         None,

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from specrag.engine.sampling import Distribution, SamplingParams
+from specrag.engine import Distribution, SamplingParams
 from specrag.errors import InputError
 from specrag.speculation.tree import ROOT, DraftTree, Verdict
 
@@ -80,7 +80,6 @@ class Matching:
     needs: RowNeeds = RowNeeds()
 
     def judge(self, tree: DraftTree, target: View) -> Verdict:
-        """See :class:`Rule`."""
         return match(tree, target.draw)
 
 
@@ -109,7 +108,7 @@ def coupled(
     wanted: NDArray[np.float64],
     left: NDArray[np.float64] | None = None,
 ) -> int:
-    """The token of one position by speculative sampling, from the drafter's distribution and the wanted one alone.
+    """Speculative sampling of one position's token, from the drafter's distribution and the wanted one alone.
 
     The guess x, drawn from q, is taken with probability min(1, p(x) / q(x)), else a token of the residual. All three
     random numbers are keyed by seed and position, so that neither the token nor its law, which is p, depends on
@@ -193,7 +192,7 @@ class Rejection:
     needs: RowNeeds = RowNeeds(logits=True)
 
     def judge(self, tree: DraftTree, target: View) -> Verdict:
-        """See :class:`Rule`.
+        """Accept what the tree's own distributions allow.
 
         Raises:
             InputError: see :func:`reject`.

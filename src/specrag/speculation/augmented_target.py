@@ -15,7 +15,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from specrag.engine.sampling import Distribution, SamplingParams
+from specrag.engine import Distribution, SamplingParams
 from specrag.errors import InputError
 from specrag.speculation.acceptance import RowNeeds, View, coupled, match
 from specrag.speculation.tree import DraftTree, Verdict
@@ -84,7 +84,7 @@ def paper_residual(target_probs: Probs, augmented: Probs, draft_probs: Probs) ->
 
 @dataclass(frozen=True, slots=True)
 class AugmentedSettings:
-    """What the text shall follow.
+    """RAPID's parameters of the augmented target.
 
     Args:
         eta: strength of the transfer (the paper's: 5 to 20 for self-speculation, 40 and 50 with a larger drafter).
@@ -124,7 +124,9 @@ class AugmentedSettings:
 
 @dataclass(frozen=True, slots=True)
 class Augmented:
-    """Judges guesses by p-hat; every token that it adds has the drafter's opinion, the bonus included.
+    """The acceptance rule of the augmented target: judges guesses by p-hat.
+
+    Every token that it adds has the drafter's opinion, the bonus included.
 
     A token is made from p, q and p-hat of its position: a guess drawn from q, accepted with probability
     min(1, p-hat / q), else a draw from the residual, all keyed by seed and position
@@ -152,7 +154,7 @@ class Augmented:
         return RowNeeds() if self.sampling.greedy else RowNeeds(logits=True, opinions=True)
 
     def judge(self, tree: DraftTree, target: View) -> Verdict:
-        """See :class:`~specrag.speculation.acceptance.Rule`.
+        """Follow the tokens of p-hat as far as the tree does.
 
         Raises:
             InputError: an opinion is missing.

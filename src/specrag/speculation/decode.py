@@ -1,4 +1,4 @@
-"""The one loop of token decoding: propose, score, judge, commit, observe.
+"""The decoding loop of token speculation: propose, score, judge, commit, observe.
 
 Plain decoding is this loop with a drafter that proposes nothing. A method is a choice of drafter, rule and
 schedule.
@@ -11,15 +11,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from specrag.engine.outputs import Row
-from specrag.engine.passes import Coroutine, Emit
-from specrag.engine.processors import LogitsProcessor
-from specrag.engine.sampling import SamplingParams
-from specrag.engine.session import Session
-from specrag.engine.stopping import FinishReason, StopChecker, StopConditions
+from specrag.engine import (
+    Coroutine,
+    Emit,
+    FinishReason,
+    LogitsProcessor,
+    Row,
+    SamplingParams,
+    Session,
+    StopChecker,
+    StopConditions,
+)
 from specrag.speculation.acceptance import Rule
 from specrag.speculation.drafters.base import Drafter, Stopwatch
-from specrag.speculation.schedule import Timed, TokenSchedule
+from specrag.speculation.schedule.base import Timed, TokenSchedule
 from specrag.speculation.target import Alternative, Target
 from specrag.speculation.tree import EMPTY, DraftTree, Round, Verdict
 
@@ -28,7 +33,7 @@ TARGET = "target"
 
 
 class TextSink(Protocol):
-    """Turns tokens into text as they come (:class:`specrag.models.tokenizer.TextStream`)."""
+    """Incremental detokeniser (:class:`specrag.models.tokenizer.TextStream`)."""
 
     def push(self, token: int) -> str:
         """Characters that this token completes."""
@@ -59,7 +64,7 @@ class DecodedToken:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one round added, handed to the caller at once.
+    """What one round added, emitted at once.
 
     Attributes:
         tokens: the tokens added.
@@ -91,7 +96,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a caller asks of a decoding.
+    """Per-request settings of the decoding loop.
 
     Args:
         stop: when to end.
@@ -113,7 +118,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """How a method guesses and checks.
+    """The drafter, acceptance rule and schedule of one request.
 
     Args:
         drafter: proposes; made for this request, closed by whoever made it.
@@ -178,21 +183,10 @@ def decode(
         verdict = rule.judge(tree, target.view(tree, rows))
 
         drawn = _tokens(target, tree, rows, verdict)
-        shown, reason = "", None
-        for count, token in enumerate(drawn, start=1):
-            is_stop = token.token in settings.stop.stop_tokens
-            piece = checker.push(token.token, "" if is_stop else text.push(token.token))
-            shown, reason = shown + piece.text, piece.finish_reason
-            if settings.until is not None and settings.until(
-                [*session.tokens, *(earlier.token for earlier in drawn[:count])]
-            ):
-                reason = reason or "stop"
-            if reason is None and len(session) + count > session.model.context_length:
-                reason = "length"
-            if reason is not None:
-                verdict = _cut(verdict, count)
-                drawn = drawn[:count]
-                break
+        written = _write(drawn, session, settings, text, checker)
+        drawn, shown, reason = drawn[: written.count], written.text, written.finish_reason
+        if reason is not None:
+            verdict = _cut(verdict, written.count)
         session.commit(verdict.path, verdict.bonus)
         committed = tuple(token.token for token in drawn)
         target.advance(committed)
@@ -244,6 +238,35 @@ def _tokens(target: Target, tree: DraftTree, rows: Sequence[Row], verdict: Verdi
     told = target.describe(rows[before], verdict.bonus)
     found.append(DecodedToken(verdict.bonus, TARGET, told.log_prob, told.alternatives))
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """How many of a round's tokens belong to the text, what they add to it, and why it ends with them, if it does."""
+
+    count: int
+    text: str
+    finish_reason: FinishReason | None
+
+
+def _write(
+    drawn: Sequence[DecodedToken], session: Session, settings: Settings, text: TextSink, checker: StopChecker
+) -> _Written:
+    """Turn a round's tokens into text, up to where a stop condition or the context's end holds."""
+    shown, reason = "", None
+    for count, token in enumerate(drawn, start=1):
+        is_stop = token.token in settings.stop.stop_tokens
+        piece = checker.push(token.token, "" if is_stop else text.push(token.token))
+        shown, reason = shown + piece.text, piece.finish_reason
+        if settings.until is not None and settings.until(
+            [*session.tokens, *(earlier.token for earlier in drawn[:count])]
+        ):
+            reason = reason or "stop"
+        if reason is None and len(session) + count > session.model.context_length:
+            reason = "length"
+        if reason is not None:
+            return _Written(count, shown, reason)
+    return _Written(len(drawn), shown, None)
 
 
 def _cut(verdict: Verdict, count: int) -> Verdict:

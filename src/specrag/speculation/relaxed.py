@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from specrag.checks import check_whole
 from specrag.errors import InputError
 from specrag.speculation.acceptance import Matching, RowNeeds, View
 from specrag.speculation.tree import ROOT, DraftTree, Verdict
@@ -13,7 +14,7 @@ from specrag.speculation.tree import ROOT, DraftTree, Verdict
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """How far one candidate is kept.
+    """How much of one candidate is kept.
 
     Attributes:
         length: its first nodes that are kept (the paper's ``last``).
@@ -104,9 +105,9 @@ class Relaxed:
     matches: int = 3
 
     def __post_init__(self) -> None:
-        _check_integer("top_k", self.top_k, 1)
-        _check_integer("attempts", self.attempts, 0)
-        _check_integer("matches", self.matches, 1)
+        check_whole("top_k", self.top_k, remedy="give an integer, at least 1")
+        check_whole("attempts", self.attempts, 0, remedy="give an integer, at least 0")
+        check_whole("matches", self.matches, remedy="give an integer, at least 1")
         if isinstance(self.tau, bool) or not isinstance(self.tau, (int, float)):
             raise InputError("tau", self.tau, "give a number of nats, 0 or more")
         if not (math.isfinite(self.tau) and self.tau >= 0):
@@ -114,11 +115,9 @@ class Relaxed:
 
     @property
     def needs(self) -> RowNeeds:
-        """See :class:`~specrag.speculation.acceptance.Rule`."""
         return RowNeeds(top_k=self.top_k)
 
     def judge(self, tree: DraftTree, target: View) -> Verdict:
-        """See :class:`~specrag.speculation.acceptance.Rule`."""
         strict = Matching().judge(tree, target)
         candidates = self._candidates(tree, strict)
         if not candidates:
@@ -175,8 +174,3 @@ def _path(tree: DraftTree, node: int) -> tuple[int, ...]:
         path.append(node)
         node = tree.parents[node]
     return tuple(reversed(path))
-
-
-def _check_integer(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InputError(name, value, f"give an integer, at least {least}")

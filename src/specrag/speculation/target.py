@@ -8,11 +8,22 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from specrag.engine.draws import keyed_choice, keyed_uniform
-from specrag.engine.outputs import Outputs, Row
-from specrag.engine.processors import Chain, LogitsProcessor, State, build_processors
-from specrag.engine.sampling import Distribution, SamplingParams, choose, log_softmax, warp
-from specrag.engine.session import Session
+from specrag.engine import (
+    Chain,
+    Distribution,
+    LogitsProcessor,
+    Outputs,
+    Row,
+    SamplingParams,
+    Session,
+    State,
+    build_processors,
+    choose,
+    keyed_choice,
+    keyed_uniform,
+    log_softmax,
+    warp,
+)
 from specrag.speculation.acceptance import RowNeeds
 from specrag.speculation.tree import ROOT, DraftTree
 
@@ -23,7 +34,7 @@ _DRAFT_STREAM = 2**60
 
 
 class TargetView:
-    """Answers an acceptance rule's questions about a tree, each in any order.
+    """The target's answers about a scored tree, for acceptance rules; asked in any order.
 
     Args:
         tree: what was scored.
@@ -82,8 +93,9 @@ class TargetView:
         return None if found.size == 0 else float(row.top_log_probs[0] - row.top_log_probs[found[0]])
 
     def probs(self, node: int, params: SamplingParams | None = None) -> Distribution:
-        """The target's distribution after a node, behind the request's own temperature, top-k, top-p and min-p, or
-        those of ``params``.
+        """The target's distribution after a node, after temperature, top-k, top-p and min-p.
+
+        They are the request's own, or those of ``params``.
         """
         return warp(self._logits(node), self._sampling if params is None else params)
 
@@ -131,7 +143,7 @@ def draw_guess(draft: NDArray[np.float64], seed: int, position: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """A token that could have come, with its log-probability in nats."""
+    """A likely token at a position, with its log-probability in nats."""
 
     token: int
     log_prob: float
@@ -147,7 +159,7 @@ class Described:
 
 @dataclass
 class Target:
-    """The target through a whole decoding: what to ask of its rows, and the processors' state.
+    """The target through one decoding: which outputs to ask of its rows, and the processors' state.
 
     Args:
         session: the sequence.

@@ -1,4 +1,4 @@
-"""What is guessed, what became of it, and one round of both."""
+"""Draft trees, the verdicts on them, and one round of both."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from specrag.engine.outputs import Row
+from specrag.engine import Row
 from specrag.errors import InputError
 
 #: The parent of the first guesses: the session's newest token.
@@ -17,7 +17,7 @@ ROOT = -1
 
 @dataclass(frozen=True)
 class DraftTree:
-    """Guesses at the next tokens, as a tree behind the session's newest token.
+    """A draft tree: guesses at the tokens behind the session's newest one.
 
     Args:
         tokens: one token a node.
@@ -135,7 +135,7 @@ EMPTY = DraftTree()
 def merge(
     trees: Sequence[DraftTree], budget: int, rate: Callable[[str, int], float] | None = None
 ) -> DraftTree:
-    """One tree that holds every path of several; a node that two of them hold is the earlier tree's, also the other's.
+    """One tree that holds every path of several; a shared node is the earlier tree's, and lists the other's source.
 
     Args:
         trees: deterministic drafts, the best first.
@@ -182,7 +182,7 @@ def merge(
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a rule decides about a tree.
+    """What an acceptance rule keeps of a tree.
 
     Args:
         path: accepted nodes, from a child of the root downwards.

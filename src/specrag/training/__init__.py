@@ -1,1 +1,1 @@
-"""Training of what guesses: heads for the embedded models."""
+"""Training of EAGLE heads and RAG drafters."""

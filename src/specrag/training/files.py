@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
+from specrag.artifacts import (
+    Refusal,
+    atomic_write,
+    atomic_write_json,
+    disk_errors,
+    exclusive_lock,
+    make_folder,
+)
 from specrag.errors import InputError, SpecragError
-from specrag.retrieval.disk import replace_file
-
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
-@contextlib.contextmanager
-def write_errors(path: Path, what: str) -> Iterator[None]:
+def write_errors(path: Path, what: str) -> contextlib.AbstractContextManager[None]:
     """Turn the refusals of a disk into one-line errors.
 
     Args:
@@ -28,17 +30,18 @@ def write_errors(path: Path, what: str) -> Iterator[None]:
     Raises:
         SpecragError: the disk is full, or the file cannot be written.
     """
-    try:
-        yield
-    except OSError as error:
-        if error.errno in _FULL:
+
+    def described(refusal: Refusal) -> SpecragError:
+        if refusal.full:
             reason, remedy = "no space is left", "free some space"
         else:
-            reason, remedy = f"it cannot be written ({error.strerror or error})", "make it writable"
-        raise SpecragError(
+            reason, remedy = f"it cannot be written ({refusal.reason})", "make it writable"
+        return SpecragError(
             f"{what}: {str(path)!r}: {reason}: {remedy} and run the same command again; "
             "what was written before is intact and is gone on from"
-        ) from error
+        )
+
+    return disk_errors(path.parent, described)
 
 
 @contextlib.contextmanager
@@ -49,23 +52,21 @@ def locked(out: Path) -> Iterator[None]:
         InputError: another process holds it.
         SpecragError: the folder cannot be written.
     """
-    with write_errors(out, "folder"):
-        (out / "work").mkdir(parents=True, exist_ok=True)
-        lock = FileLock(out / "work" / ".lock")
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            remedy = "another process trains there; wait for it or take another folder"
-            raise InputError("--out", str(out), remedy) from None
-    try:
+
+    def busy() -> None:
+        remedy = "another process trains there; wait for it or take another folder"
+        raise InputError("--out", str(out), remedy)
+
+    with contextlib.ExitStack() as stack:
+        with write_errors(out, "folder"):
+            make_folder(out / "work")
+            stack.enter_context(exclusive_lock(out / "work" / ".lock", busy))
         yield
-    finally:
-        lock.release()
 
 
 def replace_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write an object as JSON, whole or not at all."""
-    replace_file(path, f"{json.dumps(content, indent=2)}\n".encode())
+    atomic_write_json(path, content, indent=2)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -96,4 +97,63 @@ def replace_tensors(
     from safetensors.torch import save
 
     # Not save_file: its files are readable by their owner alone, and its errors hide the system's number.
-    replace_file(path, save(dict(tensors), dict(metadata) if metadata else None))
+    atomic_write(path, save(dict(tensors), dict(metadata) if metadata else None))
+
+
+class LineFile:
+    """JSON objects, one a line, in a file that grows batch by batch; read when this is made.
+
+    Args:
+        path: made with its first lines. A torn last line, which a kill or a full disk leaves, is cut off.
+        what: the lines' name in errors.
+
+    Raises:
+        SpecragError: a line before the last is no JSON object, or the file cannot be read.
+    """
+
+    def __init__(self, path: Path, what: str = "rows") -> None:
+        self.path = path
+        self._what = what
+        self.lines: list[dict[str, Any]] = []
+        if not path.is_file():
+            return
+        with write_errors(path, what), path.open("r+b") as file:
+            data = file.read()
+            good = 0
+            for number, line in enumerate(data.splitlines(keepends=True), 1):
+                values = _parse(line)
+                if values is not None:
+                    self.lines.append(values)
+                    good += len(line)
+                elif good + len(line) < len(data):
+                    raise SpecragError(f"line {number} of {str(path)!r} is damaged: take another --out")
+            file.truncate(good)
+
+    @property
+    def identifiers(self) -> set[str]:
+        """The ``id`` of every line."""
+        return {str(line.get("id")) for line in self.lines}
+
+    def add(self, lines: Sequence[str]) -> None:
+        """Append JSON objects; they are on the disk when this returns.
+
+        Raises:
+            SpecragError: the disk refuses; what was added before is intact.
+        """
+        if not lines:
+            return
+        with write_errors(self.path, self._what), self.path.open("ab") as file:
+            file.write("".join(f"{line}\n" for line in lines).encode())
+            file.flush()
+            os.fsync(file.fileno())
+        self.lines += [json.loads(line) for line in lines]
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        values = json.loads(line)
+    except ValueError:
+        return None
+    return values if isinstance(values, dict) else None

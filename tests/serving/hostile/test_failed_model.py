@@ -9,7 +9,7 @@ pytest.importorskip("fastapi")
 from fastapi.testclient import TestClient
 
 from specrag.errors import InputError
-from specrag.serving.problems import ApiError
+from specrag.serving.errors import ApiError
 from tests.serving.ops_server import READER, bearer, make_app
 
 

@@ -15,10 +15,10 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from specrag.retrieval.documents import read_file
-from specrag.retrieval.reading_limits import ReadingLimits
-from specrag.serving.job import Job
-from specrag.serving.places import Place
+from specrag.retrieval.documents.converters import ReadingLimits
+from specrag.retrieval.documents.reader import read_file
+from specrag.serving.knowledge.places import Place
+from specrag.serving.knowledge.staging import Job
 from tests.retrieval.sample_files import pdf, reason, written
 from tests.serving.ops_server import Program, program, wait_for_job
 
@@ -157,7 +157,7 @@ def test_a_job_during_which_the_server_is_killed_is_given_up(model_home: Path, t
 
 def test_the_record_of_an_older_job_is_read(tmp_path: Path) -> None:
     """Written before tries were counted."""
-    from specrag.serving.job import read_job
+    from specrag.serving.knowledge.staging import read_job
 
     record = asdict(Job("0" * 32, "metals", "key", "add", ("tin.md",)))
     del record["tries"], record["cancelled"]

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("fastapi")
 
-from specrag.serving.large_json import to_json
-from specrag.serving.logprobs import TokenNames, completion_log_probs
+from specrag.serving.openai.logprobs import TokenNames, completion_log_probs
+from specrag.serving.openai.streaming import to_json
 from specrag.speculation.decode import TARGET, DecodedToken
 from specrag.speculation.target import Alternative
 from tests.serving.live_server import MODEL, LiveServer, post
@@ -44,8 +44,10 @@ def test_a_scored_prompt_is_written_beside_the_loop(
 
         return call
 
-    monkeypatch.setattr("specrag.serving.completions.completion_log_probs", noted(completion_log_probs))
-    monkeypatch.setattr("specrag.serving.answering.to_json", noted(to_json))
+    monkeypatch.setattr(
+        "specrag.serving.openai.completions.completion_log_probs", noted(completion_log_probs)
+    )
+    monkeypatch.setattr("specrag.serving.openai.answering.to_json", noted(to_json))
     answer = post(server, "/v1/completions", body())
     assert answer.status_code == 200, answer.text[:300]
     assert len(threads) == TEXTS + 1

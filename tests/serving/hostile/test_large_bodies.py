@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from specrag.serving.bodies import MAX_NESTED, MAX_VALUES, _holds_more
+from specrag.serving.operation.limits import MAX_NESTED, MAX_VALUES, _holds_more
 from tests.serving.hostile.measures import measured
 from tests.serving.live_server import MODEL, LiveServer
 

@@ -11,9 +11,9 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from specrag.serving.job import Job
-from specrag.serving.places import Place
-from specrag.serving.staging import move, not_indexed, take_back
+from specrag.artifacts import rename as renamed
+from specrag.serving.knowledge.places import Place
+from specrag.serving.knowledge.staging import Job, move, not_indexed, take_back
 from tests.serving.ops_server import Program, program, wait_for_job
 
 TIN = b"# Tin\n\nTin melts at 232 degrees.\n"
@@ -65,9 +65,7 @@ def test_moves_go_on_from_wherever_a_kill_leaves_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, action: Any
 ) -> None:
     """Killed behind each rename of a job whose documents the index does not take, the old ones are there at its end."""
-    from specrag.serving import staging
-
-    renamed = staging._rename
+    import specrag.serving.knowledge.staging as staging
 
     class Killed(BaseException):
         pass
@@ -81,7 +79,7 @@ def test_moves_go_on_from_wherever_a_kill_leaves_them(
             left[0] -= 1
             renamed(source, target)
 
-        monkeypatch.setattr(staging, "_rename", rename)
+        monkeypatch.setattr(staging, "rename", rename)
         job = Job("0" * 32, "metals", "key", action, ("tin.md", "new.md") if action == "add" else ("tin.md",))
         try:
             move(job, place)

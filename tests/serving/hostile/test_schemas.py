@@ -107,7 +107,7 @@ def test_a_condition_that_cannot_be_compared_is_refused(server: LiveServer, valu
 
 
 def test_a_condition_of_very_many_values_is_refused() -> None:
-    from specrag.retrieval.filters import compile_condition
+    from specrag.retrieval.index.filters import compile_condition
 
     with pytest.raises(InputError, match="300,000 values"):
         compile_condition("source", ["a"] * 300_000)

@@ -154,7 +154,7 @@ def test_refusals_and_a_lost_server_are_told_in_words(visit: Callable[..., Visit
     here.choose("respec", k="99")
     here.ask(QUESTION)
     told = page.inner_text(".run [role=alert]")
-    assert told.startswith("k: 99 is not usable: give a whole number from 1 to ")
+    assert told.startswith("specrag.k: 99 is not usable: give a whole number from 1 to ")
     assert page.inner_text(".run-state") == "Failed"
     here.choose("respec", k="3")
     page.context.set_offline(True)
@@ -194,6 +194,47 @@ def test_drafts_of_speculative_rag(visit: Callable[..., Visit]) -> None:
     totals = [float(text) for text in page.locator(".draft-card .total dd").all_inner_texts()]
     assert float(won.locator(".total dd").inner_text()) == max(totals)
     assert all(re.search(r"from \d", text) for text in page.locator(".draft-head").all_inner_texts())
+
+
+def test_options_of_every_kind_are_sent_as_what_they_are(visit: Callable[..., Visit]) -> None:
+    here = visit()
+    page = here.page
+
+    def sent(question: str) -> dict[str, Any]:
+        page.fill("#question", question)
+        with page.expect_request("**/v1/chat/completions") as asked:
+            page.press("#question", "Enter")
+        page.wait_for_selector("#submit", state="visible", timeout=60_000)
+        body = asked.value.post_data_json
+        assert body is not None
+        return dict(body["specrag"])
+
+    here.choose("speculative-rag", max_tokens="8")
+    page.fill("#option-1-without", "draft, self-reflect")
+    page.fill("#option-1-drafts", "2")
+    page.select_option("#option-1-decoder", "prompt-lookup")
+    assert sent(QUESTION)["options"] == {
+        "without": ["draft", "self-reflect"],
+        "drafts": 2,
+        "decoder": "prompt-lookup",
+    }
+    # What reads a long text of the question itself cannot be chosen with a knowledge base.
+    assert page.locator("#method-1 option[value=rapid]").is_disabled()
+    here.choose("rapid", kb="")
+    assert page.input_value("#option-1-suffix") == ""
+    page.select_option("#option-1-suffix", "false")
+    page.check("#option-1-truncate_middle")
+    told = sent("The ferry leaves at nine. " * 40)
+    assert told == {
+        "method": "rapid",
+        "events": True,
+        "options": {"suffix": False, "truncate_middle": True},
+    }
+    assert "no long text" in page.inner_text(".run [role=alert]")  # nothing is asked about it
+    assert (
+        page.inner_text("#about-1")
+        == "RAPID: a drafter that reads the relevant part of a long text guesses for the model that reads all."
+    )
 
 
 def test_a_key_is_asked_for_and_kept_for_the_tab(visit: Callable[..., Visit]) -> None:

@@ -9,9 +9,9 @@ import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from specrag.serving.page import FOLDER, page_routes
+from specrag.serving.page.routes import FOLDER, page_routes
 
-FILES = sorted(FOLDER.iterdir())
+FILES = sorted(path for path in FOLDER.iterdir() if path.is_file() and path.suffix != ".py")
 # The one address that a file may name is no place to fetch from: it is the name of SVG's vocabulary.
 SVG_NAMESPACE = "http://www.w3.org/2000/svg"
 
@@ -29,6 +29,11 @@ def test_index_and_every_file_that_it_names_are_served(client: TestClient) -> No
     assert len(named) >= 4
     for path in named:
         assert client.get(f"/{path}").status_code == 200, path
+
+
+def test_only_the_pages_own_kinds_are_served(client: TestClient) -> None:
+    for name in ("__init__.py", "__pycache__", "nothing.js"):
+        assert client.get(f"/page/{name}").status_code == 404, name
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)

@@ -73,18 +73,19 @@ class Page {
     if (this.methods.length) this.showMethods();
   }
 
-  /** The methods that can be chosen: without a knowledge base not those that need one. */
+  /** The methods that can be chosen: without a knowledge base not those that need one, with it none of a long text. */
   showMethods() {
     const hasBase = byId("kb").value !== NOTHING;
+    const fits = (method) => hasBase ? !method.needs_context : !method.needs_kb;
     const options = () => this.methods.map((method) =>
-      element("option", { value: method.name, disabled: method.needs_kb && !hasBase }, nameOf(method)));
+      element("option", { value: method.name, disabled: !fits(method) }, method.name));
     const [first, second] = [byId("method-1"), byId("method-2")];
     const chosen = [first.value, second.value];
     first.replaceChildren(...options());
     second.replaceChildren(element("option", { value: NOTHING }, "Nothing"), ...options());
-    const usable = (name) => this.methods.some((method) => method.name === name && (hasBase || !method.needs_kb));
-    const usual = ["respec", "plain"].find(usable) ?? this.methods.find(({ name }) => usable(name))?.name;
-    first.value = usable(chosen[0]) ? chosen[0] : usual;
+    const usable = (name) => this.methods.some((method) => method.name === name && fits(method));
+    const usual = this.methods.find((method) => method.default && fits(method)) ?? this.methods.find(fits);
+    first.value = usable(chosen[0]) ? chosen[0] : usual?.name;
     second.value = usable(chosen[1]) ? chosen[1] : NOTHING;
     this.showOptions();
   }
@@ -96,7 +97,7 @@ class Page {
       const described = method?.options ?? {};
       byId(`about-${index + 1}`).textContent = aboutOf(method);
       group.hidden = !Object.keys(described).length;
-      group.querySelector("legend").textContent = method ? `${nameOf(method)}${index ? ", compared" : ""}` : "";
+      group.querySelector("legend").textContent = method ? `${method.name}${index ? ", compared" : ""}` : "";
       if (fields.method !== method?.name) fields.described = {}; // another method's values are not kept
       fields.method = method?.name;
       fields.show(described);
@@ -121,7 +122,7 @@ class Page {
     const names = [byId("method-1").value, byId("method-2").value].filter((name) => name !== NOTHING);
     if (!names.length) return;
     const { order = "after", ...general } = this.settings.values();
-    const titles = titlesOf(names.map((name) => this.method(name)));
+    const titles = titlesOf(names);
     const scale = new Scale();
     for (const run of this.runs) run.close();
     this.runs = names.map((name, index) => new Run(
@@ -170,19 +171,12 @@ class Page {
   }
 }
 
-/** A title up to its explanation. */
-const nameOf = ({ title }) => title.split(": ")[0];
-
-/** What stands behind it, as a sentence; empty where there is none. */
-function aboutOf(method) {
-  const about = method?.title.split(": ").slice(1).join(": ") ?? "";
-  return about && `${about[0].toUpperCase()}${about.slice(1)}.`;
-}
+/** What a method does, as a sentence. */
+const aboutOf = (method) => method ? `${method.title}.` : "";
 
 /** What the runs are called; the same method twice gets two names. */
-function titlesOf(methods) {
-  return methods[0] === methods[1] ? [`${nameOf(methods[0])}, first`, `${nameOf(methods[1])}, second`]
-    : methods.map(nameOf);
+function titlesOf(names) {
+  return names[0] === names[1] ? [`${names[0]}, first`, `${names[1]}, second`] : names;
 }
 
 const defined = (values) => Object.fromEntries(Object.entries(values).filter(([, value]) => value !== undefined));

@@ -43,27 +43,28 @@ export class Fields {
 
   field(name, field, kept) {
     const id = `${this.prefix}-${name}`;
-    const label = field.label ?? inWords(name);
+    const label = field.label ?? (field.symbol ? `${inWords(name)} (${field.symbol})` : inWords(name));
     const hint = field.help ? element("p", { class: "hint", id: `${id}-hint` }, field.help) : null;
     const value = kept ?? field.default;
     const described = field.help ? `${id}-hint` : null;
-    if (field.type === "boolean") {
+    if (isSwitch(field)) {
       const box = element("input", { type: "checkbox", id, "aria-describedby": described });
       box.checked = Boolean(value);
       return element("div", { class: "field" }, element("label", { class: "check", for: id }, box, label), hint);
     }
     const choices = choicesOf(field);
-    // Numbers with names for some of them are written.
-    const input = choices && !isNumber(field)
+    // Numbers with names for some of them are written, and so are lists.
+    const input = choices && !isNumber(field) && field.type !== "array"
       ? element("select", { id, "aria-describedby": described },
         ...choices.map(([choice, words]) => element("option", { value: choice }, words)))
       : element("input", {
         id, type: isNumber(field) && !choices ? "number" : "text", min: field.min, max: field.max,
         step: field.type === "integer" ? 1 : field.step ?? (isNumber(field) ? "any" : null),
         spellcheck: "false", autocomplete: "off", "aria-describedby": described,
-        placeholder: field.default === null || field.default === undefined ? "automatic" : null,
+        placeholder: placeholderOf(field, choices),
       });
-    input.value = value ?? "";
+    // What has no default is chosen: its first choice is sent.
+    if (input.tagName !== "SELECT" || value !== null) input.value = value ?? "";
     return element("div", { class: "field" }, element("label", { for: id }, label), input, hint);
   }
 
@@ -73,10 +74,10 @@ export class Fields {
     for (const [name, field] of Object.entries(this.described)) {
       const input = byId(`${this.prefix}-${name}`);
       if (!input) continue;
-      if (field.type === "boolean") {
+      if (isSwitch(field)) {
         if (input.checked !== Boolean(field.default)) values[name] = input.checked;
       } else if (input.value.trim() !== "" && input.value !== String(field.default ?? "")) {
-        values[name] = isNumber(field) && !Number.isNaN(Number(input.value)) ? Number(input.value) : input.value;
+        values[name] = valueOf(field, input.value);
       }
     }
     return values;
@@ -85,9 +86,24 @@ export class Fields {
 
 const isNumber = ({ type }) => type === "integer" || type === "number";
 
-function choicesOf({ choices, enum: values }) {
+/** Yes or no; one that is neither by default is chosen among three. */
+const isSwitch = ({ type, default: usual }) => type === "boolean" && usual !== null;
+
+function valueOf(field, text) {
+  if (field.type === "boolean") return text === "true";
+  if (field.type === "array") return text.split(",").map((part) => part.trim()).filter(Boolean);
+  return isNumber(field) && !Number.isNaN(Number(text)) ? Number(text) : text;
+}
+
+function choicesOf({ type, choices, enum: values }) {
+  if (type === "boolean") return [["", "automatic"], ["true", "yes"], ["false", "no"]];
   if (Array.isArray(choices ?? values)) return (choices ?? values).map((value) => [value, value]);
   return choices ? Object.entries(choices) : null;
+}
+
+function placeholderOf(field, choices) {
+  if (field.type === "array") return choices ? choices.map(([choice]) => choice).join(", ") : "separated by commas";
+  return field.default === null || field.default === undefined ? "automatic" : null;
 }
 
 function inWords(name) {

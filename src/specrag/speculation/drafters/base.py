@@ -1,4 +1,4 @@
-"""What every drafter offers, and the one that proposes nothing."""
+"""The drafter protocol, and the drafter that proposes nothing."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from specrag.engine.outputs import NOTHING, Outputs, Row
-from specrag.engine.passes import Coroutine
-from specrag.engine.session import Session
+from specrag.engine import NOTHING, Coroutine, Outputs, Row, Session
 from specrag.speculation.tree import EMPTY, DraftTree, Round
 
 #: No limit on the length of a path.
@@ -19,7 +17,7 @@ ANY_DEPTH = sys.maxsize
 
 @dataclass
 class Stopwatch:
-    """Seconds in which a drafter read its prompt, which are no part of the price of its guesses."""
+    """Measures the seconds in which a drafter reads its prompt, which are not part of its guesses' price."""
 
     clock: Callable[[], float] = time.perf_counter
     seconds: float = 0.0

@@ -1,4 +1,4 @@
-"""A smaller model of another vocabulary guesses text, which is compared as the target's tokens.
+"""A draft model with another vocabulary: what it writes is verified as the target's tokens.
 
 String-level exact match of Timor et al. (2025), arXiv 2502.05202: draft tokens are decoded, the text is encoded in
 the target's vocabulary, and those tokens are verified as a deterministic draft. Nothing is asked of the vocabularies
@@ -13,15 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from specrag.engine.outputs import NOTHING, Outputs, Row
-from specrag.engine.passes import Coroutine, SessionModel
-from specrag.engine.session import Session
+from specrag.checks import check_whole
+from specrag.engine import NOTHING, Coroutine, Outputs, Row, Session, SessionModel
 from specrag.errors import InputError
 from specrag.speculation.drafters.base import ANY_DEPTH
-from specrag.speculation.drafters.draft_model import CONFIDENCES, DRAFT_MODEL, FEW
-from specrag.speculation.retokenizing import Continuation, FollowedText
+from specrag.speculation.drafters.draft_model import CONFIDENCES, DRAFT_MODEL, FEW, likeliest
 from specrag.speculation.tree import EMPTY, DraftTree, Round
-from specrag.speculation.vocabularies import VocabularyPair
+from specrag.speculation.vocabularies import Continuation, FollowedText, VocabularyPair
 
 #: The last token of a draft is graded apart, from this grade on: with more text it might be another one.
 _OPEN_GRADE = len(CONFIDENCES) + 1
@@ -51,7 +49,7 @@ class _Draft:
 
 
 class CrossVocabulary:
-    """Guesses a chain with a model that reads and writes the target's text in tokens of its own.
+    """A draft model that reads and writes the target's text in tokens of its own; guesses a chain.
 
     A guess is the draft model's likeliest token. The draft model stops as soon as its text makes as many of the
     target's tokens as were asked for, at a special token, and where its context ends: behind that nothing is
@@ -77,8 +75,7 @@ class CrossVocabulary:
         max_tokens: int = 16,
         min_confidence: float = 0.0,
     ) -> None:
-        if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
-            raise InputError("max_tokens", max_tokens, "give an integer, at least 1")
+        check_whole("max_tokens", max_tokens, remedy="give an integer, at least 1")
         if not 0 <= min_confidence <= 1:
             raise InputError("min_confidence", min_confidence, "give a probability, 0 for no early end")
         self._model = model
@@ -90,14 +87,12 @@ class CrossVocabulary:
         self._followed = 0  # leading tokens of the own session that are settled tokens of the text
 
     def start(self, session: Session, rows: Sequence[Row]) -> Coroutine[None]:
-        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
         del rows
         missing = self._missing(session)
         if missing and self._can_read(missing):
             yield from self._session.extend(missing)
 
     def propose(self, session: Session, budget: int, depth: int = ANY_DEPTH) -> Coroutine[DraftTree]:
-        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
         missing = self._missing(session)
         if not self._can_read(missing):
             return EMPTY
@@ -112,38 +107,33 @@ class CrossVocabulary:
             if len(self._session) + len(missing) > self._model.context_length:
                 break
             rows = yield from self._session.score(DraftTree.chain(missing, DRAFT_MODEL), _TOP)
-            assert rows[-1].top_tokens is not None
-            assert rows[-1].top_log_probs is not None
-            guess, confidence = int(rows[-1].top_tokens[0]), math.exp(rows[-1].top_log_probs[0])
-            piece = self._pair.draft.token_bytes(guess)
+            guess = likeliest(rows[-1])
+            piece = self._pair.draft.token_bytes(guess.token)
             if not piece:  # special, or a column that pads the logits
-                end = self._pair.ends.get(guess)
+                end = self._pair.ends.get(guess.token)
                 if end is not None and behind.spells(found, draft.data):
-                    draft.add(b"", confidence)
+                    draft.add(b"", guess.confidence)
                     draft.ended = True
                     found.append(end)
                 break
             # Fed with the next guess, or with the target's next tokens.
-            self._session.commit(range(len(missing)), guess)
+            self._session.commit(range(len(missing)), guess.token)
             missing = []
-            draft.add(piece, confidence)
+            draft.add(piece, guess.confidence)
             found = behind.tokens(draft.data)
-            if confidence < self._min_confidence:
+            if guess.confidence < self._min_confidence:
                 break
         tokens = list(takewhile(session.model.vocab_size.__gt__, found[:budget]))
         return DraftTree.chain(tokens, DRAFT_MODEL, self._grades(found, behind, draft)[: len(tokens)])
 
     def observe(self, round: Round) -> None:
-        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
         del round  # the tokens are read from the session when they are needed
 
     def truncate(self, length: int) -> None:
-        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
         self._text.truncate(length)
         self._followed = min(self._followed, self._text.settled)
 
     def fork(self) -> CrossVocabulary:
-        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
         other = CrossVocabulary(self._model, self._pair, self._max_tokens, self._min_confidence)
         other._session = self._session.fork()
         other._text = self._text.fork()
@@ -151,7 +141,6 @@ class CrossVocabulary:
         return other
 
     def close(self) -> None:
-        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
         self._session.close()
         self._text = FollowedText(self._pair)
         self._followed = 0

@@ -1,4 +1,4 @@
-"""A smaller model of the same vocabulary guesses a chain (Leviathan et al. 2023; Chen et al. 2023)."""
+"""A draft model of the same vocabulary guesses a chain (Leviathan et al. 2023; Chen et al. 2023)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,18 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from specrag.engine.outputs import LOGITS, NOTHING, Outputs, Row
-from specrag.engine.passes import Coroutine, SessionModel
-from specrag.engine.sampling import SamplingParams, warp
-from specrag.engine.session import Session
+from specrag.checks import check_whole
+from specrag.engine import (
+    LOGITS,
+    NOTHING,
+    Coroutine,
+    Outputs,
+    Row,
+    SamplingParams,
+    Session,
+    SessionModel,
+    warp,
+)
 from specrag.errors import InputError
 from specrag.speculation.drafters.base import ANY_DEPTH
 from specrag.speculation.target import draw_guess
@@ -33,7 +41,7 @@ _TOP = Outputs(top_k=1)
 
 
 class Vocabulary(Protocol):
-    """What is compared of two tokenizers (:class:`specrag.models.tokenizer.Tokenizer`)."""
+    """The part of a tokenizer that is compared (:class:`specrag.models.tokenizer.Tokenizer`)."""
 
     @property
     def vocab_size(self) -> int:
@@ -44,7 +52,7 @@ class Vocabulary(Protocol):
 
 
 def check_same_vocabulary(target: Vocabulary, draft: Vocabulary) -> None:
-    """Make sure that every token means the same to both models; takes a second or two for a large vocabulary.
+    """Check that every token means the same to both models; takes a second or two for a large vocabulary.
 
     Raises:
         InputError: it does not.
@@ -62,14 +70,30 @@ def check_same_vocabulary(target: Vocabulary, draft: Vocabulary) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Guess:
+class Guess:
+    """A token, how likely the draft model finds it, and the distribution that it was drawn from, if it was drawn."""
+
     token: int
     confidence: float
     probs: NDArray[np.float64] | None = None
 
 
+def likeliest(row: Row) -> Guess:
+    """The likeliest token of a row that was asked for its top tokens."""
+    assert row.top_tokens is not None
+    assert row.top_log_probs is not None
+    return Guess(int(row.top_tokens[0]), math.exp(row.top_log_probs[0]))
+
+
+def grades_of(guesses: Sequence[Guess], drawn: bool) -> tuple[int, ...]:
+    """By confidence; by depth where guesses were drawn: a schedule reads grades, and must not see what was drawn."""
+    if drawn:
+        return tuple(_DRAWN_GRADE + min(depth, _MOST_DEPTH) for depth in range(len(guesses)))
+    return tuple(bisect(CONFIDENCES, guess.confidence) for guess in guesses)
+
+
 class DraftModel:
-    """Guesses a chain with a model of its own, which follows the target's tokens in a session of its own.
+    """A draft model that follows the target's tokens in a session of its own; guesses a chain.
 
     A guess is the draft model's likeliest token, or, given ``sampling``, drawn from its distribution, which the
     tree then tells (``draft_probs``), as ratio-based rejection needs it. Behind the draft model's context nothing
@@ -96,8 +120,7 @@ class DraftModel:
         min_confidence: float = 0.0,
         sampling: SamplingParams | None = None,
     ) -> None:
-        if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
-            raise InputError("max_tokens", max_tokens, "give an integer, at least 1")
+        check_whole("max_tokens", max_tokens, remedy="give an integer, at least 1")
         if not 0 <= min_confidence <= 1:
             raise InputError("min_confidence", min_confidence, "give a probability, 0 for no early end")
         if sampling is not None and min_confidence > 0:
@@ -110,7 +133,6 @@ class DraftModel:
         self._followed = 0  # leading tokens of the own session that are no guesses
 
     def start(self, session: Session, rows: Sequence[Row]) -> Coroutine[None]:
-        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
         del rows
         missing = self._missing(session)
         if missing and self._can_read(session, missing):
@@ -118,7 +140,6 @@ class DraftModel:
             self._followed = len(session)
 
     def propose(self, session: Session, budget: int, depth: int = ANY_DEPTH) -> Coroutine[DraftTree]:
-        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
         missing = self._missing(session)
         if not self._can_read(session, missing):
             return EMPTY
@@ -128,7 +149,7 @@ class DraftModel:
         # The last guess is not fed, so that it needs no room.
         room = self._model.context_length - len(session) + 1
         outputs = _TOP if self._sampling is None else LOGITS
-        guesses: list[_Guess] = []
+        guesses: list[Guess] = []
         while len(guesses) < min(budget, depth, self._max_tokens, room):
             rows = yield from self._session.score(DraftTree.chain(missing, DRAFT_MODEL), outputs)
             guess = self._guess(rows[-1], len(session) + len(guesses), session.model.vocab_size)
@@ -144,24 +165,20 @@ class DraftModel:
         return self._tree(guesses)
 
     def observe(self, round: Round) -> None:
-        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
         del round  # the tokens are read from the session when they are needed
 
     def truncate(self, length: int) -> None:
-        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
         if length < len(self._session):
             self._session.truncate(length)
         self._followed = min(self._followed, length)
 
     def fork(self) -> DraftModel:
-        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
         other = DraftModel(self._model, self._max_tokens, self._min_confidence, self._sampling)
         other._session = self._session.fork()
         other._followed = self._followed
         return other
 
     def close(self) -> None:
-        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
         self._session.close()
         self._followed = 0
 
@@ -180,25 +197,19 @@ class DraftModel:
         fits = len(session) <= self._model.context_length
         return fits and max(missing, default=0) < self._model.vocab_size
 
-    def _guess(self, row: Row, position: int, vocab_size: int) -> _Guess:
+    def _guess(self, row: Row, position: int, vocab_size: int) -> Guess:
         if self._sampling is None:
-            assert row.top_tokens is not None
-            assert row.top_log_probs is not None
-            return _Guess(int(row.top_tokens[0]), math.exp(row.top_log_probs[0]))
+            return likeliest(row)
         assert row.logits is not None
         probs = warp(row.logits[:vocab_size], self._sampling).dense(vocab_size)
         token = draw_guess(probs, self._sampling.seed, position)
-        return _Guess(token, float(probs[token]), probs)
+        return Guess(token, float(probs[token]), probs)
 
-    def _tree(self, guesses: Sequence[_Guess]) -> DraftTree:
-        if self._sampling is None:
-            grades = [bisect(CONFIDENCES, guess.confidence) for guess in guesses]
-        else:  # a schedule reads the grades, and must not choose by what was drawn
-            grades = [_DRAWN_GRADE + min(depth, _MOST_DEPTH) for depth in range(len(guesses))]
+    def _tree(self, guesses: Sequence[Guess]) -> DraftTree:
         return DraftTree(
             tuple(guess.token for guess in guesses),
             tuple(range(-1, len(guesses) - 1)),
             (DRAFT_MODEL,) * len(guesses),
-            tuple(grades),
+            grades_of(guesses, drawn=self._sampling is not None),
             tuple(guess.probs for guess in guesses if guess.probs is not None),
         )

@@ -13,9 +13,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from specrag.engine.outputs import NOTHING, Outputs, Row
-from specrag.engine.passes import Coroutine, Pass, Segment, SessionModel
-from specrag.engine.session import PREFILL_ROWS, Session
+from specrag.checks import check_whole
+from specrag.engine import (
+    NOTHING,
+    PREFILL_ROWS,
+    Coroutine,
+    Outputs,
+    Pass,
+    Row,
+    Segment,
+    Session,
+    SessionModel,
+)
 from specrag.errors import InputError
 from specrag.speculation.drafters.base import ANY_DEPTH
 from specrag.speculation.tree import EMPTY, ROOT, DraftTree, Round
@@ -68,9 +77,8 @@ class Eagle:
     def __init__(
         self, head: FeatureModel, depth: int = DEPTH, top_k: int = TOP_K, min_gain: float = MIN_GAIN
     ) -> None:
-        for name, value in (("depth", depth), ("top_k", top_k)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InputError(name, value, "give an integer, at least 1")
+        check_whole("depth", depth, remedy="give an integer, at least 1")
+        check_whole("top_k", top_k, remedy="give an integer, at least 1")
         if not 0 <= min_gain <= 1:
             raise InputError("min_gain", min_gain, "give a number of tokens from 0 to 1, 0 for no early end")
         self._head = head
@@ -81,7 +89,6 @@ class Eagle:
         self._features: list[Any] = []
 
     def start(self, session: Session, rows: Sequence[Row]) -> Coroutine[None]:
-        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
         end = max(len(session) - 1, 0)
         known = [row.hidden["final"] for row in rows if "final" in row.hidden]  # those without are the oldest
         missing = end - self._first - len(self._features)
@@ -96,7 +103,6 @@ class Eagle:
             yield from self._read(session, len(self._features) - 1, NOTHING)
 
     def propose(self, session: Session, budget: int, depth: int = ANY_DEPTH) -> Coroutine[DraftTree]:
-        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
         if not self._features or min(budget, depth) < 1:
             return EMPTY
         count = len(self._features)
@@ -115,12 +121,10 @@ class Eagle:
         return growth.tree()
 
     def observe(self, round: Round) -> None:
-        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
         before = [ROOT, *round.verdict.path][: len(round.tokens)]
         self._features += [self._head.keep(round.rows[node + 1].hidden["final"]) for node in before]
 
     def truncate(self, length: int) -> None:
-        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
         end = max(length - 1, 0)
         kept = max(end - self._first, 0)
         del self._features[kept:]
@@ -128,7 +132,6 @@ class Eagle:
         self._cache.truncate(min(self._cache.length, kept))
 
     def fork(self) -> Eagle:
-        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
         other = Eagle(self._head, self._depth, self._top_k, self._min_gain)
         other._cache = self._cache.fork(self._cache.length)
         other._first = self._first
@@ -136,7 +139,6 @@ class Eagle:
         return other
 
     def close(self) -> None:
-        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
         self._cache.clear()
         self._first = 0
         self._features = []

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specrag.engine.outputs import NOTHING, Outputs, Row
-from specrag.engine.passes import Coroutine
-from specrag.engine.session import Session
-from specrag.errors import InputError
+from specrag.checks import check_whole
+from specrag.engine import NOTHING, Coroutine, Outputs, Row, Session
 from specrag.speculation.drafters.base import ANY_DEPTH
 from specrag.speculation.tree import EMPTY, DraftTree, Round
 
@@ -41,9 +39,8 @@ class PromptLookup:
     runs_passes = False
 
     def __init__(self, ngram_max: int = 3, max_tokens: int = 10) -> None:
-        for name, value in (("ngram_max", ngram_max), ("max_tokens", max_tokens)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InputError(name, value, "give an integer, at least 1")
+        check_whole("ngram_max", ngram_max, remedy="give an integer, at least 1")
+        check_whole("max_tokens", max_tokens, remedy="give an integer, at least 1")
         self._ngram_max = ngram_max
         self._max_tokens = max_tokens
         self._tokens: list[int] = []
@@ -51,13 +48,11 @@ class PromptLookup:
         self._first: dict[tuple[int, ...], int] = {}
 
     def start(self, session: Session, rows: Sequence[Row]) -> Coroutine[None]:
-        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
         del rows
         self._follow(session)
         yield from ()
 
     def propose(self, session: Session, budget: int, depth: int = ANY_DEPTH) -> Coroutine[DraftTree]:
-        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
         yield from ()
         self._follow(session)
         length = len(self._tokens)
@@ -71,11 +66,9 @@ class PromptLookup:
         return EMPTY
 
     def observe(self, round: Round) -> None:
-        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
         del round  # the tokens are read from the session when they are needed
 
     def truncate(self, length: int) -> None:
-        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
         while len(self._tokens) > length:
             place = len(self._tokens) - 1
             for ngram in self._ending(place):
@@ -84,14 +77,12 @@ class PromptLookup:
             self._tokens.pop()
 
     def fork(self) -> PromptLookup:
-        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
         other = PromptLookup(self._ngram_max, self._max_tokens)
         other._tokens = self._tokens.copy()
         other._first = self._first.copy()
         return other
 
     def close(self) -> None:
-        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
         self._tokens = []
         self._first = {}
 

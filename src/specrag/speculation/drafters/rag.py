@@ -6,8 +6,7 @@ that stands a prompt of its own, which is given with the request.
 
 from __future__ import annotations
 
-import math
-from bisect import bisect
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -15,31 +14,42 @@ from itertools import zip_longest
 import numpy as np
 from numpy.typing import NDArray
 
-from specrag.engine.outputs import LOGITS, NOTHING, Outputs, Row
-from specrag.engine.passes import Coroutine, SessionModel
-from specrag.engine.processors import Chain, LogitsProcessor, State, build_processors
-from specrag.engine.sampling import SamplingParams, choose, warp
-from specrag.engine.session import Session, check_room
+from specrag.engine import (
+    LOGITS,
+    NOTHING,
+    Chain,
+    Coroutine,
+    LogitsProcessor,
+    Outputs,
+    Row,
+    SamplingParams,
+    Session,
+    SessionModel,
+    State,
+    build_processors,
+    check_room,
+    choose,
+    warp,
+)
 from specrag.errors import InputError
 from specrag.speculation.drafters.base import ANY_DEPTH, Stopwatch
-from specrag.speculation.drafters.copied import copy_grade
-from specrag.speculation.drafters.draft_model import CONFIDENCES, FEW
-from specrag.speculation.drafters.suffix import SUFFIX
+from specrag.speculation.drafters.cross_vocabulary import CrossVocabulary
+from specrag.speculation.drafters.draft_model import FEW, Guess, grades_of, likeliest
+from specrag.speculation.drafters.suffix import SUFFIX, copy_grade
 from specrag.speculation.suffix.automaton import SuffixAutomaton
 from specrag.speculation.target import draw_guess
 from specrag.speculation.tree import EMPTY, DraftTree, Round
+from specrag.speculation.vocabularies import VocabularyPair
 
 #: Source of the RAG drafter's own guesses.
 RAG = "rag"
 
-#: Guesses that were not the likeliest are graded by their depth, from this grade on.
-_DRAWN_GRADE, _MOST_DEPTH = 8, 7
 _TOP = Outputs(top_k=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Guessing:
-    """How guesses are made.
+    """Settings of a RAG drafter.
 
     Args:
         sampling: the request's. Greedy: the likeliest token.
@@ -76,14 +86,8 @@ class Guessing:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class _Guess:
-    token: int
-    confidence: float
-
-
 class RagDrafter:
-    """Guesses with a model of the target's vocabulary that reads another prompt, and tells its own distributions.
+    """A RAG drafter of the target's vocabulary, which can report its own distributions.
 
     The prompt is read when it is first asked for a guess, since a schedule may never do that.
 
@@ -129,7 +133,7 @@ class RagDrafter:
         self._stated = 0  # how many
 
     def start(self, session: Session, rows: Sequence[Row]) -> Coroutine[None]:
-        """See :class:`~specrag.speculation.drafters.base.Drafter`; the first call is where the output begins."""
+        """Remember, at the first call, where the output begins."""
         del rows
         if self._first is None:
             self._first = len(session)
@@ -137,7 +141,7 @@ class RagDrafter:
         yield from ()
 
     def propose(self, session: Session, budget: int, depth: int = ANY_DEPTH) -> Coroutine[DraftTree]:
-        """See :class:`~specrag.speculation.drafters.base.Drafter`.
+        """Copy, or guess with a pass for each token.
 
         Raises:
             ContextLengthError: its opinion is needed and its model's context is full.
@@ -169,11 +173,9 @@ class RagDrafter:
         return tree
 
     def observe(self, round: Round) -> None:
-        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
         del round  # the tokens are read from the session when they are needed
 
     def truncate(self, length: int) -> None:
-        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
         if self._first is None:
             return
         self._first = min(self._first, length)
@@ -188,7 +190,6 @@ class RagDrafter:
             self._state = None
 
     def fork(self) -> RagDrafter:
-        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
         other = RagDrafter(self._model, self._reading, self._guessing, self._watch)
         other._session = self._session.fork()
         other._prompt, other._state, other._stated = self._prompt, self._state, self._stated
@@ -198,7 +199,6 @@ class RagDrafter:
         return other
 
     def close(self) -> None:
-        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
         self._session.close()
         self._followed = 0
         self._text = SuffixAutomaton() if self._guessing.copy_from else None
@@ -239,7 +239,7 @@ class RagDrafter:
         """A chain of guesses, a pass each, and one more pass where the opinion behind the last is needed."""
         guessing, vocab_size = self._guessing, session.model.vocab_size
         outputs = _TOP if guessing.sampling.greedy else LOGITS
-        guesses: list[_Guess] = []
+        guesses: list[Guess] = []
         opinions: list[NDArray[np.float64]] = []
         state = self._state_behind(session)
         while len(guesses) < most or (guessing.opinions and len(opinions) <= len(guesses)):
@@ -265,18 +265,16 @@ class RagDrafter:
                 most = len(guesses)
         return self._tree(guesses, opinions)
 
-    def _guess(self, row: Row, position: int, vocab_size: int) -> _Guess:
+    def _guess(self, row: Row, position: int, vocab_size: int) -> Guess:
         """The likeliest token, or the one that the target's own random numbers give here."""
         if not self._guessing.sampling.greedy:
             assert row.logits is not None
-            return _Guess(choose(row.logits[:vocab_size], self._guessing.sampling, position), 1.0)
-        assert row.top_tokens is not None
-        assert row.top_log_probs is not None
-        return _Guess(int(row.top_tokens[0]), math.exp(row.top_log_probs[0]))
+            return Guess(choose(row.logits[:vocab_size], self._guessing.sampling, position), 1.0)
+        return likeliest(row)
 
-    def _guess_from(self, opinion: NDArray[np.float64], position: int) -> _Guess:
+    def _guess_from(self, opinion: NDArray[np.float64], position: int) -> Guess:
         """One drawn from the opinion independently of the target."""
-        return _Guess(draw_guess(opinion, self._guessing.sampling.seed, position), 1.0)
+        return Guess(draw_guess(opinion, self._guessing.sampling.seed, position), 1.0)
 
     def _processed(self, row: Row, state: State, vocab_size: int) -> NDArray[np.floating]:
         """``[vocab_size]``, behind the request's penalties, bans and own processors."""
@@ -294,16 +292,12 @@ class RagDrafter:
         self._stated = len(session)
         return self._state
 
-    def _tree(self, guesses: Sequence[_Guess], opinions: Sequence[NDArray[np.float64]]) -> DraftTree:
-        if self._guessing.sampling.greedy:
-            grades = [bisect(CONFIDENCES, guess.confidence) for guess in guesses]
-        else:  # a schedule reads the grades, and must not choose by what was drawn
-            grades = [_DRAWN_GRADE + min(depth, _MOST_DEPTH) for depth in range(len(guesses))]
+    def _tree(self, guesses: Sequence[Guess], opinions: Sequence[NDArray[np.float64]]) -> DraftTree:
         return DraftTree(
             tuple(guess.token for guess in guesses),
             tuple(range(-1, len(guesses) - 1)),
             (RAG,) * len(guesses),
-            tuple(grades),
+            grades_of(guesses, drawn=not self._guessing.sampling.greedy),
             tuple(opinions[: len(guesses)]),
             tuple(opinions),
         )
@@ -344,3 +338,75 @@ class RagDrafter:
         grades = tuple(copy_grade(matched + depth, 0, None) for depth in range(len(copies)))
         chain = DraftTree.chain(copies, SUFFIX, grades)
         return DraftTree(chain.tokens, chain.parents, chain.sources, chain.grades, (), tuple(opinions))
+
+
+class TranslatedRagDrafter:
+    """A RAG drafter of another vocabulary; without opinions, so for the target's own text (eta = 0) only.
+
+    Args:
+        model: the drafter's model.
+        pair: the two vocabularies.
+        reading: what it reads in place of the target's prompt, in its own tokens.
+        max_tokens: most guesses of the draft model in a round, in its own tokens.
+        min_confidence: end a draft behind a token that the draft model gives a smaller probability; 0: never.
+        watch: runs while the prompt is read, which waits for the first proposal.
+
+    Raises:
+        InputError: there is nothing to read.
+    """
+
+    outputs: Outputs = NOTHING
+    runs_passes = True
+
+    def __init__(
+        self,
+        model: SessionModel,
+        pair: VocabularyPair,
+        reading: Sequence[int],
+        max_tokens: int = 16,
+        min_confidence: float = 0.0,
+        watch: Stopwatch | None = None,
+    ) -> None:
+        if not len(reading):
+            raise InputError("reading", list(reading), "give the drafter at least one token to read")
+        behind = copy.copy(pair)
+        behind.front = tuple(reading)
+        self._drafter = CrossVocabulary(model, behind, max_tokens, min_confidence)
+        self._first: int | None = None
+        self._watch = watch or Stopwatch()
+        self._read = False
+
+    def start(self, session: Session, rows: Sequence[Row]) -> Coroutine[None]:
+        """Remember, at the first call, where the output begins."""
+        del rows
+        if self._first is None:
+            self._first = len(session)
+        yield from ()
+
+    def propose(self, session: Session, budget: int, depth: int = ANY_DEPTH) -> Coroutine[DraftTree]:
+        output = self._output_of(session)
+        if not self._read:
+            self._read = True
+            yield from self._watch.timed(self._drafter.start(output, ()))
+        return (yield from self._drafter.propose(output, budget, depth))
+
+    def observe(self, round: Round) -> None:
+        self._drafter.observe(round)
+
+    def truncate(self, length: int) -> None:
+        if self._first is not None:
+            self._first = min(self._first, length)
+            self._drafter.truncate(length - self._first)
+
+    def fork(self) -> TranslatedRagDrafter:
+        other = copy.copy(self)
+        other._drafter = self._drafter.fork()
+        return other
+
+    def close(self) -> None:
+        self._drafter.close()
+
+    def _output_of(self, session: Session) -> Session:
+        """The output as a session of its own, of which a drafter reads the tokens and nothing else."""
+        assert self._first is not None, "start comes first"
+        return Session(session.model, session.cache, session.tokens[self._first :])

@@ -15,11 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from specrag.engine.outputs import Outputs, Row
-from specrag.engine.passes import Coroutine
-from specrag.engine.session import Session
+from specrag.engine import Coroutine, Outputs, Row, Session
 from specrag.speculation.drafters.base import ANY_DEPTH
-from specrag.speculation.schedule import Outlook
+from specrag.speculation.schedule.base import Estimates
 from specrag.speculation.tree import ROOT, DraftTree, Round
 
 #: Source of recycled tokens.
@@ -32,7 +30,7 @@ NODES, DEPTH = 80, 6
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A tree of ranks, the likeliest paths first, so that each prefix of it is the best tree of its size.
+    """A tree of ranks, likeliest paths first, so that each prefix of it is the best tree of its size.
 
     Attributes:
         parents: the node that each node follows, :data:`~specrag.speculation.tree.ROOT` for the first.
@@ -46,7 +44,7 @@ class Shape:
 
 
 def best_shape(nodes: int, depth: int, rates: Sequence[float]) -> Shape:
-    """The tree of the likeliest paths, if a candidate's chance depended on its rank alone.
+    """The tree of the likeliest paths, where a candidate's chance depends on its rank alone.
 
     Args:
         nodes: size of the tree.
@@ -79,8 +77,6 @@ _SHAPE = best_shape(NODES, DEPTH, _RATES)
 #: Ends of the classes of probability that are accepted about equally often, in nats.
 _LOG_PROBS = tuple(map(math.log, (0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.95)))
 _CLASSES = len(_LOG_PROBS) + 2  # one more than the borders, and one for what was read in the prompt
-
-
 #: Rate of acceptance by grade, to begin with: 36 Spec-Bench prompts with odd ids (SmolLM2; docs/log.md). The likeliest
 #: candidate, the second, the others; by class of probability, and for what was read in the prompt.
 RECYCLED_RATES = (
@@ -115,15 +111,15 @@ class Recycling:
         read_prompt: for tokens without an answer of the target's yet, guess what followed them in the prompt
             (not in the paper, which reads the answers of all of the prompt's rows; it guesses as well and needs
             no answers).
-        outlook: leaves out what would not be verified; without one the tree is as full as the table.
+        estimates: leave out what would not be verified; without them the tree is as full as the table.
     """
 
     outputs = Outputs(top_k=CANDIDATES)
     runs_passes = False
 
-    def __init__(self, *, read_prompt: bool = True, outlook: Outlook | None = None) -> None:
+    def __init__(self, *, read_prompt: bool = True, estimates: Estimates | None = None) -> None:
         self._read_prompt = read_prompt
-        self._outlook = outlook
+        self._estimates = estimates
         # Entries are replaced, never changed: forks share them.
         self._next: dict[int, _Candidates] = {}
         self._followed: dict[int, _Candidates] = {}
@@ -131,7 +127,6 @@ class Recycling:
         self._newest: int | None = None  # the token that the next round's first row follows
 
     def start(self, session: Session, rows: Sequence[Row]) -> Coroutine[None]:
-        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
         tokens = session.tokens
         self._newest = tokens[-1] if tokens else None
         for token, row in zip(tokens[len(tokens) - 1 - len(rows) : -1], rows, strict=True):
@@ -145,7 +140,6 @@ class Recycling:
         yield from ()
 
     def propose(self, session: Session, budget: int, depth: int = ANY_DEPTH) -> Coroutine[DraftTree]:
-        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
         yield from ()
         self._newest = session.tokens[-1]
         found = [self._candidates(self._newest)]  # of the root, then of each node
@@ -153,8 +147,8 @@ class Recycling:
         parents: list[int] = []
         grades: list[int] = []
         filled: list[int | None] = [ROOT]  # where the root and each node of the shape went; None: left out
-        outlook = self._outlook
-        least = 0.0 if outlook is None else outlook.least_chance()
+        estimates = self._estimates
+        least = 0.0 if estimates is None else estimates.least_chance()
         chances = [1.0]  # of the root, then of each node
         for parent, rank, level in zip(_SHAPE.parents, _SHAPE.ranks, _SHAPE.depths, strict=True):
             if len(tokens) == budget or not found[0].tokens:
@@ -165,8 +159,8 @@ class Recycling:
                 continue
             candidates = found[place + 1]
             token, grade = candidates.tokens[rank], candidates.grade(rank)
-            if outlook is not None:
-                chance = chances[place + 1] * outlook.rate(RECYCLING, grade)
+            if estimates is not None:
+                chance = chances[place + 1] * estimates.rate(RECYCLING, grade)
                 # The first guesses are always made, so that their rates are learned.
                 if chance < least and place != ROOT:
                     filled.append(None)
@@ -180,7 +174,6 @@ class Recycling:
         return DraftTree(tuple(tokens), tuple(parents), (RECYCLING,) * len(tokens), tuple(grades))
 
     def observe(self, round: Round) -> None:
-        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
         for token, row in zip(round.tree.tokens, round.rows[1:], strict=True):
             self._learn(token, row)
         # A token may stand in the tree more than once: what really came before it counts most.
@@ -191,7 +184,6 @@ class Recycling:
         self._newest = round.tokens[-1]
 
     def opinion(self, before: int, token: int) -> float | None:
-        """See :class:`~specrag.speculation.drafters.copied.Opinionated`."""
         found = self._next.get(before)
         if found is None:
             return None
@@ -201,7 +193,7 @@ class Recycling:
         return -math.inf
 
     def truncate(self, length: int) -> None:
-        """See :class:`~specrag.speculation.drafters.base.Drafter`.
+        """Forget what was read of the prompt behind a length.
 
         What was learned is kept: it says what is likely after a token, wherever that stands.
         """
@@ -209,8 +201,7 @@ class Recycling:
         self._newest = None
 
     def fork(self) -> Recycling:
-        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
-        other = Recycling(read_prompt=self._read_prompt, outlook=self._outlook)
+        other = Recycling(read_prompt=self._read_prompt, estimates=self._estimates)
         other._next = self._next.copy()
         other._followed = self._followed.copy()
         other._read = self._read
@@ -218,7 +209,6 @@ class Recycling:
         return other
 
     def close(self) -> None:
-        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
         self._next = {}
         self._followed = {}
         self._read = 0

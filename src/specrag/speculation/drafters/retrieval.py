@@ -1,4 +1,4 @@
-"""ReSpec's drafter: when, what and from where to copy, and a fallback for the rest (sections 3.2 and 3.3)."""
+"""ReSpec's drafter: when to copy, from where, how much, and a fallback for the rest (sections 3.2 and 3.3)."""
 
 from __future__ import annotations
 
@@ -9,16 +9,12 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from specrag.engine.outputs import NOTHING, Outputs, Row
-from specrag.engine.passes import Coroutine
-from specrag.engine.session import Session
+from specrag.checks import check_whole
+from specrag.engine import NOTHING, Coroutine, Outputs, Row, Session
 from specrag.errors import InputError
 from specrag.speculation.drafters.base import ANY_DEPTH, Drafter
-from specrag.speculation.drafters.copied import Opinionated, copy_grade
-from specrag.speculation.drafters.suffix import CORPUS, OwnText
-from specrag.speculation.entropy_trigger import EntropyTrigger
-from specrag.speculation.feedback import Feedback
-from specrag.speculation.schedule import Outlook
+from specrag.speculation.drafters.suffix import CORPUS, RequestText, TargetMemory, copy_grade
+from specrag.speculation.schedule.base import Estimates
 from specrag.speculation.suffix.index import SuffixIndex
 from specrag.speculation.tree import EMPTY, ROOT, DraftTree, Round, merge
 
@@ -26,6 +22,111 @@ from specrag.speculation.tree import EMPTY, ROOT, DraftTree, Round, merge
 MOST_OCCURRENCES = 32
 #: Tokens in front of an occurrence that are compared with the newest ones, to rank equal scores.
 _LONGEST_COMPARED = 32
+
+
+@dataclass(frozen=True, slots=True)
+class EntropyTrigger:
+    """When to look up a continuation, and by which suffix (ReSpec, section 3.2.1, Algorithm 1 lines 3-14).
+
+    A suffix of k tokens has the confidence ``C_k = H_k + length_weight / k`` (lower is better), where ``H_k``
+    is the mean entropy of the distributions that its tokens were drawn from. The best suffix is looked up if
+    its ``H_k`` is at most the threshold.
+
+    Args:
+        max_key: the longest suffix (the paper's l).
+        threshold: of the mean entropy, nats (θ_entropy).
+        length_weight: what a short suffix is charged, nats (λ_e).
+    """
+
+    max_key: int = 3
+    threshold: float = 1.5
+    length_weight: float = 0.3
+
+    def __post_init__(self) -> None:
+        if self.max_key < 1:
+            raise InputError("max_key", self.max_key, "give the longest suffix to look up, at least 1")
+        if not self.threshold >= 0:
+            raise InputError("entropy_threshold", self.threshold, "give nats, 0 or more")
+        if not self.length_weight >= 0:
+            raise InputError("length_weight", self.length_weight, "give nats, 0 or more")
+
+    def key_length(self, entropies: Sequence[float]) -> int:
+        """The length of the suffix to look up, 0 for none.
+
+        Args:
+            entropies: nats, of the distributions that the newest tokens were drawn from, the newest last; as
+                many as are known.
+        """
+        best, best_entropy, best_length = float("inf"), float("inf"), 0
+        total = 0.0
+        for length in range(1, min(self.max_key, len(entropies)) + 1):
+            total += entropies[-length]
+            entropy = total / length
+            confidence = entropy + self.length_weight / length
+            if confidence < best:
+                best, best_entropy, best_length = confidence, entropy, length
+        return best_length if best_entropy <= self.threshold else 0
+
+
+#: Score of an occurrence that was never tried.
+FIRST_SCORE = 0.5
+#: Positions whose score rose above the first one are looked at even where many newer ones are.
+_REMEMBERED = 16
+
+
+class Feedback:
+    """Feedback scores: a moving average of the acceptance for each position that was copied from.
+
+    ReSpec, section 3.2.2, Algorithm 1 lines 15-28.
+
+    Args:
+        rate: weight of the newest observation (the paper's alpha).
+        threshold: positions with a lower score are left out (θ_score).
+    """
+
+    def __init__(self, rate: float = 0.3, threshold: float = 0.2) -> None:
+        if not 0 < rate <= 1:
+            raise InputError("feedback_rate", rate, "give a number above 0 and up to 1")
+        if not 0 <= threshold < FIRST_SCORE:
+            raise InputError(
+                "score_threshold", threshold, f"give a number from 0 to below {FIRST_SCORE}, the first score"
+            )
+        self._rate = rate
+        self._threshold = threshold
+        self._scores: dict[int, float] = {}
+
+    def score(self, position: int) -> float:
+        """Between 0 and 1."""
+        return self._scores.get(position, FIRST_SCORE)
+
+    def usable(self, position: int) -> bool:
+        """Whether the score is high enough for another try."""
+        return self.score(position) >= self._threshold
+
+    def best(self) -> list[int]:
+        """The positions with the best scores above the first one, best first; a few."""
+        good = [(score, position) for position, score in self._scores.items() if score > FIRST_SCORE]
+        good.sort(reverse=True)
+        return [position for _, position in good[:_REMEMBERED]]
+
+    def observe(self, position: int, reward: float) -> None:
+        """``S <- (1 - rate) S + rate R``.
+
+        Args:
+            position: that was copied from.
+            reward: accepted over drafted tokens for a winner, 0 for the others (R).
+        """
+        self._scores[position] = (1 - self._rate) * self.score(position) + self._rate * reward
+
+    def truncate(self, length: int) -> None:
+        """Forget positions at or behind ``length``."""
+        self._scores = {position: score for position, score in self._scores.items() if position < length}
+
+    def fork(self) -> Feedback:
+        """An independent copy."""
+        other = Feedback(self._rate, self._threshold)
+        other._scores = dict(self._scores)
+        return other
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +155,8 @@ class RetrievalSettings:
     combine: bool = True
 
     def __post_init__(self) -> None:
-        for name, value in (
-            ("max_key", self.max_key),
-            ("candidates", self.candidates),
-            ("draft_size", self.draft_size),
-        ):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InputError(name, value, "give an integer, at least 1")
+        for name in ("max_key", "candidates", "draft_size"):
+            check_whole(name, getattr(self, name), remedy="give an integer, at least 1")
         if self.feedback_rate is not None:
             Feedback(self.feedback_rate, self.score_threshold)
 
@@ -86,7 +182,7 @@ class RetrievalDrafter:
         fallback_budget: how much to ask of a fallback that runs passes.
         references: texts of this request that the output may quote.
         corpus: a static corpus, shared by all requests.
-        outlook: leaves out what would not be verified; without one copies are as long as the settings say.
+        estimates: leave out what would not be verified; without them copies are as long as the settings say.
     """
 
     runs_passes = False
@@ -98,17 +194,17 @@ class RetrievalDrafter:
         fallback_budget: Callable[[], int],
         references: Sequence[Sequence[int]] = (),
         corpus: SuffixIndex | None = None,
-        outlook: Outlook | None = None,
+        estimates: Estimates | None = None,
     ) -> None:
         self._settings = settings
-        self._outlook = outlook
+        self._estimates = estimates
         self._fallback = fallback
         self._fallback_budget = fallback_budget
         self._corpus = corpus
         self._combining = settings.combine and not fallback.runs_passes
         self._trigger = None if self._combining else settings.trigger
-        self._opinion = fallback.opinion if isinstance(fallback, Opinionated) else _no_opinion
-        self._text = OwnText(references)
+        self._opinion = fallback.opinion if isinstance(fallback, TargetMemory) else _no_opinion
+        self._text = RequestText(references)
         self._feedback = _scores(settings)
         self._entropies: list[float] = []  # of the distributions that the newest tokens were drawn from
         self._candidates: list[_Candidate] = []
@@ -125,7 +221,6 @@ class RetrievalDrafter:
         return self._text.automaton.nbytes
 
     def start(self, session: Session, rows: Sequence[Row]) -> Coroutine[None]:
-        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
         self._text.follow(session)
         # An entropy is computed when it is read: without a trigger nobody needs it.
         read = rows if self._trigger is not None else ()
@@ -133,7 +228,6 @@ class RetrievalDrafter:
         yield from self._fallback.start(session, rows)
 
     def propose(self, session: Session, budget: int, depth: int = ANY_DEPTH) -> Coroutine[DraftTree]:
-        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
         self._text.follow(session)
         self._candidates = self._retrieve(session)
         size = min(budget, self._settings.draft_size)
@@ -147,7 +241,6 @@ class RetrievalDrafter:
         return merge([*shares, guessed, *copies], budget)
 
     def observe(self, round: Round) -> None:
-        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
         if self._trigger is not None:
             before = [ROOT, *round.verdict.path][: len(round.tokens)]
             for node in before:
@@ -160,7 +253,6 @@ class RetrievalDrafter:
         self._fallback.observe(round)
 
     def truncate(self, length: int) -> None:
-        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
         dropped = len(self._text.automaton) - self._text.offset - length
         self._text.truncate(length)
         if dropped > 0:
@@ -171,13 +263,12 @@ class RetrievalDrafter:
         self._fallback.truncate(length)
 
     def fork(self) -> RetrievalDrafter:
-        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
         other = RetrievalDrafter(
             self._settings,
             self._fallback.fork(),
             self._fallback_budget,
             corpus=self._corpus,
-            outlook=self._outlook,
+            estimates=self._estimates,
         )
         other._text = self._text.fork()
         other._feedback = None if self._feedback is None else self._feedback.fork()
@@ -185,8 +276,7 @@ class RetrievalDrafter:
         return other
 
     def close(self) -> None:
-        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
-        self._text = OwnText()
+        self._text = RequestText()
         self._feedback = _scores(self._settings)
         self._entropies = []
         self._candidates = []
@@ -282,15 +372,15 @@ class RetrievalDrafter:
         ]
 
     def _copies(self, newest: int, budget: int) -> list[DraftTree]:
-        outlook, chains = self._outlook, []
-        least = 0.0 if outlook is None or not self._candidates else outlook.least_chance()
+        estimates, chains = self._estimates, []
+        least = 0.0 if estimates is None or not self._candidates else estimates.least_chance()
         for rank, candidate in enumerate(self._candidates):
             tokens, grades, chance = candidate.tokens[:budget], [], 1.0
             for depth, (before, token) in enumerate(pairwise((newest, *tokens))):
                 # A copy's later places are reached only after more tokens agreed, so that they are surer.
                 grade = copy_grade(candidate.matched + depth, rank, self._opinion(before, token))
-                if outlook is not None:
-                    chance *= outlook.rate(candidate.source, grade)
+                if estimates is not None:
+                    chance *= estimates.rate(candidate.source, grade)
                     # The first guess is always made, so that its rate is learned.
                     if chance < least and depth:
                         break

@@ -1,24 +1,30 @@
 """Copies what followed earlier occurrences of the newest tokens.
 
-Two uses: :class:`SuffixDrafter` copies behind the longest match (SAM-Decoding), :class:`RetrievalDrafter`
-chooses when, by which key and from which occurrences (ReSpec).
+Two uses: :class:`SuffixDrafter` copies behind the longest match (SAM-Decoding), and
+:class:`~specrag.speculation.drafters.retrieval.RetrievalDrafter` chooses when, by which key and from which occurrences
+(ReSpec).
+
+Three things tell how sure a copied token is (:func:`copy_grade`): how many tokens in front of it agree, whether its
+copy is the most promising one, and what the target itself found likely when it last stood behind the token in front.
 """
 
 from __future__ import annotations
 
+import math
+from bisect import bisect, bisect_left
 from collections.abc import Sequence
+from itertools import product
+from typing import Protocol, runtime_checkable
 
 import numpy as np
+import numpy.typing as npt
 from numpy.typing import NDArray
 
-from specrag.engine.outputs import NOTHING, Outputs, Row
-from specrag.engine.passes import Coroutine
-from specrag.engine.session import Session
+from specrag.engine import NOTHING, Coroutine, Outputs, Row, Session
+from specrag.engine.compiling import compiled
 from specrag.errors import InputError
 from specrag.speculation.drafters.base import ANY_DEPTH
-from specrag.speculation.drafters.copied import copy_grade
 from specrag.speculation.suffix.automaton import SuffixAutomaton
-from specrag.speculation.suffix.copy_loops import copy_behind
 from specrag.speculation.tree import EMPTY, DraftTree, Round
 
 #: Source of tokens copied from the prompt and the output.
@@ -27,9 +33,88 @@ SUFFIX = "suffix"
 REFERENCE = "reference"
 #: Source of tokens copied from a static corpus.
 CORPUS = "corpus"
+#: Largest lengths of the classes of agreeing tokens; the last class is open.
+_LENGTHS = (1, 2, 3, 5, 8, 16)
+#: Least log-probabilities, in nats, of the classes of opinions; below them the token was not among the likeliest.
+_LOG_PROBS = (-1e9, math.log(0.2), math.log(0.6))
+_UNKNOWN = len(_LOG_PROBS) + 1
+# Log-odds of acceptance, given that the token in front was accepted, by logistic regression over the copies of 36
+# Spec-Bench prompts with odd ids (SmolLM2; docs/log.md). A request's own experience soon outweighs them.
+_LENGTH_ODDS = (-1.25, 0.1, 0.4, 1.0, 1.4, 2.15, 2.9)
+_RANK_ODDS = (0.0, -0.45)
+_OPINION_ODDS = (-1.15, -0.7, 0.0, 1.45, 0.0)
+#: Rate of acceptance by grade, to begin with.
+COPY_RATES = tuple(
+    1 / (1 + math.exp(-sum(odds))) for odds in product(_LENGTH_ODDS, _RANK_ODDS, _OPINION_ODDS)
+)
 
 
-class OwnText:
+@runtime_checkable
+class TargetMemory(Protocol):
+    """Remembers what the target found likely behind a token."""
+
+    def opinion(self, before: int, token: int) -> float | None:
+        """Nats: the log-probability of ``token`` when the target last stood behind ``before``.
+
+        Minus infinity if it was not among the likeliest, ``None`` where nothing is known.
+        """
+
+
+def copy_grade(matched: int, rank: int, opinion: float | None) -> int:
+    """The grade of a copied token, an index into :data:`COPY_RATES`.
+
+    Args:
+        matched: tokens in front of it that agree, those copied before it included; at least 1.
+        rank: of its copy among those of the round, 0 for the most promising.
+        opinion: see :meth:`Opinionated.opinion`.
+    """
+    length = bisect_left(_LENGTHS, matched)
+    held = _UNKNOWN if opinion is None else bisect(_LOG_PROBS, opinion)
+    return (length * len(_RANK_ODDS) + min(rank, 1)) * len(_OPINION_ODDS) + held
+
+
+Ints = npt.NDArray[np.int32]
+Longs = npt.NDArray[np.int64]
+
+
+@compiled
+def copy_behind(tokens: Ints, ends: Longs, most: int, copies: Ints, matched: Longs, firsts: Longs) -> None:
+    """Read what stands around some positions of a growing text (compiled).
+
+    Args:
+        tokens: the text so far, a negative number at the end of each part.
+        ends: positions inside it.
+        most: how many tokens in front of a position to compare with the newest ones.
+        copies: filled, ``[ends, length]``: what follows each position, -1 behind the end of its part. Behind the newest
+            token a copy goes on with what it copied itself, as a repetition does.
+        matched: filled: how many tokens in front of each position agree with the newest ones.
+        firsts: filled: the first of the ends with the same copy.
+    """
+    newest = len(tokens)
+    length = copies.shape[1]
+    for row in range(len(ends)):
+        end = ends[row]
+        ended = False
+        for step in range(length):
+            # The way from a position to the newest token is the period of the repetition.
+            token = tokens[end + step % (newest - end)]
+            ended = ended or token < 0
+            copies[row, step] = -1 if ended else token
+        agree = 0
+        while agree < min(most, end):
+            token = tokens[end - 1 - agree]
+            if token < 0 or token != tokens[newest - 1 - agree]:
+                break
+            agree += 1
+        matched[row] = agree
+        firsts[row] = row
+        for other in range(row):
+            if firsts[other] == other and np.array_equal(copies[other], copies[row]):
+                firsts[row] = other
+                break
+
+
+class RequestText:
     """The texts of one request in a suffix automaton: its references, its prompt, its output so far.
 
     Args:
@@ -62,17 +147,20 @@ class OwnText:
     def copies(
         self, ends: NDArray[np.int64], count: int, most: int
     ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
-        """What stands around positions: what follows ``[ends, count]``, -1 behind the end of a text; how many tokens in
-        front agree with the newest ones, at most ``most``; and which of the positions is the first with that copy.
+        """What stands around positions.
+
+        Returns:
+            What follows, ``[ends, count]``, -1 behind the end of a text; how many tokens in front agree with the newest
+            ones, at most ``most``; and which of the positions is the first with that copy.
         """
         copied = np.empty((len(ends), count), dtype=np.int32)
         matched, firsts = np.empty(len(ends), dtype=np.int64), np.empty(len(ends), dtype=np.int64)
         copy_behind(self.automaton.tokens, ends, most, copied, matched, firsts)
         return copied, matched, firsts
 
-    def fork(self) -> OwnText:
+    def fork(self) -> RequestText:
         """An independent copy."""
-        other = OwnText()
+        other = RequestText()
         other.automaton = self.automaton.fork()
         other.offset = self.offset
         return other
@@ -96,16 +184,14 @@ class SuffixDrafter:
             raise InputError("max_tokens", max_tokens, "give at least 1 token")
         self._min_match = min_match
         self._max_tokens = max_tokens
-        self._text = OwnText()
+        self._text = RequestText()
 
     def start(self, session: Session, rows: Sequence[Row]) -> Coroutine[None]:
-        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
         del rows
         self._text.follow(session)
         yield from ()
 
     def propose(self, session: Session, budget: int, depth: int = ANY_DEPTH) -> Coroutine[DraftTree]:
-        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
         yield from ()
         self._text.follow(session)
         automaton = self._text.automaton
@@ -118,19 +204,15 @@ class SuffixDrafter:
         return DraftTree.chain(copied.tolist(), self._text.source(end), grades)
 
     def observe(self, round: Round) -> None:
-        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
         del round
 
     def truncate(self, length: int) -> None:
-        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
         self._text.truncate(length)
 
     def fork(self) -> SuffixDrafter:
-        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
         other = SuffixDrafter(self._min_match, self._max_tokens)
         other._text = self._text.fork()
         return other
 
     def close(self) -> None:
-        """See :class:`~specrag.speculation.drafters.base.Drafter`."""
-        self._text = OwnText()
+        self._text = RequestText()

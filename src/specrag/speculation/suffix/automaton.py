@@ -7,8 +7,7 @@ from numpy.typing import NDArray
 
 from specrag.errors import InputError
 from specrag.speculation.suffix import automaton_loops as loops
-from specrag.speculation.suffix.index import MAX_LENGTH, Match
-from specrag.speculation.suffix.layout import (
+from specrag.speculation.suffix.automaton_loops import (
     COUNT_FIELDS,
     EDGE_FIELDS,
     EDGE_ROWS,
@@ -25,8 +24,10 @@ from specrag.speculation.suffix.layout import (
     STATES_FULL,
     Ints,
 )
-from specrag.speculation.suffix.tokens import (
+from specrag.speculation.suffix.index import (
     BORDER,
+    MAX_LENGTH,
+    Match,
     Tokens,
     checked_tokens,
     last_tokens,

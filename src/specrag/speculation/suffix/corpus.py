@@ -14,10 +14,10 @@ from specrag.errors import InputError
 from specrag.speculation.suffix import corpus_files as files
 from specrag.speculation.suffix import corpus_loops as loops
 from specrag.speculation.suffix.corpus_files import CorpusManifest
-from specrag.speculation.suffix.index import MAX_LENGTH, Match
-from specrag.speculation.suffix.suffix_array import continued_positions
-from specrag.speculation.suffix.tokens import (
+from specrag.speculation.suffix.index import (
     BORDER,
+    MAX_LENGTH,
+    Match,
     Tokens,
     checked_tokens,
     last_tokens,
@@ -71,7 +71,9 @@ def build_corpus(texts: Iterable[Tokens], folder: str | Path, *, tokenizer: str)
             checksums={
                 files.TOKENS: files.write_array(partial, files.TOKENS, whole),
                 files.TEXTS: files.write_array(partial, files.TEXTS, np.array(starts, dtype=np.int64)),
-                files.POSITIONS: files.write_array(partial, files.POSITIONS, continued_positions(whole)),
+                files.POSITIONS: files.write_array(
+                    partial, files.POSITIONS, loops.continued_positions(whole)
+                ),
             },
         )
         files.write_manifest(partial, manifest)
@@ -80,7 +82,7 @@ def build_corpus(texts: Iterable[Tokens], folder: str | Path, *, tokenizer: str)
 
 @dataclass(frozen=True, slots=True)
 class CorpusArrays:
-    """What is mapped from disk.
+    """The arrays that are mapped from disk.
 
     Attributes:
         tokens: ``[positions]``, a negative number at each border.
@@ -111,7 +113,7 @@ class SuffixCorpus:
 
         Args:
             tokenizer: fingerprint of the tokenizer whose tokens will be looked up; without it whoever looks them up
-                checks (:meth:`require_tokenizer`), as :class:`~specrag.methods.respec.ReSpec` does.
+                checks (:meth:`require_tokenizer`), as a decoder does.
 
         Raises:
             InputError: there is no corpus, it is damaged, or another tokenizer made its tokens.

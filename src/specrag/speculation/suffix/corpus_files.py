@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
-import tempfile
+import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
+from specrag.artifacts import MANIFEST, Refusal, checksum, disk_errors, new_folder
 from specrag.errors import InputError
-from specrag.retrieval.disk import checksum, sync
 
-MANIFEST = "manifest.json"
 TOKENS = "tokens.npy"
 POSITIONS = "suffix_array.npy"
 TEXTS = "texts.npy"
@@ -99,14 +97,12 @@ def map_array(folder: Path, name: str, manifest: CorpusManifest) -> np.ndarray:
 def write_array(folder: Path, name: str, array: np.ndarray) -> str:
     """Write a file of a corpus; returns its checksum."""
     np.save(folder / name, array)
-    sync(folder / name)
     return checksum(folder / name)
 
 
 def write_manifest(folder: Path, manifest: CorpusManifest) -> None:
     """Write the manifest of a corpus."""
     (folder / MANIFEST).write_text(json.dumps(asdict(manifest), indent=2) + "\n", encoding="utf-8")
-    sync(folder / MANIFEST)
 
 
 def require_target(folder: Path) -> None:
@@ -123,29 +119,18 @@ def require_target(folder: Path) -> None:
 def publishing(folder: Path) -> Iterator[Path]:
     """A new folder to fill; left without an error it becomes ``folder``, in place of an older corpus, else it goes.
 
+    An open corpus keeps its pages: what is mapped stays until it is closed.
+
     Raises:
         InputError: the disk refuses.
     """
-    partial: Path | None = None
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+
+    def described(refusal: Refusal) -> InputError:
+        return InputError("folder", str(folder), f"it cannot be written ({refusal.reason}): give another")
+
+    partial = folder.with_name(f".{folder.name}-{uuid.uuid4().hex}")
+    with disk_errors(folder.parent, described), new_folder(folder, partial):
         yield partial
-        if folder.exists():
-            # An open corpus keeps its pages: what is mapped stays until it is closed.
-            old = Path(tempfile.mkdtemp(prefix=f".{folder.name}-old-", dir=folder.parent))
-            folder.rename(old / "corpus")
-            partial.rename(folder)
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            partial.rename(folder)
-        sync(folder.parent)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise InputError("folder", str(folder), f"it cannot be written ({reason}): give another") from error
-    finally:
-        if partial is not None:
-            shutil.rmtree(partial, ignore_errors=True)
 
 
 def _is_empty(folder: Path) -> bool:

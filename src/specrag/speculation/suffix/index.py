@@ -1,15 +1,23 @@
-"""What the places where a suffix may be looked up have in common."""
+"""The protocol of suffix indexes, and token ids as they take them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specrag.speculation.suffix.tokens import Tokens
+from specrag.engine.compiling import compiled
+from specrag.errors import InputError
 
+#: Token ids, as a list or as an array of integers of shape ``[tokens]``.
+Tokens = Sequence[int] | NDArray[np.integer]
+#: Stands at the border of two texts, in place of a token; equals no token.
+BORDER = -1
+#: The largest token id; the largest vocabularies have a few hundred thousand.
+LARGEST_TOKEN = 2**24 - 2
 #: How long a suffix is looked for where the caller does not say.
 MAX_LENGTH = 64
 
@@ -51,3 +59,68 @@ class SuffixIndex(Protocol):
 
     def continuation(self, end: int, count: int) -> NDArray[np.int32]:
         """The at most ``count`` tokens from ``end`` on, cut where their text ends."""
+
+
+def checked_tokens(field: str, tokens: Tokens) -> NDArray[np.int64]:
+    """``tokens`` as an array, ``[tokens]``.
+
+    Raises:
+        InputError: they are no list of token ids.
+    """
+    array = np.asarray(tokens)
+    if array.size == 0:
+        return np.empty(0, dtype=np.int64)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise InputError(field, tokens, "give a list of token ids")
+    array = array.astype(np.int64, copy=False)
+    wrong = _first_outside(array, LARGEST_TOKEN)
+    if wrong >= 0:
+        raise InputError(field, int(array[wrong]), f"give token ids from 0 to {LARGEST_TOKEN}")
+    return array
+
+
+def last_tokens(tail: Tokens, max_length: int) -> NDArray[np.int64]:
+    """The part of ``tail`` that a match of at most ``max_length`` tokens depends on.
+
+    Raises:
+        InputError: ``max_length`` is negative.
+    """
+    require_not_negative("max_length", max_length)
+    return np.asarray(tail[max(0, len(tail) - max_length) :], dtype=np.int64)
+
+
+def require_not_negative(field: str, value: int) -> None:
+    """Check that a number is not negative.
+
+    Raises:
+        InputError: ``value`` is below zero.
+    """
+    if value < 0:
+        raise InputError(field, value, "give 0 or more")
+
+
+def until_border(tokens: NDArray[np.int32], end: int, count: int) -> NDArray[np.int32]:
+    """A copy of the at most ``count`` tokens from position ``end`` on, cut at the first border.
+
+    Raises:
+        InputError: ``end`` or ``count`` is negative.
+    """
+    require_not_negative("end", end)
+    require_not_negative("count", count)
+    return tokens[end : _border_from(tokens, end, min(end + count, len(tokens)))].copy()
+
+
+@compiled
+def _border_from(tokens: NDArray[np.int32], start: int, stop: int) -> int:
+    for position in range(start, stop):
+        if tokens[position] < 0:
+            return position
+    return max(start, stop)
+
+
+@compiled
+def _first_outside(array: NDArray[np.int64], largest: int) -> int:
+    for i in range(len(array)):
+        if array[i] < 0 or array[i] > largest:
+            return i
+    return -1

@@ -1,0 +1,1 @@
+"""Accuracy and latency of answers from passages."""

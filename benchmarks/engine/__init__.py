@@ -1,0 +1,1 @@
+"""Plain decoding beside transformers, and the cost of a pass."""

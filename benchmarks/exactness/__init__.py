@@ -1,0 +1,1 @@
+"""Whether speculated text equals the text of plain decoding."""

@@ -1,0 +1,1 @@
+"""kNN-LM: perplexity, exactness and speed."""

@@ -1,0 +1,1 @@
+"""RAPID behind long prompts."""

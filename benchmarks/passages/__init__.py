@@ -1,0 +1,1 @@
+"""RaLMSpec against sequential retrieval."""

@@ -1,0 +1,208 @@
+"""What ``specrag bench passages`` times: the sequential baselines and RaLMSpec, whole and in parts."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import TYPE_CHECKING
+
+from benchmarks.passages.retrievers import SYNTHETIC, threads_apart
+from specrag.bench.interleave import Trial
+from specrag.bench.records import Outcome
+from specrag.methods.ralmspec.iterative import IterativeMethod
+from specrag.methods.ralmspec.sequential import SequentialPipeline
+from specrag.methods.ralmspec.speculative import COST_AWARE as COST_AWARE_STRIDE
+from specrag.methods.ralmspec.speculative import MAX_MATCH, PREFETCH, RaLMSpecPipeline, Stride
+from specrag.methods.retriever import PassageRetriever
+
+if TYPE_CHECKING:
+    from specrag.language_model import LanguageModel
+    from specrag.methods.ralmspec.result import IterativeAnswer
+    from specrag.request import Options
+
+SEQUENTIAL, REUSE = "sequential", "sequential-kv-reuse"
+BASELINES = (SEQUENTIAL, REUSE)
+RALMSPEC, PSA, UNCAPPED = "ralmspec", "ralmspec+PSA", "ralmspec+PSA+uncapped"
+COST_AWARE = "ralmspec+P+cost-aware"
+APART = "ralmspec+PSA+apart"
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """RaLMSpec's settings; by default no prefetch (P), a fixed stride in place of OS3 (S), synchronous (A).
+
+    ``apart`` gives half of the processors to searches and the other half to the model.
+    """
+
+    stride: Stride = 3
+    prefetch: int = 1
+    asynchronous: bool = False
+    max_match: float | None = MAX_MATCH
+    apart: bool = False
+
+
+def _parts(letters: str) -> Variant:
+    return Variant("os3" if "S" in letters else 3, PREFETCH if "P" in letters else 1, "A" in letters)
+
+
+#: Every combination of prefetch, scheduler and asynchronous verification.
+COMBINATIONS: Mapping[str, Variant] = {
+    RALMSPEC: Variant(),
+    **{f"ralmspec+{letters}": _parts(letters) for letters in ("P", "S", "A", "PS", "PA", "SA", "PSA")},
+}
+
+VARIANTS: Mapping[str, Variant] = {
+    **COMBINATIONS,
+    **{f"ralmspec+stride={stride}": Variant(stride) for stride in (2, 4, 8)},
+    "ralmspec+prefetch=256": Variant(prefetch=256),
+    "ralmspec+S+uncapped": Variant("os3", max_match=None),
+    UNCAPPED: Variant("os3", PREFETCH, asynchronous=True, max_match=None),
+    COST_AWARE: Variant(COST_AWARE_STRIDE, PREFETCH),
+    APART: Variant("os3", PREFETCH, asynchronous=True, apart=True),
+}
+
+
+def make(
+    label: str, llm: LanguageModel, retriever: PassageRetriever, passage_tokens: int = 256
+) -> IterativeMethod:
+    """The method of a label; a prefetch that is larger than the knowledge base is cut to all of it."""
+    if label in BASELINES:
+        return SequentialPipeline(llm, retriever, reuse=label == REUSE, passage_tokens=passage_tokens)
+    variant = VARIANTS[label]
+    return RaLMSpecPipeline(
+        llm,
+        retriever,
+        stride=variant.stride,
+        prefetch=min(variant.prefetch, len(retriever)),
+        asynchronous=variant.asynchronous,
+        max_match=variant.max_match,
+        passage_tokens=passage_tokens,
+    )
+
+
+class Models:
+    """The model, loaded when it is first needed: a run that only resumes loads nothing.
+
+    Args:
+        name, device: of the model.
+        dtype, batch_invariant: as for :func:`specrag.load`.
+    """
+
+    def __init__(self, name: str, device: str, dtype: str = "bf16", batch_invariant: bool = False) -> None:
+        self._name = name
+        self._device = device
+        self._dtype = dtype
+        self._batch_invariant = batch_invariant
+        self._loaded: LanguageModel | None = None
+
+    def get(self) -> LanguageModel:
+        """The model."""
+        if self._loaded is None:
+            from specrag.language_model import load
+
+            self._loaded = load(
+                self._name, dtype=self._dtype, device=self._device, batch_invariant=self._batch_invariant
+            )
+        return self._loaded
+
+    def close(self) -> None:
+        """Make room."""
+        if self._loaded is not None:
+            self._loaded.close()
+            self._loaded = None
+
+
+class Subjects:
+    """Methods over one retriever; each learns from question to question, as in use.
+
+    Args:
+        llm: the model.
+        retriever: what is searched.
+        new: tokens of an answer.
+    """
+
+    def __init__(self, llm: LanguageModel, retriever: PassageRetriever, new: int) -> None:
+        self._llm = llm
+        self._retriever = retriever
+        self._new = new
+        self._made: dict[str, IterativeMethod] = {}
+
+    def trials(
+        self, labels: Sequence[str], question: str, *, keep_timeline: bool = False
+    ) -> dict[str, Trial]:
+        """A trial for each label: one whole answer, of the same number of tokens for all."""
+        for label in labels:
+            if label not in self._made:
+                self._made[label] = make(label, self._llm, self._retriever)
+        return {label: self._trial(label, question, keep_timeline) for label in labels}
+
+    def _trial(self, label: str, question: str, keep_timeline: bool) -> Trial:
+        method = self._made[label]
+        options: Options = {"max_tokens": self._new, "ignore_eos": True}
+
+        executor = method.llm.executor
+
+        def run() -> Outcome:
+            with threads_apart(self._retriever) if label == APART else nullcontext():
+                started = time.perf_counter()
+                answer = executor.run(executor.submit(method.answering(question, **options)))
+                seconds = time.perf_counter() - started
+            output = timeline_json(answer) if keep_timeline else fingerprint(answer)
+            return Outcome(
+                tokens=len(answer.tokens), seconds=seconds, output=output, figures=_figures(answer)
+            )
+
+        return run
+
+
+def fingerprint(answer: IterativeAnswer) -> str:
+    """The tokens, and the passage in front of which each part of them was written."""
+    ids = {source.number: source.passage.id for source in answer.sources}
+    passages = [None if chunk.source is None else ids[chunk.source] for chunk in answer.chunks]
+    return json.dumps([[token.token for token in answer.tokens], passages])
+
+
+def timeline_json(answer: IterativeAnswer) -> str:
+    """When what ran: ``[activity, start, end, kept]`` for each span, in seconds."""
+    return json.dumps(
+        [[span.activity, round(span.start, 6), round(span.end, 6), span.kept] for span in answer.timeline]
+    )
+
+
+def search_figure(queries: int) -> str:
+    """The name of the figure that holds the milliseconds of a search for so many queries (b)."""
+    return f"search_{queries}_ms"
+
+
+def _figures(answer: IterativeAnswer) -> dict[str, float]:
+    timing, chunks = answer.timing, answer.counts.kept
+    encoded = sum(span.activity == "encode" for span in answer.timeline)
+    written = sum(
+        span.seconds for span in answer.timeline if span.kept and span.activity in ("prefill", "decode")
+    )
+    figures = {
+        "retrieval_ms": 1e3 * timing.retrieval,
+        "generation_ms": 1e3 * timing.generation,
+        "discarded_ms": 1e3 * timing.discarded,
+        "overlapped_ms": 1e3 * timing.overlapped,
+        "step_ms": 1e3 * (written / chunks + (timing.encoding + timing.lookup) / encoded),
+        "chunks": float(chunks),
+        "distractors": float(sum(source.passage.source == SYNTHETIC for source in answer.sources)),
+    }
+    searches: dict[int, list[float]] = defaultdict(list)
+    if answer.rounds:
+        figures["matched"] = float(sum(round.matched for round in answer.rounds))
+        wrong = sum(round.matched < round.stride for round in answer.rounds)
+        figures["looked_up"] = figures["matched"] + wrong
+        figures["stride"] = fmean(round.stride for round in answer.rounds)
+        for round in answer.rounds:
+            searches[round.stride].append(round.verification_seconds)
+    else:
+        searches[1] = [span.seconds for span in answer.timeline if span.activity == "search"]
+    figures.update({search_figure(queries): 1e3 * median(found) for queries, found in searches.items()})
+    return figures

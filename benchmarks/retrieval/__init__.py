@@ -1,0 +1,1 @@
+"""The knowledge base, its indexes and its encoder."""

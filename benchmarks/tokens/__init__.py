@@ -1,0 +1,1 @@
+"""Token-level methods on Spec-Bench."""

@@ -1,0 +1,80 @@
+"""Questions in one call, and answers without a local model."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+from specrag.language_model import OpenResources, is_endpoint, load
+from specrag.methods.facade import Call, Facade
+from specrag.methods.resources import Resources
+
+if TYPE_CHECKING:
+    from specrag.language_model import LanguageModel
+    from specrag.models.roles import TextGenerator, TextScorer
+    from specrag.request import Prompt, Result
+
+#: Small enough for any machine; comes from the package index.
+DEFAULT_MODEL = "smollm2-135m"
+
+
+class Answerer(Facade):
+    """Answers with any resources, such as models that are all behind endpoints.
+
+    Args:
+        resources: what there is to answer with; stays its owner's.
+    """
+
+    def __init__(self, resources: Resources) -> None:
+        self.resources = resources
+
+
+def ask(
+    question: Prompt,
+    *,
+    model: LanguageModel | str | Path | None = None,
+    drafter: TextGenerator | LanguageModel | str | None = None,
+    verifier: TextScorer | LanguageModel | str | None = None,
+    **call: Unpack[Call],
+) -> Result:
+    """Answer a question.
+
+    Models are loaded by name at the first call and stay in memory; for settings of their own, load them with
+    :func:`specrag.load`.
+
+    Args:
+        question: in words, or a conversation that ends with one.
+        model: a name of the catalog, a folder, or a loaded model; by default ``smollm2-135m``, or none where drafter
+            and verifier are given.
+        drafter: writes drafts of Speculative RAG: a name, an address such as ``http://HOST:PORT/v1#MODEL``, a loaded
+            model or an open endpoint; by default the model.
+        verifier: scores them; by default the model.
+        call: as of every call (:class:`~specrag.methods.facade.Call`): ``kb`` for where passages are found, ``method``
+            such as ``"speculative-rag"``, ``k``, ``max_tokens`` and so on.
+
+    Raises:
+        InputError: a value cannot be used.
+        ContextLengthError: the question does not fit the model's context.
+        DeadlineExceeded: the timeout passed.
+        SpecragError: a model cannot be loaded, or an endpoint does not answer.
+    """
+    if model is not None or drafter is None or verifier is None:
+        host: Resources = _loaded(model or DEFAULT_MODEL).resources
+        return Answerer(host.beside(_loaded(drafter), _loaded(verifier))).generate(question, **call)
+    with closing(OpenResources(drafter=_loaded(drafter), verifier=_loaded(verifier))) as host:
+        return Answerer(host).generate(question, **call)
+
+
+def _loaded(model: Any) -> Any:
+    return _load(str(model)) if isinstance(model, str | Path) else model
+
+
+@lru_cache(maxsize=4)
+def _load(name: str) -> Any:
+    if is_endpoint(name):
+        from specrag.models.endpoint import open_endpoint
+
+        return open_endpoint(name)
+    return load(name)

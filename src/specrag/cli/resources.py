@@ -1,0 +1,154 @@
+"""What a command answers with: models, folders and endpoints by the names that people type, opened when needed."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specrag.errors import InputError
+from specrag.language_model import OpenResources
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from specrag.cli.render import SourceColours
+    from specrag.cli.values import ModelValues
+    from specrag.engine.executor import Task
+    from specrag.engine.passes import Coroutine
+    from specrag.language_model import LanguageModel
+    from specrag.methods.base import Method
+    from specrag.models.tokenizer import Tokenizer
+    from specrag.request import Result
+
+
+class LocalResources(OpenResources):
+    """Loads the model when a method asks for it, and opens whatever an option names.
+
+    Args:
+        model: its name.
+        values: how it and other models are loaded.
+        opened: closes what has been opened.
+        given: as of :class:`~specrag.methods.resources.Resources`.
+    """
+
+    def __init__(self, model: str, values: ModelValues, opened: ExitStack, **given: Any) -> None:
+        super().__init__(None, **{"holds_documents": False, **given})
+        self._model = model
+        self._values = values
+        self._loaded: LanguageModel | None = None
+        opened.callback(self.close)
+
+    @property
+    def llm(self) -> LanguageModel:
+        """The model, loaded on first use."""
+        if self._loaded is None:
+            self._loaded = self._load(self._model, self._values.adapter)
+            self._llm = self._loaded
+        return self._loaded
+
+    @property
+    def model_name(self) -> str:
+        """As it was typed."""
+        return self._model
+
+    def load(self, name: str, adapter: str | None) -> LanguageModel:
+        """A model by name, as the options say."""
+        return self._load(name, adapter)
+
+    def _is_own(self, name: str) -> bool:
+        return name == self._model
+
+    def close(self) -> None:
+        """Close what has been opened, and the model."""
+        super().close()
+        if self._loaded is not None:
+            self._loaded.close()
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """Of the model; ``None`` where endpoints have written everything."""
+        return None if self._loaded is None else self._loaded.tokenizer
+
+    def describe(self) -> dict[str, Any]:
+        """The model for programs."""
+        if self._loaded is None:
+            return {"model": None, "dtype": None, "device": None}
+        loaded = self._loaded.loaded
+        return {"model": loaded.name, "dtype": loaded.dtype, "device": loaded.device}
+
+    def colours(self, wanted: bool) -> SourceColours | None:
+        """Colours text by the source of its tokens."""
+        from specrag.cli.render import SourceColours
+        from specrag.models.tokenizer import TextStream
+
+        return (
+            SourceColours(TextStream(self._loaded.tokenizer)) if wanted and self._loaded is not None else None
+        )
+
+    def submit(self, coroutine: Coroutine[Result], seconds: float | None) -> Task[Result]:
+        """Start an answer.
+
+        Args:
+            seconds: after which it ends with an error.
+        """
+        deadline = None if seconds is None else self.clock() + seconds
+        return self.executor.submit(coroutine, deadline=deadline)
+
+    def streaming(self, task: Task[Result]) -> Generator[Any, None, Result]:
+        """What it tells as it comes."""
+        yield from self.executor.stream(task)
+        return task.result()
+
+    def check(self, method: Method) -> None:
+        """Open what the method's options name, before a model is loaded.
+
+        Raises:
+            SpecragError: it cannot be opened.
+        """
+        openers = {"datastores": self.datastore, "corpora": self.corpus}
+        for name, field in type(method.options).model_fields.items():
+            extra = field.json_schema_extra
+            opener = openers.get(str(extra.get("resource"))) if isinstance(extra, dict) else None
+            if opener is not None:
+                opener(getattr(method.options, name))
+
+    def _load(self, name: str, adapter: str | Path | None) -> LanguageModel:
+        from specrag.language_model import load
+
+        values = self._values
+        return load(
+            name,
+            dtype=values.dtype,
+            device=values.device,
+            adapter=adapter,
+            batch_invariant=values.batch_invariant,
+            kv_dtype=values.kv_dtype,
+            progress=sys.stderr.isatty(),
+        )
+
+
+def open_passages(kb: str, opened: ExitStack, index: str | None, where: Any) -> Any:
+    """A knowledge base by its folder, or a table of PostgreSQL by ``postgresql://...#TABLE``.
+
+    Args:
+        index: of a table: flat or hnsw.
+        where: conditions, of a table.
+
+    Raises:
+        SpecragError: it cannot be opened.
+    """
+    if not kb.startswith(("postgresql://", "postgres://")):
+        from specrag.retrieval.knowledge_base import KnowledgeBase
+
+        return opened.enter_context(KnowledgeBase.open(Path(kb).expanduser()))
+    from specrag.cli.store import open_store
+    from specrag.retrieval.index.filters import parse_conditions
+
+    url, _, table = kb.partition("#")
+    if index not in (None, "flat", "hnsw"):
+        raise InputError("-o index", index, "a table has flat (default) or hnsw")
+    address = None if url.endswith("://") else url  # of the environment
+    store = open_store(address, table or None, index or "flat", where=parse_conditions(where))
+    return opened.enter_context(store)

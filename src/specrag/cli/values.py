@@ -1,0 +1,180 @@
+"""``-o key=value``: options of a method, of the search, of the generation and of the model, in this order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from pydantic import Field
+
+from specrag.errors import InputError
+from specrag.methods.base import MethodOptions
+from specrag.methods.registry import check_values, method_class, nearest
+from specrag.request import MAX_ALTERNATIVES, SearchOptions
+
+if TYPE_CHECKING:
+    from specrag.methods.base import Method
+    from specrag.request import Options
+
+PLACE = "-o"
+
+Given = Annotated[
+    list[str] | None,
+    typer.Option(
+        "-o",
+        "--option",
+        metavar="KEY=VALUE",
+        help="An option of the method, the search, the sampling or the model; may be repeated. "
+        "`specrag methods NAME` lists them.",
+    ),
+]
+
+
+class GenerationValues(MethodOptions):
+    """How a text is generated."""
+
+    max_tokens: int | None = Field(
+        None, description="At most this many tokens (256; 128 with a passage every few)."
+    )
+    temperature: float = Field(0.0, description="0 takes the likeliest token.")
+    top_k: int = Field(0, description="Draw among this many tokens; 0: all.")
+    top_p: float = Field(1.0, description="Draw among the likeliest tokens that hold this probability.")
+    min_p: float = Field(0.0, description="Leave out tokens less likely than this share of the likeliest.")
+    repetition_penalty: float = Field(
+        1.0, description="Above 1: tokens of prompt and text become less likely."
+    )
+    presence_penalty: float = Field(0.0, description="Taken from the logits of tokens in the text.")
+    frequency_penalty: float = Field(0.0, description="Taken once for each time a token is in the text.")
+    logit_bias: tuple[str, ...] = Field(
+        (), description="TOKEN=NUMBER added to a token's logit; -inf bans it."
+    )
+    seed: int = Field(0, description="The same seed gives the same text.")
+    stop: tuple[str, ...] = Field((), description="End before this text.")
+    log_probs: Annotated[int, Field(ge=0, le=MAX_ALTERNATIVES)] | None = Field(
+        None, description="Show log-probabilities, with so many alternatives a token."
+    )
+    ignore_eos: bool = Field(False, description="Do not end at the model's end tokens (for measuring).")
+    timeout: float | None = Field(None, description="End with an error after so many seconds.")
+
+    def options(self) -> Options:
+        """As calls take them."""
+        given: dict[str, Any] = self.model_dump(exclude_none=True)
+        given["logit_bias"] = dict(_token_bias(text) for text in self.logit_bias)
+        return given  # type: ignore[return-value]
+
+
+class ModelValues(MethodOptions):
+    """How the model is loaded."""
+
+    dtype: str = Field("bf16", description="fp32, bf16, fp16 or int8.")
+    device: str | None = Field(None, description="cpu or cuda:0; none: the first GPU, else the CPU.")
+    adapter: str | None = Field(
+        None, description="A folder with a LoRA adapter, or the name of one that comes with specrag."
+    )
+    batch_invariant: bool = Field(
+        False, description="Equal bits whatever else is in a pass (CPU, bf16 or int8)."
+    )
+    kv_dtype: str = Field("auto", description="Keys and values: auto, or int8 for half the memory.")
+
+
+#: The groups behind a method's own options, with what they are called.
+GROUPS: tuple[tuple[str, type[Any]], ...] = (
+    ("search", SearchOptions),
+    ("generation", GenerationValues),
+    ("model", ModelValues),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What a command line says of method, search, generation and model, checked.
+
+    Attributes:
+        method: with its options.
+        named: whether the user named it.
+    """
+
+    method: Method
+    search: SearchOptions
+    generation: GenerationValues
+    model: ModelValues
+
+
+def choose(
+    method: str, pairs: Sequence[str] | None, flags: dict[str, dict[str, Any]] | None = None
+) -> Chosen:
+    """Sort and check options.
+
+    Args:
+        method: a name.
+        pairs: ``key=value`` as typed.
+        flags: values of options that have a flag of their own, by group; texts like the others, ``None`` for none.
+
+    Raises:
+        InputError: there is no such method or option, an option is given twice, or a value cannot be used.
+    """
+    made = method_class(method, "--method")
+    groups: dict[str, type[Any]] = {"method": made.Options, **dict(GROUPS)}
+    texts: dict[str, dict[str, Any]] = {name: {} for name in groups}
+    for pair in pairs or ():
+        key, equals, value = pair.partition("=")
+        key = key.strip().replace("-", "_")
+        group = next((name for name, options in groups.items() if key in options.model_fields), None)
+        if group is None or not equals:
+            raise _unknown(method, key, value if equals else None, groups)
+        field = groups[group].model_fields[key]
+        texts[group][key] = _gather(field.annotation, texts[group].get(key), value, key)
+    for group, values in (flags or {}).items():
+        for key, value in values.items():
+            if value is None:
+                continue
+            if key in texts[group]:
+                raise InputError(f"{PLACE} {key}", texts[group][key], "it has been given as a flag, too")
+            texts[group][key] = value
+    checked = {
+        name: check_values(options, texts[name], method, PLACE, texts=True)
+        for name, options in groups.items()
+    }
+    return Chosen(
+        made(checked["method"]),
+        checked["search"],  # type: ignore[arg-type]
+        checked["generation"],  # type: ignore[arg-type]
+        checked["model"],  # type: ignore[arg-type]
+    )
+
+
+def _gather(annotation: Any, known: Any, value: str, key: str) -> Any:
+    """An option's text; of one that takes several, a list of them."""
+    if "tuple[" not in str(annotation):
+        if known is not None:
+            raise InputError(f"{PLACE} {key}", value, "it is given twice")
+        return value
+    if value.startswith("["):
+        try:
+            parts = [str(part) for part in json.loads(value)]
+        except ValueError:
+            raise InputError(f"{PLACE} {key}", value, "give a JSON list, or texts one by one") from None
+    else:
+        parts = [value] if key in ("where", "stop") else value.split(",")
+    return [*(known or ()), *parts]
+
+
+def _unknown(method: str, key: str, value: str | None, groups: dict[str, type[Any]]) -> InputError:
+    known = [name for options in groups.values() for name in options.model_fields]
+    if key in known:
+        return InputError(f"{PLACE} {key}", value, "give a value behind it, KEY=VALUE")
+    own = ", ".join(groups["method"].model_fields) or "no options of its own"
+    remedy = f"{method} takes {own}{nearest(key, known)} (specrag methods {method} lists all)"
+    return InputError(f"{PLACE} {key}", value, remedy)
+
+
+def _token_bias(text: str) -> tuple[int, float]:
+    token, _, value = text.partition("=")
+    try:
+        return int(token), float(value)
+    except ValueError:
+        remedy = "give TOKEN=NUMBER such as 42=-5, or 42=-inf to ban it"
+        raise InputError(f"{PLACE} logit_bias", text, remedy) from None

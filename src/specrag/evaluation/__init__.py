@@ -1,1 +1,0 @@
-"""How good answers are, and whether a difference between two methods is real."""

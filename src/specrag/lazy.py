@@ -1,0 +1,46 @@
+"""Package faces whose names are imported when they are first asked for (PEP 562)."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+
+def lazy_names(package: str) -> Callable[[str], Any]:
+    """A package's ``__getattr__``: imports what its ``if TYPE_CHECKING:`` block names, each name when it is needed.
+
+    So the names are written once, as plain imports that type checkers and readers see, while to import the package
+    costs next to nothing, whatever stands behind the names::
+
+        if TYPE_CHECKING:
+            from specrag.engine.kv import KeyValueCache  # needs torch
+        else:
+            __getattr__ = lazy_names(__name__)
+
+        __all__ = ["KeyValueCache"]
+    """
+    modules: dict[str, str] = {}
+
+    def import_name(name: str) -> Any:
+        face = sys.modules[package]
+        if not modules:
+            modules.update(_modules(Path(str(face.__file__))))
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(import_module(modules[name]), name)
+        setattr(face, name, value)
+        return value
+
+    return import_name
+
+
+def _modules(path: Path) -> dict[str, str]:
+    """The module of each name that a package's ``if TYPE_CHECKING:`` block imports."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    blocks = [node for node in tree.body if isinstance(node, ast.If)]
+    imports = [node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom)]
+    return {alias.name: str(node.module) for node in imports for alias in node.names}

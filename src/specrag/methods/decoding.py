@@ -1,0 +1,102 @@
+"""Methods that decode tokens: alone, or in place of plain decoding within another method."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from specrag.errors import InputError, SpecragError
+from specrag.methods.base import GUESSES, Decoder, Method, Needs, Plan
+from specrag.methods.registry import method_class, method_names, nearest
+from specrag.request import DEFAULT_MAX_TOKENS, Options, Request
+
+if TYPE_CHECKING:
+    from specrag.methods.resources import Resources
+
+
+class DecodingMethod(Method):
+    """A method that decodes tokens.
+
+    Over a knowledge base it decodes standard RAG's answer, over a long context the answer of a model that reads all
+    of it.
+    """
+
+    needs = Needs.SESSIONS
+
+    @abstractmethod
+    def decoder(self, given: Resources) -> Decoder:
+        """How tokens are decoded; equal options share one, so that it learns what a pass costs.
+
+        Raises:
+            InputError: an option names what is not given.
+        """
+
+    def plan(self, request: Request, given: Resources) -> Plan:
+        """See :class:`~specrag.methods.base.Method`."""
+        decoder = self.decoder(given)
+        for wanted, name in ((given.retriever, "standard-rag"), (request.documents, "long-context")):
+            if wanted:
+                return method_class(name)(decoding=decoder).plan(request, given)
+        return plan_text(request, given, decoder)
+
+
+class OwnDecoder(DecodingMethod):
+    """A decoder of the caller's own in the place of a method's.
+
+    Args:
+        decoder: how tokens are decoded.
+    """
+
+    name = "own"
+    summary = "A decoder of the caller's own"
+
+    def __init__(self, decoder: Decoder) -> None:
+        super().__init__()
+        self._decoder = decoder
+
+    def decoder(self, given: Resources) -> Decoder:
+        """The caller's."""
+        del given
+        return self._decoder
+
+
+def plan_text(request: Request, given: Resources, decoder: Decoder) -> Plan:
+    """The plan of a text without passages.
+
+    Raises:
+        InputError: a value cannot be used.
+        ContextLengthError: the prompt does not fit.
+    """
+    llm = given.llm
+    tokens = llm.encode(request.prompt, raw=request.options.get("raw", False))
+    left = max(llm.context_length - len(tokens), 1)
+    most = min(request.options.get("max_tokens", DEFAULT_MAX_TOKENS), left)
+    options: Options = {**request.options, "method": decoder, "max_tokens": most}
+    # Checked now, while the caller can still be told before any work.
+    llm.generating(tokens, options).close()
+    return Plan(lambda: llm.generating(tokens, options), len(tokens) + most + GUESSES, tuple(tokens))
+
+
+def make_decoder(name: str, given: Resources, field: str = "decoder") -> Decoder:
+    """The decoder of a method's default settings.
+
+    Raises:
+        InputError: there is no such method, or it does not decode tokens by itself.
+    """
+    made = method_class(name)() if name in method_names() else None
+    if not isinstance(made, DecodingMethod) or made.needs != Needs.SESSIONS:
+        known = decoder_names()
+        raise InputError(field, name, f"take one of {', '.join(known)}{nearest(name, known)}")
+    return made.decoder(given)
+
+
+def decoder_names() -> list[str]:
+    """The methods that decode tokens with their default settings, for options that name one."""
+    names = []
+    for name in method_names():
+        with suppress(SpecragError):  # another package's that cannot be imported
+            made = method_class(name)
+            if issubclass(made, DecodingMethod) and made.needs == Needs.SESSIONS:
+                names.append(name)
+    return names

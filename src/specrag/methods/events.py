@@ -1,0 +1,67 @@
+"""Suppress, tap or map the events of a part of a request, such as the steps of rewriting a question."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from specrag.engine.passes import Coroutine, Emit, Start
+from specrag.speculation.decode import Step
+
+T = TypeVar("T")
+
+
+def suppress_events(coroutine: Coroutine[T], emitted: list[object] | None = None) -> Coroutine[T]:
+    """Run a coroutine, passing on what it asks for and keeping back what it emits.
+
+    Args:
+        emitted: what it emits is appended here.
+    """
+
+    def keep(value: object) -> tuple[()]:
+        if emitted is not None:
+            emitted.append(value)
+        return ()
+
+    return (yield from map_events(coroutine, keep))
+
+
+def tap_steps(coroutine: Coroutine[T], steps: list[Step]) -> Coroutine[T]:
+    """Run a coroutine, passing everything on, and note the steps that it emits."""
+
+    def note(value: object) -> tuple[object]:
+        if isinstance(value, Step):
+            steps.append(value)
+        return (value,)
+
+    return (yield from map_events(coroutine, note))
+
+
+def map_events(coroutine: Coroutine[T], tell: Callable[[object], Iterable[object]]) -> Coroutine[T]:
+    """Run a coroutine and emit other things in place of those that it, or a coroutine that it starts, emits.
+
+    Args:
+        tell: what to emit for something that it emits.
+    """
+    try:
+        request = next(coroutine)
+        while True:
+            if isinstance(request, Emit):
+                for value in tell(request.value):
+                    yield Emit(value)
+                request = coroutine.send(None)
+                continue
+            if isinstance(request, Start):
+                request = Start(map_events(request.coroutine, tell))
+            try:
+                answer = yield request
+            except GeneratorExit:
+                coroutine.close()
+                raise
+            except BaseException as error:  # the coroutine's own to handle, such as a cancellation
+                request = coroutine.throw(error)
+            else:
+                request = coroutine.send(answer)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result

@@ -1,0 +1,139 @@
+"""How the methods over passages read what a request says about finding them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from specrag.errors import InputError
+from specrag.methods.retriever import GivenPassages, VectorRetriever, check_k
+
+if TYPE_CHECKING:
+    from specrag.methods.resources import Resources
+    from specrag.methods.retriever import PassageRetriever, Retriever
+    from specrag.request import Request
+    from specrag.retrieval.encoder.reranker import Reranker
+
+#: Passages found where a request does not say how many.
+DEFAULT_K = 5
+
+#: Below this cosine between the question and the most similar passage found, nothing relevant was found. For the
+#: default encoder: measured in docs/answering.md.
+MIN_SCORE = 0.4
+
+#: Tokens that one passage may take of a prompt, for estimates of memory: an encoder reads no longer ones.
+PASSAGE_TOKENS = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Retrieval:
+    """How passages are found once for an answer.
+
+    Attributes:
+        retriever: a knowledge base, a table, or passages that are given.
+        k: how many are found.
+        index: by which index.
+        where: conditions on their metadata.
+        reranker: orders them anew.
+        min_score: the least cosine of question and best passage; ``None`` answers whatever is found.
+    """
+
+    retriever: Retriever
+    k: int
+    index: str
+    where: Mapping[str, Any] | None
+    reranker: Reranker | None
+    min_score: float | None
+
+
+def retrieval(request: Request, given: Resources, name: str, default_k: int = DEFAULT_K) -> Retrieval:
+    """What a request says of finding passages once.
+
+    Args:
+        name: of the method, for errors.
+
+    Raises:
+        InputError: there are no passages, or a value cannot be used.
+    """
+    search = request.search
+    if search.min_score is not None and not search.abstain:
+        raise InputError("min_score", search.min_score, "give it, or do not abstain; not both")
+    reranker = given.reranker(search.rerank)
+    if request.passages is not None:
+        if not request.passages:
+            raise InputError("passages", [], "give at least one passage")
+        passages = GivenPassages(request.passages)
+        k = min(search.k or len(passages), len(passages))
+        return Retrieval(passages, k, "hybrid", None, reranker, None)
+    retriever: Retriever = given.passages(name)
+    k = search.k if search.k is not None else max(min(default_k, len(retriever)), 1)
+    check_k(k, len(retriever))
+    has_vectors = isinstance(retriever, VectorRetriever)
+    if not has_vectors:
+        _refuse_search(request)
+        return Retrieval(retriever, k, "hybrid", None, reranker, None)
+    least = (MIN_SCORE if search.min_score is None else search.min_score) if search.abstain else None
+    return Retrieval(retriever, k, search.index or "hybrid", conditions(request, retriever), reranker, least)
+
+
+def passage_retriever(request: Request, given: Resources, name: str) -> PassageRetriever:
+    """What is searched every few tokens.
+
+    Args:
+        name: of the method, for errors.
+
+    Raises:
+        InputError: there are no passages, or the request has earlier messages or a form.
+    """
+    from specrag.retrieval.knowledge_base import KnowledgeBase, SingleIndex
+
+    retriever = given.passages(name)
+    if request.history:
+        remedy = "send the question alone; this method searches with the text as it grows"
+        raise InputError("messages", f"{len(request.history)} earlier ones", remedy)
+    refuse_form(request, "this method's text is written in parts")
+    if isinstance(retriever, KnowledgeBase):
+        return SingleIndex(retriever, request.search.index or "flat", conditions(request, retriever))
+    if not isinstance(retriever, SingleIndex):
+        _refuse_search(request)
+    # Of a table that answers whole questions too, what answers encoded ones.
+    found: PassageRetriever = getattr(retriever, "store", retriever)
+    return found
+
+
+def conditions(request: Request, retriever: Any) -> Mapping[str, Any] | None:
+    """The conditions on metadata, checked.
+
+    Raises:
+        InputError: one cannot be used.
+    """
+    from specrag.retrieval.index.filters import parse_conditions
+
+    where = request.search.where
+    found = dict(where) if isinstance(where, Mapping) else parse_conditions(where)
+    if found and hasattr(retriever, "allowed"):
+        retriever.allowed(found)  # says which field does not exist
+    return found or None
+
+
+def refuse_form(request: Request, reason: str) -> None:
+    """Refuse a request whose text must keep to a form.
+
+    Raises:
+        InputError: it must.
+    """
+    if request.is_formed:
+        raise InputError("response_format", "a form", f"leave it and tools out; {reason}")
+
+
+def said_tokens(request: Request, given: Resources) -> int:
+    """Tokens of everything that was said, from above: a token is at least a byte."""
+    said = [request.question, request.system or "", *(message["content"] for message in request.history)]
+    return min(sum(len(text.encode("utf-8", "replace")) for text in said), given.llm.context_length)
+
+
+def _refuse_search(request: Request) -> None:
+    if request.search.where or request.search.index is not None:
+        remedy = "leave where and index out; a table has its own"
+        raise InputError("where", request.search.where, remedy)

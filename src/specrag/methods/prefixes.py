@@ -1,0 +1,186 @@
+"""What a second question about the same document does not read again: keys and values, in memory and on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specrag.engine.passes import Coroutine, Search
+from specrag.engine.prefix_cache import MIN_SHARED_TOKENS, PrefixCache
+from specrag.engine.session import Session
+
+if TYPE_CHECKING:
+    from specrag.models.loading import LoadedModel
+
+#: Another document's session is gone on from where it holds this share of the prompt. For less, such as the system
+#: message, all of that document's keys and values would stay in memory.
+_WORTH_SHARING = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixRead:
+    """How the beginning of a prompt came into memory.
+
+    Attributes:
+        known: tokens that nobody had to read.
+        prefill_seconds: of reading the others.
+        disk_seconds: of the file.
+        note: what was wrong with the file; empty if nothing.
+    """
+
+    known: int
+    prefill_seconds: float
+    disk_seconds: float
+    note: str
+
+
+class KeptPrefixes:
+    """Holds the keys and values of the newest documents that were asked about.
+
+    Used from coroutines of the model's executor.
+
+    Args:
+        loaded: the model.
+        prefixes: its cache, which serves what is held here to every request.
+        folder: also keeps them on disk there; ``None`` keeps them in memory only. The files hold the documents' content
+            in another form, and are readable by their owner alone.
+        most_held: documents in memory; the oldest give way.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        prefixes: PrefixCache,
+        *,
+        folder: Path | None = None,
+        most_held: int = 1,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.folder = folder
+        self._loaded = loaded
+        self._prefixes = prefixes
+        self._most_held = most_held
+        self._clock = clock
+        self._held: list[Session] = []
+        self._named: dict[str, str] | None = None
+
+    def read(self, tokens: Sequence[int], tenant: str = "") -> Coroutine[PrefixRead]:
+        """Make sure that the keys and values of these tokens are in memory: from there, from the disk, or by reading.
+
+        Args:
+            tokens: the beginning of a prompt that another prompt may share.
+            tenant: whose they are.
+        """
+        model = self._loaded.model
+        # With one token more, since a session is given that lacks the last one.
+        session = self._prefixes.start(model, [*tokens, -1], tenant)
+        known = len(session)
+        disk_seconds, note = 0.0, ""
+        if known >= len(tokens) or len(tokens) < MIN_SHARED_TOKENS:
+            return PrefixRead(known, 0.0, 0.0, "")
+        if known < len(tokens) * _WORTH_SHARING:
+            session, known = Session(model), 0
+        self._make_room()
+        if self.folder is not None:
+            started = self._clock()
+            loaded, note = yield Search(lambda: self._from_disk(tokens))
+            disk_seconds = self._clock() - started
+            if loaded is not None:
+                self._hold(loaded, tenant)
+                return PrefixRead(len(tokens), 0.0, disk_seconds, note)
+        from specrag.engine.compiling import without_compiling
+
+        with without_compiling(self._clock) as clock:
+            started = clock()
+            yield from session.extend(tokens[known:])
+            prefill_seconds = clock() - started
+        self._hold(session, tenant)
+        if self.folder is not None:
+            started = self._clock()
+            failure = yield Search(lambda: self._to_disk(session, len(tokens)))
+            disk_seconds += self._clock() - started
+            note = note or failure
+        return PrefixRead(known, prefill_seconds, disk_seconds, note)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what is held in memory."""
+        return sum(extent.nbytes for session in self._held for extent in session.cache.extents())
+
+    def release(self) -> None:
+        """Forget what is held in memory."""
+        for session in self._held:
+            self._prefixes.release(session)
+        self._held.clear()
+
+    def _hold(self, session: Session, tenant: str) -> None:
+        self._prefixes.hold(session, tenant)
+        self._held.append(session)
+
+    def _make_room(self) -> None:
+        while self._held and len(self._held) >= self._most_held:
+            self._prefixes.release(self._held.pop(0))
+
+    # -- on disk; in a thread -------------------------------------------------------------------------------
+
+    def _from_disk(self, tokens: Sequence[int]) -> tuple[Session | None, str]:
+        """The session, if there is a file that can be used; and what is wrong with it otherwise."""
+        from specrag.engine.prefix_file import PrefixFileError, load_prefix, remove_unfinished
+
+        assert self.folder is not None
+        remove_unfinished(self.folder)
+        try:
+            session = load_prefix(self._path(tokens), self._loaded.model, self._identity)
+        except FileNotFoundError:
+            return None, ""
+        except PrefixFileError as error:
+            return None, str(error)
+        return (session, "") if session.tokens == list(tokens) else (None, "")
+
+    def _to_disk(self, session: Session, length: int) -> str:
+        from specrag.engine.prefix_file import PrefixFileError, save_prefix
+
+        try:
+            save_prefix(self._path(session.tokens[:length]), session, length, self._identity)
+        except PrefixFileError as error:  # the answer does not depend on it
+            return str(error)
+        return ""
+
+    def _path(self, tokens: Sequence[int]) -> Path:
+        assert self.folder is not None
+        digest = hashlib.sha256(json.dumps([self._identity, list(tokens)]).encode())
+        return self.folder / f"{digest.hexdigest()[:32]}.safetensors"
+
+    @property
+    def _identity(self) -> dict[str, str]:
+        if self._named is None:
+            self._named = identity_of(self._loaded)
+        return self._named
+
+
+def identity_of(loaded: LoadedModel) -> dict[str, str]:
+    """Whatever changes a model's keys and values: weights, adapter, configuration, types, how attention is computed."""
+    from specrag.models.catalog.store import sha256_of
+    from specrag.retrieval.encoder.settings import checksums
+
+    sums = checksums(loaded.files)
+    adapter = loaded.adapter
+    merged = sorted(path for path in adapter.iterdir() if path.is_file()) if adapter else []
+    config = sums.pop("config.json", "")  # layers, heads, rotary embeddings, windows
+    return {
+        "model": loaded.files.name,
+        "weights": hashlib.sha256(json.dumps(sorted(sums.items())).encode()).hexdigest(),
+        "adapter": hashlib.sha256("".join(map(sha256_of, merged)).encode()).hexdigest() if merged else "",
+        "configuration": config,
+        "dtype": loaded.dtype,
+        "device": loaded.device.split(":")[0],
+        "decoder": type(loaded.model).__name__,
+        "batch_invariant": str(getattr(loaded.model, "batch_invariant", False)),
+        "kv_dtype": loaded.kv_dtype,
+    }

@@ -1,0 +1,219 @@
+"""The prompt of standard RAG: numbered passages, then what to do, then the question; and what is left out to fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from specrag.errors import ContextLengthError, InputError
+from specrag.methods.base import Generator
+from specrag.methods.citations import without_citations
+from specrag.request import Options
+from specrag.retrieval.passage import Passage
+
+#: What the model is told between the passages and the question.
+INSTRUCTION = "Answer the question in one short sentence from the passages above."
+
+#: The same for a model that is to cite by itself.
+CITING_INSTRUCTION = (
+    "Answer the question in one short sentence from the passages above and end it with the number of the passage "
+    "that says so, like [1]."
+)
+
+#: How the answer begins. Small models hardly ever cite if they are asked to, and always do if they have begun to; that
+#: they choose a passage before they answer also makes their answers better (docs/answering.md).
+LEAD = "According to passage ["
+
+#: A passage cut to fewer words than this says nothing.
+FEWEST_WORDS = 16
+
+Message: TypeAlias = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A prompt that fits.
+
+    Attributes:
+        messages: the conversation to send.
+        kept: how many passages are in it, from the best one on.
+        shortened: whether the best passage was cut, because it alone did not fit.
+        history: how many of the earlier messages are in it, the newest ones.
+    """
+
+    messages: tuple[Message, ...]
+    kept: int
+    shortened: bool
+    history: int
+
+
+def check_history(history: Sequence[Message]) -> tuple[Message, ...]:
+    """The earlier messages of a conversation, checked.
+
+    Raises:
+        InputError: they are no list of ``{"role": "user" or "assistant", "content": text}``.
+    """
+    remedy = 'give a list of {"role": "user" or "assistant", "content": text}, oldest first'
+    if isinstance(history, str | bytes) or not isinstance(history, Sequence):
+        raise InputError("history", history, remedy)
+    for message in history:
+        if (
+            not isinstance(message, Mapping)
+            or message.get("role") not in ("user", "assistant")
+            or not isinstance(message.get("content"), str)
+        ):
+            raise InputError("history", message, remedy)
+    return tuple(history)
+
+
+def build_prompt(
+    question: str,
+    passages: Sequence[Passage],
+    *,
+    history: Sequence[Message] = (),
+    system: str | None = None,
+    instruction: str = INSTRUCTION,
+) -> tuple[Message, ...]:
+    """The conversation that asks a question about passages, which are numbered from 1.
+
+    The instruction stands behind the passages: small models follow what they read last. Citations in earlier answers
+    are taken out, since their numbers mean other passages.
+    """
+    asked = "\n\n".join(
+        [*(_numbered(number, passage) for number, passage in enumerate(passages, 1)), instruction]
+    )
+    messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+    messages += [{"role": message["role"], "content": plain_words(message["content"])} for message in history]
+    messages.append({"role": "user", "content": f"{asked}\nQuestion: {question}"})
+    return tuple(messages)
+
+
+def fit_prompt(
+    question: str,
+    passages: Sequence[Passage],
+    *,
+    room: int,
+    count: Callable[[Sequence[Message]], int],
+    history: Sequence[Message] = (),
+    system: str | None = None,
+    instruction: str = INSTRUCTION,
+) -> Fitted:
+    """The prompt with as many passages as fit.
+
+    Earlier messages give way first, the oldest ones, until they take at most half of the room; then passages from the
+    end; the best one is shortened, never left out.
+
+    Args:
+        passages: best first.
+        room: most tokens of the prompt.
+        count: the tokens of a conversation.
+
+    Raises:
+        ContextLengthError: the question leaves no room for a passage.
+    """
+
+    def build(kept: Sequence[Passage], old: Sequence[Message]) -> tuple[Message, ...]:
+        return build_prompt(question, kept, history=old, system=system, instruction=instruction)
+
+    bare = count(build((), ()))
+    if bare > room:
+        raise _too_long(question, bare, room)
+    old = tuple(history)
+    while old and count(build((), old)) - bare > (room - bare) // 2:
+        old = old[1:]
+    kept = most_that_fit(len(passages), lambda n: count(build(passages[:n], old)) <= room)
+    if kept or not passages:
+        return Fitted(build(passages[:kept], old), kept, False, len(old))
+    words = passages[0].text.split()
+    fitting = most_that_fit(len(words), lambda n: count(build([cut_passage(passages[0], n)], old)) <= room)
+    if fitting < FEWEST_WORDS:
+        raise _too_long(question, bare, room)
+    return Fitted(build([cut_passage(passages[0], fitting)], old), 1, True, len(old))
+
+
+def as_text(messages: Sequence[Message], lead: str = "") -> str:
+    """The conversation for a model without a chat template, up to where the answer begins, or with its lead."""
+    text = "\n\n".join(message["content"] for message in messages) + "\nAnswer:"
+    return f"{text} {lead}" if lead else text
+
+
+def plain_words(text: str) -> str:
+    """An earlier message without citations, whose numbers mean other passages now."""
+    return without_citations(text).removeprefix(LEAD.removesuffix("[").strip()).lstrip(", ")
+
+
+def _numbered(number: int, passage: Passage) -> str:
+    head = f"[{number}] {passage.title}\n" if passage.title else f"[{number}] "
+    return head + passage.text.strip()
+
+
+def cut_passage(passage: Passage, words: int) -> Passage:
+    """A passage's first words; the passage itself if it has no more."""
+    all_words = passage.text.split()
+    if len(all_words) <= words:
+        return passage
+    text = " ".join(all_words[:words])
+    return Passage(passage.id, passage.source, passage.title, passage.place, f"{text} ...", passage.metadata)
+
+
+def most_that_fit(limit: int, fits: Callable[[int], bool]) -> int:
+    """The largest n up to ``limit`` that fits, given that fewer fit wherever more do; 0 if none does."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _too_long(question: str, tokens: int, room: int) -> ContextLengthError:
+    remedy = (
+        f"the prompt has {tokens:,} tokens before any passage and room for {max(room, 0):,}; "
+        "shorten the question or ask for fewer tokens"
+    )
+    return ContextLengthError("question", question, remedy)
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """What the model reads, and the options that go with it."""
+
+    tokens: Sequence[int]
+    options: Options
+
+
+def encode_prompt(
+    llm: Generator, messages: Sequence[Message], options: Options, lead: str = ""
+) -> EncodedPrompt:
+    """The conversation in the model's chat template, or as a text where it has none.
+
+    Args:
+        options: of the generation; ``raw`` asks for the text.
+        lead: how the answer begins.
+    """
+    if not options.get("raw") and _has_chat_template(llm):
+        return EncodedPrompt([*llm.encode(messages), *_continuation(llm, lead)], options)
+    # Without end-of-turn tokens such a model would go on with a next question of its own.
+    plain: Options = {"stop": "\n", **options}
+    return EncodedPrompt(llm.encode(as_text(messages, lead), raw=True), plain)
+
+
+def _has_chat_template(llm: Generator) -> bool:
+    try:
+        llm.encode([{"role": "user", "content": "?"}])
+    except InputError:
+        return False
+    return True
+
+
+def _continuation(llm: Generator, text: str) -> list[int]:
+    """The tokens of a text inside another, without those that the model expects in front of every text."""
+    if not text:
+        return []
+    tokens = llm.encode(text, raw=True)
+    other = llm.encode("0" if text[0] != "0" else "1", raw=True)
+    shared = next((place for place, (a, b) in enumerate(zip(tokens, other, strict=False)) if a != b), 0)
+    return tokens[shared:]

@@ -1,0 +1,181 @@
+"""Iterative RaLM, a retrieval every few tokens (Ram et al. 2023); RaLMSpec, which speculates on them (Zhang et al.)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from specrag.methods.base import GUESSES, Method, MethodOptions, Needs, Plan
+from specrag.methods.decoding import make_decoder
+from specrag.methods.passages import passage_retriever
+
+if TYPE_CHECKING:
+    from specrag.engine.passes import Coroutine
+    from specrag.methods.ralmspec.iterative import IterativeMethod
+    from specrag.methods.resources import Resources
+    from specrag.request import Options as GenerationOptions
+    from specrag.request import Request, Result
+
+#: Sessions that guesses of a round may keep with a schedule that chooses their number.
+_MOST_SESSIONS = {"os3": 8, "cost-aware": 5}
+
+
+class _Iterative(Method):
+    """A method that retrieves every few tokens."""
+
+    needs = Needs.SESSIONS | Needs.RETRIEVER
+
+    class Options(MethodOptions):
+        """How often to retrieve and how much to read; the defaults are the paper's."""
+
+        interval: Annotated[int, Field(ge=1, le=128)] = Field(
+            4, title="s", description="New tokens between two retrievals."
+        )
+        query_tokens: Annotated[int, Field(ge=1, le=512)] = Field(32, description="Most tokens of a query.")
+        passage_tokens: Annotated[int, Field(ge=16, le=2048)] = Field(
+            256, description="Most tokens of a passage; the rest is cut."
+        )
+        prompt_tokens: Annotated[int, Field(ge=32, le=8192)] = Field(
+            512, description="Most tokens of passage and question together."
+        )
+        decoder: str = Field(
+            "plain",
+            max_length=64,
+            description="How tokens between two retrievals are decoded: a method's name.",
+            json_schema_extra={"resource": "decoders"},
+        )
+
+    options: Any
+
+    def plan(self, request: Request, given: Resources) -> Plan:
+        """See :class:`~specrag.methods.base.Method`."""
+        from specrag.methods.ralmspec.iterative import DEFAULT_MAX_TOKENS
+
+        retriever = passage_retriever(request, given, self.name)
+        limits = {
+            name: getattr(self.options, name)
+            for name in ("interval", "query_tokens", "passage_tokens", "prompt_tokens")
+        }
+        limits["decoder"] = make_decoder(self.options.decoder, given)
+        pipeline = self._pipeline(
+            given, retriever, {**limits, "system": request.system, "clock": given.clock}
+        )
+        options: GenerationOptions = {"max_tokens": DEFAULT_MAX_TOKENS, **request.options}
+        options.pop("method", None)
+        pipeline.check(request.question, **options)
+        each = self.options.prompt_tokens + options["max_tokens"] + GUESSES
+
+        def begin() -> Coroutine[Result]:
+            answer = yield from pipeline.answering(request.question, **options)
+            return answer.result()
+
+        return Plan(begin, self._sessions() * each)
+
+    def _pipeline(self, given: Resources, retriever: Any, shared: dict[str, Any]) -> IterativeMethod:
+        raise NotImplementedError
+
+    def _sessions(self) -> int:
+        """How many a request may keep at a time."""
+        raise NotImplementedError
+
+
+class Sequential(_Iterative):
+    """Iterative RaLM, one retrieval after the other: what RaLMSpec must equal, and is measured against.
+
+    Args:
+        options: :class:`Sequential.Options`.
+    """
+
+    name = "sequential"
+    summary = "Iterative RaLM: a passage every few tokens, each waited for"
+
+    class Options(_Iterative.Options):
+        """Of sequential retrieval."""
+
+        reuse: bool = Field(
+            True,
+            description="Keep keys and values of the newest passages; false reads every prompt anew (as published).",
+        )
+
+    def _pipeline(self, given: Resources, retriever: Any, shared: dict[str, Any]) -> IterativeMethod:
+        from specrag.methods.ralmspec.sequential import SequentialPipeline
+
+        return SequentialPipeline(given.llm, retriever, reuse=self.options.reuse, **shared)
+
+    def _sessions(self) -> int:
+        from specrag.methods.ralmspec.text import KEPT
+
+        return KEPT + 1
+
+
+class RaLMSpec(_Iterative):
+    """RaLMSpec: guesses retrievals from a cache and verifies several in one search.
+
+    Args:
+        options: :class:`RaLMSpec.Options`; the defaults are the paper's RaLMSpec+PSA.
+    """
+
+    name = "ralmspec"
+    summary = "RaLMSpec: guesses the passage of every few tokens from a cache, verifies several in one search"
+
+    class Options(_Iterative.Options):
+        """Of RaLMSpec."""
+
+        stride: Annotated[int, Field(ge=1, le=16)] | Literal["os3", "cost-aware"] = Field(
+            "os3",
+            title="s",
+            description="Retrievals guessed before a search verifies them: a number (the paper's fixed stride is 3), "
+            "os3, or cost-aware, which weighs guess by guess.",
+        )
+        prefetch: Annotated[int, Field(ge=1, le=256)] = Field(
+            20, title="P", description="Passages that a search brings into the cache."
+        )
+        asynchronous: bool = Field(
+            True,
+            title="A",
+            description="Decode on while guesses are verified; cost-aware decides that by itself.",
+        )
+        max_match: Annotated[float, Field(gt=0, le=1)] | None = Field(
+            0.6,
+            title="gamma_max",
+            description="Cap of the match rate that os3 reckons with; none: a confidence bound.",
+        )
+        on_failure: Literal["error", "cache"] = Field(
+            "error",
+            description="When the knowledge base fails in mid-answer: end, or go on with what is cached.",
+        )
+        early: bool = Field(
+            False, description="Show text before it is verified and take it back if it was wrong."
+        )
+
+    @property
+    def retracts(self) -> bool:
+        """See :class:`~specrag.methods.base.Method`."""
+        return bool(self.options.early)
+
+    def _pipeline(self, given: Resources, retriever: Any, shared: dict[str, Any]) -> IterativeMethod:
+        from specrag.methods.ralmspec.speculative import RaLMSpecPipeline
+        from specrag.speculation.schedule.guesses import SharedGuesses
+
+        options = self.options
+        learned = given.learned(SharedGuesses, getattr(retriever, "name", None))
+        return RaLMSpecPipeline(
+            given.llm,
+            retriever,
+            stride=options.stride,
+            prefetch=min(options.prefetch, max(len(retriever), 1)),
+            asynchronous=options.asynchronous,
+            max_match=options.max_match,
+            on_failure=options.on_failure,
+            early=options.early,
+            learned=learned,
+            **shared,
+        )
+
+    def _sessions(self) -> int:
+        from specrag.methods.ralmspec.text import KEPT
+
+        stride = self.options.stride
+        # A session is kept for every passage that may still turn out to be the right one.
+        return KEPT + (stride if isinstance(stride, int) else _MOST_SESSIONS[stride])

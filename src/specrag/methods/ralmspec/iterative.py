@@ -1,0 +1,174 @@
+"""What the methods share that retrieve anew every few tokens: their settings, their calls, their checks."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Unpack
+
+from specrag.engine.passes import Coroutine
+from specrag.errors import InputError
+from specrag.methods.base import Decoder, SessionGenerator
+from specrag.methods.decoding import make_decoder
+from specrag.methods.ralmspec.prompts import PassagePrompts, RetrievalLimits
+from specrag.methods.ralmspec.result import IterativeAnswer, Record
+from specrag.methods.ralmspec.search import check_prefetch
+from specrag.methods.ralmspec.text import Text, Writer
+from specrag.methods.resources import Resources
+from specrag.methods.retriever import PassageRetriever, passages_of
+from specrag.methods.timeline import Timeline
+from specrag.request import Options, check_options
+from specrag.speculation.decode import Settings
+
+if TYPE_CHECKING:
+    from specrag.retrieval.knowledge_base import KnowledgeBase
+
+#: New tokens of an answer, as in the paper.
+DEFAULT_MAX_TOKENS = 128
+
+#: The clock of :class:`specrag.LanguageModel`.
+DEFAULT_CLOCK = time.perf_counter
+
+
+@dataclass(frozen=True, slots=True)
+class IterativeRequest:
+    """A checked call.
+
+    Attributes:
+        prompts: of the question.
+        settings: what the caller asks of the whole text.
+        timeout: seconds.
+    """
+
+    prompts: PassagePrompts
+    settings: Settings
+    timeout: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One request's moving parts."""
+
+    prompts: PassagePrompts
+    timeline: Timeline
+    writer: Writer
+    record: Record
+
+
+class IterativeMethod(ABC):
+    """Answers a question with a retrieval every few tokens.
+
+    Args:
+        llm: the language model.
+        retriever: where the passages are.
+        limits: how often to retrieve and how much to read.
+        prefetch: passages that a search asks for.
+        reuse: keep the keys and values of the newest passages.
+        decoder: how the tokens between two retrievals are decoded, a name or a configured method.
+        system: a system message in front of the question.
+        clock: seconds, the executor's.
+
+    Raises:
+        InputError: a value cannot be used, or the knowledge base is empty.
+    """
+
+    name: str
+
+    def __init__(
+        self,
+        llm: SessionGenerator,
+        retriever: PassageRetriever | KnowledgeBase,
+        *,
+        limits: RetrievalLimits,
+        prefetch: int,
+        reuse: bool,
+        decoder: str | Decoder,
+        system: str | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self.llm = llm
+        self.retriever = passages_of(retriever)
+        check_prefetch(prefetch, len(self.retriever))
+        self.limits = limits
+        self.prefetch = prefetch
+        self.reuse = reuse
+        given = getattr(llm, "resources", None) or Resources()
+        self.decoder = make_decoder(decoder, given) if isinstance(decoder, str) else decoder
+        self.system = system
+        self._clock = clock
+
+    def answering(self, question: str, **options: Unpack[Options]) -> Coroutine[IterativeAnswer]:
+        """A coroutine for the model's executor that answers a question; emits a step a chunk.
+
+        Everything that can be wrong is checked at the call; a timeout is the business of who submits it.
+
+        Args:
+            question: in words.
+            options: of the generation; see :class:`~specrag.request.Options`. ``max_tokens`` is 128 by
+                default; ``method`` is refused, since ``decoder`` takes its place.
+
+        Raises:
+            InputError: a value cannot be used.
+            ContextLengthError: the question leaves no room for a passage.
+            SpecragError: the knowledge base does not answer.
+        """
+        return self._answering(self._request(question, options))
+
+    def check(self, question: str, **options: Unpack[Options]) -> None:
+        """Check everything that can be wrong with a question; retrieves and decodes nothing.
+
+        Raises:
+            InputError: a value cannot be used.
+            ContextLengthError: the question leaves no room for a passage.
+        """
+        self._request(question, options)
+
+    # -- the steps ------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _answering(self, request: IterativeRequest) -> Coroutine[IterativeAnswer]:
+        """Retrieve and decode until the text ends."""
+
+    def _start(self, request: IterativeRequest) -> Work:
+        loaded = self.llm.loaded
+        timeline = Timeline(self._clock)
+        writer = Writer(
+            loaded.model,
+            self.decoder,
+            request.prompts,
+            request.settings,
+            interval=self.limits.interval,
+            reuse=self.reuse,
+            timeline=timeline,
+        )
+        record = Record(Text.empty(loaded.tokenizer, request.settings.stop), timeline)
+        return Work(request.prompts, timeline, writer, record)
+
+    def _request(self, question: str, options: Options) -> IterativeRequest:
+        if not isinstance(question, str) or not question.strip():
+            raise InputError("question", question, "give at least one word")
+        try:
+            question.encode()
+        except UnicodeEncodeError:
+            raise InputError("question", question, "it is no text in UTF-8; convert it first") from None
+        if "method" in options:
+            remedy = "leave it out; name the method that decodes between retrievals as decoder"
+            raise InputError("method", options["method"], remedy)
+        with_defaults: Options = {"max_tokens": DEFAULT_MAX_TOKENS, **options}
+        checked = check_options(with_defaults)
+        self.decoder.check(self.llm.loaded)
+        tokenizer = self.llm.loaded.tokenizer
+        ends = frozenset() if checked.ignore_eos else tokenizer.eos_tokens
+        settings = Settings(
+            replace(checked.stop, stop_tokens=ends),
+            checked.sampling,
+            checked.log_probs,
+            checked.processors,
+            tuple(tuple(tokenizer.encode(text, special=False)) for text in checked.references),
+        )
+        prompts = PassagePrompts(
+            self.llm, question, self.limits, checked.stop.max_tokens, system=self.system, raw=checked.raw
+        )
+        return IterativeRequest(prompts, settings, checked.timeout)

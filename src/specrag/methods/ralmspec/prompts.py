@@ -1,0 +1,136 @@
+"""The prompts and queries of iterative retrieval (Ram et al. 2023, "In-Context Retrieval-Augmented Language Models").
+
+One passage stands in front of the question and is replaced at every retrieval; the query is the end of the text so far.
+Both are functions of the question and the tokens generated, so that any way to the same tokens asks the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from specrag.errors import ContextLengthError, InputError
+from specrag.methods.base import SessionGenerator
+from specrag.retrieval.passage import Passage, passage_text
+
+if TYPE_CHECKING:
+    pass
+
+#: Where the prompt has room for fewer tokens of a passage than this, a passage says nothing.
+FEWEST_PASSAGE_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class RetrievalLimits:
+    """How often to retrieve and how much to read; the defaults are the paper's.
+
+    Args:
+        interval: new tokens between two retrievals.
+        query_tokens: a query is the last so many tokens of question and output.
+        passage_tokens: most tokens of a passage; the rest is cut.
+        prompt_tokens: most tokens of passage and question together, template included.
+
+    Raises:
+        InputError: a value is no whole number from 1 upwards.
+    """
+
+    interval: int = 4
+    query_tokens: int = 32
+    passage_tokens: int = 256
+    prompt_tokens: int = 512
+
+    def __post_init__(self) -> None:
+        for name in ("interval", "query_tokens", "passage_tokens", "prompt_tokens"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InputError(name, value, "give a whole number from 1 upwards")
+
+
+def id_of(passage: Passage | None) -> int | None:
+    """A passage's id; ``None`` for none."""
+    return None if passage is None else passage.id
+
+
+class PassagePrompts:
+    """The prompts of one question, one for each passage.
+
+    Where the model has a chat template, passage and question are the user's message and the output follows behind
+    the template's end; other models continue the bare text.
+
+    Args:
+        llm: whose tokens and template are used.
+        question: in words.
+        limits: how much to read.
+        max_tokens: that the output may have; the model's context must hold them too.
+        system: a system message in front.
+        raw: take the bare text in any case.
+
+    Raises:
+        ContextLengthError: the question leaves no room for a passage.
+    """
+
+    def __init__(
+        self,
+        llm: SessionGenerator,
+        question: str,
+        limits: RetrievalLimits,
+        max_tokens: int,
+        *,
+        system: str | None = None,
+        raw: bool = False,
+    ) -> None:
+        self._llm = llm
+        self._tokenizer = llm.loaded.tokenizer
+        self._question = question
+        self._limits = limits
+        self._system = system
+        self._chat = not raw and self._tokenizer.has_chat_template
+        if system is not None and not self._chat:
+            raise InputError("system", system, "leave it out; this model gets a bare text without roles")
+        # What a chat model writes is a new paragraph; other models go on in the question's line.
+        self._asked = self._tokenizer.encode(f"{question}\n" if self._chat else question, special=False)
+        self._room = min(limits.prompt_tokens, llm.context_length - max_tokens)
+        self._known: dict[int | None, list[int]] = {}
+        self._check_room()
+
+    def tokens(self, passage: Passage | None) -> list[int]:
+        """The prompt with this passage, or with none; do not change it."""
+        key = id_of(passage)
+        if key not in self._known:
+            self._known[key] = self._build("") if passage is None else self._fit(passage)
+        return self._known[key]
+
+    def query(self, generated: Sequence[int]) -> str:
+        """What to search with behind these output tokens: the end of the text, never blank."""
+        whole = [*self._asked, *generated]
+        window = self._tokenizer.decode(whole[-self._limits.query_tokens :]).strip()
+        return window or self._tokenizer.decode(whole).strip() or self._question
+
+    def _fit(self, passage: Passage) -> list[int]:
+        text = passage_text(passage.title, passage.text)
+        words = self._tokenizer.encode(text, special=False)[: self._limits.passage_tokens]
+        while True:
+            # The cut may leave a part of a character behind.
+            kept = self._tokenizer.decode(words).rstrip("\ufffd").strip()
+            tokens = self._build(kept)
+            over = len(tokens) - self._room
+            if over <= 0 or not words:
+                return tokens
+            words = words[: max(len(words) - over, 0)]
+
+    def _build(self, passage: str) -> list[int]:
+        content = f"{passage}\n\n{self._question}" if passage else self._question
+        if not self._chat:
+            return self._llm.encode(content, raw=True)
+        system = [] if self._system is None else [{"role": "system", "content": self._system}]
+        return self._llm.encode([*system, {"role": "user", "content": content}])
+
+    def _check_room(self) -> None:
+        bare = len(self.tokens(None))
+        if bare + FEWEST_PASSAGE_TOKENS > self._room:
+            remedy = (
+                f"the prompt has {bare:,} tokens before any passage and room for {max(self._room, 0):,}; "
+                "shorten the question, ask for fewer tokens or raise prompt_tokens"
+            )
+            raise ContextLengthError("question", self._question, remedy)

@@ -1,0 +1,328 @@
+"""What a method may use: a model, passages, datastores, other models; and what requests learn together."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Collection, Hashable, Mapping
+from copy import copy
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from specrag.errors import InputError
+from specrag.methods.registry import nearest
+
+if TYPE_CHECKING:
+    from specrag.engine.executor import Executor
+    from specrag.methods.base import LocalModel
+    from specrag.methods.prefixes import KeptPrefixes
+    from specrag.methods.retriever import PassageRetriever, Retriever
+    from specrag.models.roles import TextGenerator, TextScorer
+    from specrag.retrieval.context.retriever import ContextRetriever, ContextSettings
+    from specrag.retrieval.encoder.reranker import Reranker
+    from specrag.retrieval.knn.datastore import Datastore
+    from specrag.speculation.suffix.corpus import SuffixCorpus
+
+T = TypeVar("T")
+
+
+class SharedMethods:
+    """Configured methods, one for all equal requests, so that they learn together what things cost.
+
+    They hold the datastores and corpora that they read: whoever closes these lets them go first.
+    """
+
+    def __init__(self) -> None:
+        self._made = lru_cache(maxsize=64)(_call)
+        # By identity: a retriever may be equal to another one, or have no hash.
+        self._learned: dict[int, dict[Hashable, Any]] = {}
+        self._few = lru_cache(maxsize=4)(_call)
+
+    def get(self, make: Callable[..., T], *words: Any) -> T:
+        """What ``make`` makes of these words, which have hashes; the same object as long as it is remembered."""
+        made: T = self._made(make, *words)
+        return made
+
+    def few(self, make: Callable[..., T], *words: Hashable) -> T:
+        """The same for what takes much memory, such as an encoder of its own: the newest few are remembered."""
+        made: T = self._few(make, *words)
+        return made
+
+    def learned(self, owner: object, make: Callable[[], T], *words: Hashable) -> T:
+        """What requests over the same passages learn; gone with these.
+
+        Args:
+            owner: what they search.
+            make: makes it.
+        """
+        if id(owner) not in self._learned:
+            try:
+                weakref.finalize(owner, self._learned.pop, id(owner), None).atexit = False
+            except TypeError:  # nobody could tell when it is gone
+                return make()
+            self._learned[id(owner)] = {}
+        known = self._learned[id(owner)]
+        if (make, *words) not in known:
+            known[(make, *words)] = make()
+        found: T = known[(make, *words)]
+        return found
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._made.cache_clear()
+        self._few.cache_clear()
+        self._learned.clear()
+
+
+def _call(make: Callable[..., T], *words: Hashable) -> T:
+    return make(*words)
+
+
+class Resources:
+    """What there is to answer with.
+
+    Args:
+        llm: the local model; ``None`` where all models are behind endpoints.
+        retriever: a knowledge base, a table, or passages that somebody has found.
+        drafter: writes drafts of Speculative RAG; by default the model.
+        verifier: scores them; by default the model.
+        datastores: of kNN-LM, by name.
+        corpora: that guesses may be copied from, by name.
+        drafters: names of models and heads that may be loaded to draft tokens; ``None`` for any.
+        shared: what requests learn together; by default the model's.
+        holds_documents: keep the newest long text's keys and values for a next question.
+    """
+
+    def __init__(  # noqa: PLR0913 - what there may be, each of another kind
+        self,
+        llm: LocalModel | None = None,
+        *,
+        retriever: Retriever | PassageRetriever | None = None,
+        drafter: TextGenerator | LocalModel | None = None,
+        verifier: TextScorer | LocalModel | None = None,
+        datastores: Mapping[str, Datastore] | None = None,
+        corpora: Mapping[str, SuffixCorpus] | None = None,
+        drafters: Collection[str] | None = None,
+        shared: SharedMethods | None = None,
+        holds_documents: bool = True,
+    ) -> None:
+        self._llm = llm
+        self.retriever = retriever
+        self._drafter = drafter
+        self._verifier = verifier
+        self.datastores = dict(datastores or {})
+        self.corpora = dict(corpora or {})
+        self.drafters = drafters
+        self.shared = shared or (SharedMethods() if llm is None else llm.shared)
+        self.holds_documents = holds_documents
+        self._own: list[Executor] = []  # one at most; copies of this share it
+
+    def over(self, retriever: Retriever | PassageRetriever | None) -> Resources:
+        """The same over other passages; itself where none are given."""
+        if retriever is None:
+            return self
+        other = copy(self)
+        other.retriever = retriever
+        return other
+
+    def beside(
+        self, drafter: TextGenerator | LocalModel | None, verifier: TextScorer | LocalModel | None
+    ) -> Resources:
+        """The same with another drafter and verifier of answers; itself where there are none."""
+        if drafter is None and verifier is None:
+            return self
+        other = copy(self)
+        other._drafter, other._verifier = drafter or self._drafter, verifier or self._verifier
+        return other
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """Seconds, the executor's."""
+        return self.executor.clock
+
+    @property
+    def llm(self) -> LocalModel:
+        """The local model.
+
+        Raises:
+            InputError: there is none.
+        """
+        if self._llm is None:
+            raise InputError("model", None, "this method decodes a local model; name one")
+        return self._llm
+
+    @property
+    def has_model(self) -> bool:
+        """Whether there is a local model."""
+        return self._llm is not None
+
+    def of(self, llm: LocalModel) -> Resources:
+        """The same for another model; itself for its own."""
+        if llm is self._llm:
+            return self
+        other = copy(self)
+        other._llm, other.shared = llm, llm.shared
+        return other
+
+    def writer(self, name: str | None = None, adapter: str | None = None) -> TextGenerator | LocalModel:
+        """Who writes drafts of answers: the host's drafter, or the model.
+
+        Args:
+            name, adapter: of another one, where the host loads models that requests name.
+
+        Raises:
+            InputError: it does not.
+        """
+        for field, value in (("drafter", name), ("adapter", adapter)):
+            self._refuse_name(field, value)
+        return self._drafter or self.llm
+
+    def scorer(self, name: str | None = None) -> TextScorer | LocalModel:
+        """Who scores them: the host's verifier, or the model.
+
+        Args:
+            name: of another one, where the host loads models that requests name.
+
+        Raises:
+            InputError: it does not.
+        """
+        self._refuse_name("verifier", name)
+        return self._verifier or self.llm
+
+    def folder(self, path: str | None, field: str) -> Path | None:
+        """A folder to write to, where the host lets requests name one.
+
+        Raises:
+            InputError: it does not.
+        """
+        self._refuse_name(field, path)
+        return None
+
+    def _refuse_name(self, field: str, value: str | None) -> None:
+        if value is not None:
+            raise InputError(field, value, "leave it out; the host decides it")
+
+    @property
+    def executor(self) -> Executor:
+        """Runs the coroutines: the model's, or an endpoint's own."""
+        from specrag.engine.executor import Executor
+
+        for model in (self._llm, self._drafter, self._verifier):
+            found: Executor | None = getattr(model, "executor", None)
+            if found is not None:
+                return found
+        if not self._own:
+            self._own.append(Executor())
+        return self._own[0]
+
+    def close(self) -> None:
+        """End what runs without a local model; models stay their owners'."""
+        while self._own:
+            self._own.pop().close()
+
+    def passages(self, name: str) -> Any:
+        """What a method searches.
+
+        Args:
+            name: of the method, for the error.
+
+        Raises:
+            InputError: nothing can be searched.
+        """
+        if self.retriever is None:
+            raise InputError("kb", None, f"name a knowledge base; {name} answers from one")
+        return self.retriever
+
+    def datastore(self, name: str | None, field: str = "datastore") -> Datastore:
+        """A datastore of kNN-LM; the only one where the name is left out.
+
+        Raises:
+            InputError: there is none of this name.
+        """
+        if name is None and len(self.datastores) == 1:
+            return next(iter(self.datastores.values()))
+        if name is None or name not in self.datastores:
+            raise InputError(
+                field, name, self._choose(self.datastores, "a folder made by specrag index --knn-lm")
+            )
+        return self.datastores[name]
+
+    def corpus(self, name: str | None, field: str = "corpus") -> SuffixCorpus | None:
+        """A corpus that guesses may be copied from; none where the name is left out.
+
+        Raises:
+            InputError: there is none of this name.
+        """
+        if name is None:
+            return None
+        if name not in self.corpora:
+            raise InputError(
+                field, name, self._choose(self.corpora, "a folder made by specrag index --corpus")
+            )
+        return self.corpora[name]
+
+    def _choose(self, known: Collection[str], otherwise: str) -> str:
+        if known:
+            return f"take one of {', '.join(sorted(known))}"
+        # A host that lends what it lists takes no folders.
+        return f"there is none here; give {otherwise}" if self.drafters is None else "there is none here"
+
+    def check_drafter(self, name: str, own: Collection[str], field: str = "drafter") -> None:
+        """Check that a drafter may be used.
+
+        Args:
+            own: names that need no other model.
+
+        Raises:
+            InputError: it may not.
+        """
+        if self.drafters is not None and name not in (*own, *self.drafters):
+            known = (*own, *self.drafters)
+            raise InputError(field, name, f"take one of {', '.join(known)}{nearest(name, known)}")
+
+    def learned(self, make: Callable[[], T], *words: Hashable) -> T:
+        """What requests over the same passages learn together."""
+        return self.shared.learned(self.retriever, make, *words)
+
+    def reranker(self, name: str | None) -> Reranker | None:
+        """A cross-encoder by name.
+
+        Raises:
+            SpecragError: it cannot be loaded.
+        """
+        if name is None:
+            return None
+        from specrag.retrieval.encoder.reranker import load_reranker
+
+        return self.shared.get(load_reranker, name)
+
+    def context_retriever(self, settings: ContextSettings, folder: Path | None) -> ContextRetriever:
+        """Finds the relevant parts of long contexts.
+
+        Args:
+            settings: how.
+            folder: keeps vectors.
+        """
+        return self.shared.few(_context_retriever, settings, folder)
+
+    def kept_prefixes(self, folder: Path | None) -> KeptPrefixes | None:
+        """Holds the keys and values of the newest long text, so that a second question does not read it again.
+
+        Args:
+            folder: keeps them on disk, too.
+        """
+        if not self.holds_documents and folder is None:
+            return None
+        return self.shared.get(_kept_prefixes, self.llm, folder)
+
+
+def _context_retriever(settings: ContextSettings, folder: Path | None) -> ContextRetriever:
+    from specrag.retrieval.context.retriever import ContextRetriever
+
+    return ContextRetriever(settings, vectors=folder)
+
+
+def _kept_prefixes(llm: LocalModel, folder: Path | None) -> KeptPrefixes:
+    from specrag.methods.prefixes import KeptPrefixes
+
+    return KeptPrefixes(llm.loaded, llm.prefixes, folder=folder, clock=llm.clock)

@@ -1,0 +1,232 @@
+"""Speculative RAG: drafts from subsets of the passages, verified in one pass, the best chosen (Wang et al. 2024)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from specrag.errors import InputError
+from specrag.methods.base import Method, MethodOptions, Needs, Plan
+from specrag.methods.decoding import make_decoder
+from specrag.methods.passages import DEFAULT_K, PASSAGE_TOKENS, refuse_form, retrieval
+
+if TYPE_CHECKING:
+    from specrag.engine.executor import Executor
+    from specrag.engine.passes import Coroutine
+    from specrag.engine.session import Session
+    from specrag.methods.base import LocalModel
+    from specrag.methods.resources import Resources
+    from specrag.methods.speculative_rag.drafting import Drafting
+    from specrag.methods.speculative_rag.scoring import Scoring
+    from specrag.methods.speculative_rag.task import Task
+    from specrag.models.roles import TextGenerator
+    from specrag.request import Options as GenerationOptions
+    from specrag.request import Prompt, Request, Result
+
+Factor = Literal["draft", "self-contain", "self-reflect"]
+
+
+class SpeculativeRAG(Method):
+    """A drafter writes several answers, a verifier scores them all in one pass; the best is the answer.
+
+    The model verifies; it also drafts where no drafter is named.
+
+    Args:
+        options: :class:`SpeculativeRAG.Options`; the defaults are the paper's.
+    """
+
+    name = "speculative-rag"
+    summary = "Speculative RAG: a small model drafts from subsets of the passages, the model chooses"
+    needs = Needs.GENERATOR | Needs.SCORER | Needs.RETRIEVER
+
+    class Options(MethodOptions):
+        """Of Speculative RAG."""
+
+        drafter: Annotated[str, Field(max_length=4096)] | None = Field(
+            None,
+            description="Who drafts: a model's name, or http://HOST:PORT/v1#MODEL; none: the host's, or the model.",
+            json_schema_extra={"resource": "writers"},
+        )
+        adapter: Annotated[str, Field(max_length=4096)] | None = Field(
+            None,
+            description="The drafter's adapter, or plain for the drafter as it comes; none: one that was tuned for it.",
+            json_schema_extra={"resource": "writers"},
+        )
+        verifier: Annotated[str, Field(max_length=4096)] | None = Field(
+            None,
+            description="Who scores the drafts: a model's name, or http://HOST:PORT/v1#MODEL; none: the model.",
+            json_schema_extra={"resource": "writers"},
+        )
+        drafts: Annotated[int, Field(ge=1, le=16)] = Field(5, title="m", description="Drafts.")
+        passages_per_draft: Annotated[int, Field(ge=1, le=8)] = Field(
+            2, title="k", description="Passages that each is written from."
+        )
+        strategy: Literal[
+            "multi-perspective", "balanced", "random", "same-cluster", "anchored", "anchored-whole"
+        ] = Field("multi-perspective", description="How passages are dealt out to drafts.")
+        evidence: Literal["rationale", "passages", "both", "all-passages"] = Field(
+            "rationale", description="What the verifier reads beside a draft's answer."
+        )
+        without: tuple[Factor, ...] = Field(
+            (), max_length=3, description="Factors left out of the score: draft, self-contain, self-reflect."
+        )
+        length_normalized: bool = Field(
+            False, description="Score by the mean log-probability of a token, not by the product of all."
+        )
+        statement: Annotated[str, Field(min_length=1, max_length=1000)] | None = Field(
+            None,
+            description="What the verifier is asked to say Yes to: a name or a sentence; none: the paper's.",
+        )
+        chat: bool = Field(False, description="Score in the verifier's chat template, not as bare text.")
+        draft_tokens: Annotated[int, Field(ge=16, le=512)] = Field(
+            128, description="Most tokens of a draft, its rationale included."
+        )
+        rationale_tokens: Annotated[int, Field(ge=1, le=511)] | None = Field(
+            None, description="Most tokens of a rationale; none: five eighths of the draft's."
+        )
+        decoder: str = Field(
+            "plain",
+            max_length=64,
+            description="How drafts are decoded: a method's name.",
+            json_schema_extra={"resource": "decoders"},
+        )
+        claim: bool = Field(False, description="What is asked is a claim to be checked.")
+        choices: tuple[Annotated[str, Field(max_length=1000)], ...] = Field(
+            (), max_length=26, description="Options of a multiple choice, such as A=Lyon,B=Oslo."
+        )
+
+        def scoring(self) -> Scoring:
+            """How drafts are scored."""
+            from specrag.methods.speculative_rag.scoring import DEFAULT_STATEMENT, Scoring
+
+            return Scoring(
+                draft="draft" not in self.without,
+                self_contain="self-contain" not in self.without,
+                self_reflect="self-reflect" not in self.without,
+                evidence=self.evidence,
+                length_normalized=self.length_normalized,
+                statement=DEFAULT_STATEMENT if self.statement is None else self.statement,
+                chat=self.chat,
+            )
+
+        def drafting(self) -> Drafting:
+            """How drafts are written."""
+            from specrag.methods.speculative_rag.drafting import Drafting
+
+            most = self.draft_tokens
+            return Drafting(most, self.rationale_tokens or max(most * 5 // 8, 1))
+
+        def task(self, text: str) -> Task:
+            """What is asked.
+
+            Raises:
+                InputError: a choice is no ``LETTER=TEXT``, or there is a claim as well.
+            """
+            from specrag.methods.speculative_rag.task import Task
+
+            if self.claim and self.choices:
+                raise InputError("claim", True, "give a claim or choices, not both")
+            if self.claim:
+                return Task(text, "claim-checking")
+            chosen: dict[str, str] = {}
+            for choice in self.choices:
+                letter, _, said = choice.partition("=")
+                if not said.strip() or letter in chosen:
+                    raise InputError("choices", choice, "give LETTER=TEXT such as A=Lyon, each letter once")
+                chosen[letter] = said.strip()
+            return Task(text, "multiple-choice", chosen) if chosen else Task(text)
+
+    options: Options
+
+    def plan(self, request: Request, given: Resources) -> Plan:
+        """See :class:`~specrag.methods.base.Method`."""
+        from specrag.methods.speculative_rag.pipeline import SpeculativeRAGPipeline
+
+        refuse_form(request, "drafts have a form of their own")
+        options = self.options
+        found = retrieval(request, given, self.name, 2 * DEFAULT_K)
+        task, scoring = options.task(request.question), options.scoring()
+        if options.drafter is not None and "://" in options.drafter:
+            self._check_plain()
+        writer = given.writer(options.drafter, options.adapter)
+        pipeline = SpeculativeRAGPipeline(
+            self._generator(writer, request, given),
+            given.scorer(options.verifier) if scoring.verifies else None,
+            found.retriever,
+            m=options.drafts,
+            k=min(options.passages_per_draft, found.k),
+            passages=found.k,
+            strategy=options.strategy,
+            scoring=scoring,
+            drafting=options.drafting(),
+            seed=request.options.get("seed", 0) % 2**32,
+            index=found.index,
+            where=found.where,
+            reranker=found.reranker,
+            min_score=found.min_score,
+            executor=given.executor,
+            clock=given.clock,
+        )
+        pipeline.answering(task).close()
+
+        def begin() -> Coroutine[Result]:
+            answer = yield from pipeline.answering(task)
+            return answer.result()
+
+        return Plan(begin, self._tokens(request, given, writer, found.k))
+
+    def _check_plain(self) -> None:
+        if self.options.decoder != "plain":
+            remedy = "an endpoint decodes as it likes; leave it out"
+            raise InputError("decoder", self.options.decoder, remedy)
+
+    def _generator(self, writer: Any, request: Request, given: Resources) -> TextGenerator:
+        from specrag.methods.generator import LocalGenerator
+
+        if not hasattr(writer, "loaded"):
+            self._check_plain()
+            generator: TextGenerator = writer
+            return generator
+        # Decoders learn what a model's passes cost: not of another model.
+        decoder = make_decoder(self.options.decoder, given.of(writer))
+        return LocalGenerator(_Tenant(writer, request, given.executor), method=decoder)
+
+    def _tokens(self, request: Request, given: Resources, writer: Any, passages: int) -> int:
+        """That sessions may hold, in tokens of the verifier: each draft has one of the drafter and rows of its pass."""
+        if not hasattr(writer, "loaded") or not given.has_model:
+            return 0  # what an endpoint holds is its own business
+        from specrag.engine.memory import keys_values_bytes
+
+        options, verifier = self.options, given.llm.loaded.model
+        said = [request.question, request.system or "", *(message["content"] for message in request.history)]
+        length = min(sum(len(text.encode("utf-8", "replace")) for text in said), given.llm.context_length)
+        prompt = (options.passages_per_draft + 1) * PASSAGE_TOKENS + length
+        each = min(prompt, writer.context_length) + 2 * options.draft_tokens
+        share: float = keys_values_bytes(writer.loaded.model, each) / keys_values_bytes(verifier, each)
+        # What one text more reads: the draft of all passages, the verifier that has them all in front.
+        more = (share if options.strategy == "anchored-whole" else 0) + (options.evidence == "all-passages")
+        tokens: int = math.ceil((1 + share) * options.drafts * each + more * passages * PASSAGE_TOKENS)
+        return tokens
+
+
+class _Tenant:
+    """Who writes the drafts: the model, or another one whose passes run beside the model's.
+
+    The model's prefix cache keeps what is read for one tenant apart from the others'; another drafter has none.
+    """
+
+    def __init__(self, llm: LocalModel, request: Request, executor: Executor) -> None:
+        self._llm = llm
+        self._tenant = request.tenant
+        self.executor = executor
+        self.loaded = llm.loaded
+
+    def generating(
+        self, prompt: Prompt, options: GenerationOptions, begun: Session | None = None
+    ) -> Coroutine[Result]:
+        """As the model's own."""
+        own: Mapping[str, Any] = {**options, "tenant": self._tenant}
+        return self._llm.generating(prompt, own, begun)  # type: ignore[arg-type]

@@ -1,0 +1,210 @@
+"""Drafts from subsets of the passages, all in one batch (Speculative RAG, section 3.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from specrag.engine.passes import Coroutine
+from specrag.errors import ContextLengthError, InputError
+from specrag.methods.events import map_events
+from specrag.methods.generator import LocalGenerator
+from specrag.methods.prompts import FEWEST_WORDS, cut_passage, most_that_fit
+from specrag.methods.speculative_rag.form import (
+    CUE,
+    LEAD,
+    MalformedDraft,
+    ParsedDraft,
+    draft_prompt,
+    read_draft,
+)
+from specrag.methods.speculative_rag.perspectives import check_count
+from specrag.methods.speculative_rag.result import Draft, DraftDelta, DraftDone
+from specrag.methods.speculative_rag.scoring import Measured
+from specrag.methods.speculative_rag.task import Task
+from specrag.models.roles import (
+    Cue,
+    GeneratedText,
+    PartScore,
+    TextDelta,
+    TextDone,
+    TextGenerator,
+    TextRequest,
+    assign,
+)
+from specrag.retrieval.passage import Passage
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """How drafts are written.
+
+    Args:
+        max_tokens: of a draft, rationale and answer together.
+        rationale_tokens: most tokens of a rationale, where the drafter can be kept to the form.
+        example: show the form by an example in the prompt; ``None`` shows it to drafters that were not trained on it.
+        steer: keep a local drafter to the form (:class:`~specrag.models.roles.Cue`); an endpoint is left to the prompt.
+        quote_all: where guesses are copied from passages, also from those that a draft does not see.
+
+    Raises:
+        InputError: a value cannot be used.
+    """
+
+    max_tokens: int = 128
+    rationale_tokens: int = 80
+    example: bool | None = None
+    steer: bool = True
+    quote_all: bool = True
+
+    def __post_init__(self) -> None:
+        check_count("max_tokens", self.max_tokens)
+        check_count("rationale_tokens", self.rationale_tokens)
+        if self.steer and self.rationale_tokens >= self.max_tokens:
+            remedy = f"give fewer than max_tokens, {self.max_tokens}, or no answer would fit"
+            raise InputError("rationale_tokens", self.rationale_tokens, remedy)
+
+    def shows_example(self, drafter: TextGenerator) -> bool:
+        """Whether a drafter is shown the form."""
+        if self.example is not None:
+            return self.example
+        return not (isinstance(drafter, LocalGenerator) and drafter.llm.loaded.is_drafter)
+
+    def cue(self, task: Task) -> Cue | None:
+        """The form that a drafter is kept to; its answers are the task's own, where it has them."""
+        if not self.steer:
+            return None
+        return Cue(CUE, self.rationale_tokens, tuple(f" {choice}" for choice in task.choices))
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A draft, and what it says if it keeps to the form."""
+
+    draft: Draft
+    parsed: ParsedDraft | None
+
+
+def drafting(
+    drafter: TextGenerator,
+    task: Task,
+    passages: Sequence[Passage],
+    subsets: Sequence[Sequence[int]],
+    settings: Drafting,
+) -> Coroutine[list[Written]]:
+    """Write a draft for each subset, greedily, in one batch.
+
+    Emits :class:`DraftDelta` as drafts grow and :class:`DraftDone` when one has ended.
+
+    Args:
+        subsets: indices of passages.
+
+    Raises:
+        ContextLengthError: the question leaves no room for a passage.
+    """
+    fitted = [_fit(drafter, task, [passages[index] for index in subset], settings) for subset in subsets]
+    quoted = tuple(passage.text for passage in passages)
+    requests = [
+        TextRequest(
+            draft_prompt(task, fit.passages, example=settings.shows_example(drafter)),
+            lead=LEAD,
+            max_tokens=settings.max_tokens,
+            references=quoted if settings.quote_all else tuple(passage.text for passage in fit.passages),
+            cue=settings.cue(task),
+        )
+        for fit in fitted
+    ]
+    written: dict[int, Written] = {}
+
+    def tell(event: object) -> Iterable[object]:
+        if isinstance(event, TextDelta):
+            yield DraftDelta(event.request + 1, event.text)
+        elif isinstance(event, TextDone):
+            done = _read(task, event.request, subsets[event.request], fitted[event.request], event.generated)
+            written[event.request] = done
+            yield DraftDone(done.draft)
+
+    yield from map_events(drafter.generating(requests), tell)
+    return [written[number] for number in range(len(requests))]
+
+
+@dataclass(frozen=True, slots=True)
+class _Fitted:
+    """Passages that fit the drafter's context, and whether they were cut for it."""
+
+    passages: Sequence[Passage]
+    shortened: bool
+
+
+def _fit(drafter: TextGenerator, task: Task, passages: Sequence[Passage], settings: Drafting) -> _Fitted:
+    """The passages, each cut to the same number of words if they do not fit otherwise."""
+    limit = drafter.context_length
+    if limit is None:
+        return _Fitted(passages, False)
+    room = limit - settings.max_tokens
+
+    def count(kept: Sequence[Passage]) -> int:
+        return drafter.count(draft_prompt(task, kept, example=settings.shows_example(drafter)), LEAD)
+
+    if count(passages) <= room:
+        return _Fitted(passages, False)
+
+    def cut(words: int) -> list[Passage]:
+        return [cut_passage(passage, words) for passage in passages]
+
+    longest = max(len(passage.text.split()) for passage in passages)
+    words = most_that_fit(longest, lambda words: count(cut(words)) <= room)
+    if words < FEWEST_WORDS:
+        bare = count(())
+        remedy = (
+            f"the drafter's prompt has {bare:,} tokens before any passage and room for {max(room, 0):,}; "
+            "shorten the question, ask for fewer tokens or passages a draft, or take another drafter"
+        )
+        raise ContextLengthError("question", task.text, remedy)
+    return _Fitted(cut(words), True)
+
+
+def _read(task: Task, number: int, subset: Sequence[int], fit: _Fitted, text: GeneratedText) -> Written:
+    found = read_draft(task, text.text)
+    draft = Draft(
+        number=number + 1,
+        sources=tuple(index + 1 for index in subset),
+        text=text.text,
+        rationale="",
+        answer="",
+        malformed=None,
+        measured=None,
+        scores=None,
+        shortened=fit.shortened,
+        finish_reason=text.finish_reason,
+        prompt_tokens=text.prompt_tokens,
+        read_tokens=text.read_tokens,
+        completion_tokens=len(text.tokens),
+        passes=text.passes,
+        seconds=text.seconds,
+        drafted_by=text.drafted_by,
+        accepted_by=text.accepted_by,
+    )
+    if isinstance(found, MalformedDraft):
+        return Written(replace(draft, malformed=found.reason), None)
+    measured = measure(text, found)
+    return Written(replace(draft, rationale=found.rationale, answer=found.answer, measured=measured), found)
+
+
+def measure(text: GeneratedText, parsed: ParsedDraft) -> Measured:
+    """How probable rationale and answer were, from the generation's own log-probabilities.
+
+    A token belongs to the part in which it starts, and the end of the text to none.
+    """
+    starts, end = [], 0
+    for token in text.tokens:
+        starts.append(end)
+        end += len(token.text)
+    rationale, answer = parsed.rationale_span, parsed.answer_span
+    places = assign(starts, [rationale.start, rationale.end, answer.start, answer.end])
+    return Measured(_part(text, places, 0), _part(text, places, 2))
+
+
+def _part(text: GeneratedText, places: Sequence[int], part: int) -> PartScore | None:
+    values = [token.log_prob for token, place in zip(text.tokens, places, strict=True) if place == part]
+    known = [value for value in values if value is not None]
+    return PartScore(tuple(known)) if known and len(known) == len(values) else None

@@ -1,0 +1,421 @@
+"""What Speculative RAG gives back: drafts with their scores, the verdict, where the time went; and its events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from specrag.engine.stopping import FinishReason
+from specrag.methods.speculative_rag.perspectives import Strategy
+from specrag.methods.speculative_rag.scoring import Measured, Scores, Scoring
+from specrag.request import Details, Event, Result, Source, Table, Timing, Usage, nothing_relevant
+
+#: The answer where no draft holds any text.
+NO_DRAFT = "No draft holds an answer."
+
+#: Of a draft that does not keep to the form.
+_SHOWN_CHARACTERS = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """An answer from a few passages.
+
+    Attributes:
+        number: from 1, in the order of the subsets.
+        sources: numbers of the passages that it was written from.
+        text: as the drafter wrote it.
+        rationale, answer: what it says; empty where the draft is malformed.
+        malformed: why the text is no draft; ``None`` if it is one.
+        measured: log-probabilities by drafter and verifier; ``None`` where malformed.
+        scores: the factors of its score; ``None`` until it is scored, and where malformed.
+        shortened: whether its passages were cut to fit the drafter's context.
+        finish_reason: ``"stop"`` or ``"length"``.
+        prompt_tokens: of the drafter's prompt.
+        read_tokens: those of them that were read for this draft alone; what drafts share is counted once.
+        completion_tokens: of the text.
+        passes: passes of the drafter; 0 where it does not tell.
+        seconds: from the beginning of drafting to the text's end.
+        drafted_by, accepted_by: tokens by the drafter that guessed them for this one.
+    """
+
+    number: int
+    sources: tuple[int, ...]
+    text: str
+    rationale: str
+    answer: str
+    malformed: str | None
+    measured: Measured | None
+    scores: Scores | None
+    shortened: bool
+    finish_reason: FinishReason
+    prompt_tokens: int
+    read_tokens: int
+    completion_tokens: int
+    passes: int
+    seconds: float
+    drafted_by: Mapping[str, int] = field(default_factory=dict)
+    accepted_by: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the passages were dealt out.
+
+    Attributes:
+        strategy: as asked for.
+        encoder: what embedded the passages; ``None`` where nothing was clustered.
+        clusters: the cluster of each passage, in their order; ``None`` where nothing was clustered.
+        possible: how many distinct subsets there were.
+        notes: what was asked for and could not be had, for people.
+        shared: numbers of the passages that every one of several drafts read.
+    """
+
+    strategy: Strategy
+    encoder: str | None
+    clusters: tuple[int, ...] | None
+    possible: int
+    notes: tuple[str, ...]
+    shared: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeTiming:
+    """Wall-clock seconds of an answer.
+
+    Attributes:
+        retrieval: of the search.
+        embedding: of the passages' vectors in the light of the question.
+        clustering: of K-means and the drawing of subsets.
+        drafting: of all drafts.
+        verification: of the scoring pass.
+        total: of all, from the question to the verdict.
+    """
+
+    retrieval: float
+    embedding: float
+    clustering: float
+    drafting: float
+    verification: float
+    total: float
+
+    @property
+    def without_embedding(self) -> float:
+        """The answer's time as the paper counts it: as if the vectors had been there already."""
+        return self.total - self.embedding
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeUsage:
+    """Tokens that each model has read and written.
+
+    Attributes:
+        drafter_prompt_tokens: of all drafts' prompts.
+        drafter_read_tokens: those of them that were read: what drafts share is read once.
+        drafter_completion_tokens: written.
+        drafter_passes: of all drafts; drafts share passes.
+        verifier_tokens: of all texts scored.
+        verifier_read_tokens: those of them that were read.
+        drafted_by, accepted_by: tokens by what guessed them for the drafter.
+    """
+
+    drafter_prompt_tokens: int
+    drafter_read_tokens: int
+    drafter_completion_tokens: int
+    drafter_passes: int
+    verifier_tokens: int
+    verifier_read_tokens: int
+    drafted_by: Mapping[str, int] = field(default_factory=dict)
+    accepted_by: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeAnswer(Details):
+    """The verdict, and all that led to it.
+
+    Attributes:
+        text: the best draft's answer; where no draft could be scored what `fallback` says.
+        best: the number of the draft that it is; ``None`` where there is none.
+        drafts: in the order of the subsets.
+        sources: the passages, best first; ``cited`` is said of those that the best draft was written from.
+        question: as it was asked.
+        abstained: nothing relevant was found, and nothing was drafted.
+        fallback: why the answer is no scored draft, for people; ``None`` where it is one.
+        scoring: how drafts were scored.
+        sampling: how the passages were dealt out; ``None`` where nothing was drafted.
+        drafter, verifier: the models' names; no verifier where only the drafter's confidence counts.
+    """
+
+    text: str
+    best: int | None
+    drafts: tuple[Draft, ...]
+    sources: tuple[Source, ...]
+    question: str
+    abstained: bool
+    fallback: str | None
+    scoring: Scoring
+    sampling: Sampling | None
+    drafter: str
+    verifier: str | None
+    timing: SpeculativeTiming
+    usage: SpeculativeUsage
+
+    @property
+    def verifies_itself(self) -> bool:
+        """Whether one model drafted and verified, with an adapter or without."""
+        return self.verifier == self.drafter
+
+    @property
+    def malformed(self) -> int:
+        """Drafts that do not keep to the form."""
+        return sum(draft.malformed is not None for draft in self.drafts)
+
+    def result(self) -> Result:
+        """The answer as every method's is; its tokens are those of all drafts, and the verifier's are read ones."""
+        timing, usage = self.timing, self.usage
+        best = None if self.best is None else self.drafts[self.best - 1]
+        return Result(
+            text=self.text,
+            tokens=(),
+            finish_reason="stop" if best is None else best.finish_reason,
+            usage=Usage(
+                prompt_tokens=usage.drafter_prompt_tokens + usage.verifier_tokens,
+                cached_tokens=0,
+                completion_tokens=usage.drafter_completion_tokens,
+                passes=usage.drafter_passes,
+                drafted_by=usage.drafted_by,
+                accepted_by=usage.accepted_by,
+            ),
+            timing=Timing(
+                0.0,
+                timing.drafting,
+                phases={
+                    "retrieval": timing.retrieval,
+                    "embedding": timing.embedding,
+                    "clustering": timing.clustering,
+                    "verification": timing.verification,
+                },
+            ),
+            sources=self.sources,
+            retrieved=len(self.sources),
+            details=self,
+        )
+
+    def summary(self) -> dict[str, Any]:
+        """See :class:`~specrag.request.Details`."""
+        return {
+            "abstained": self.abstained,
+            "fallback": self.fallback,
+            "best": self.best,
+            "malformed": self.malformed,
+        }
+
+    def record(self) -> dict[str, Any]:
+        """See :class:`~specrag.request.Details`."""
+        return {
+            **self.summary(),
+            "question": self.question,
+            "drafts": [_describe(draft) for draft in self.drafts],
+            "sampling": None if self.sampling is None else asdict(self.sampling),
+            "scoring": asdict(self.scoring),
+            "drafter": self.drafter,
+            "verifier": self.verifier,
+            "verifies_itself": self.verifies_itself,
+            "tokens_by_role": asdict(self.usage),
+            "seconds": {**asdict(self.timing), "without_embedding": self.timing.without_embedding},
+        }
+
+    def notes(self) -> list[str]:
+        """See :class:`~specrag.request.Details`."""
+        notes = [*(self.sampling.notes if self.sampling is not None else ())]
+        if self.drafts and self.verifies_itself:
+            notes.append(
+                f"one model, {self.drafter}, drafted and verified; a larger verifier (--model) chooses better"
+            )
+        if self.fallback is not None:
+            notes.append(self.fallback)
+        elif self.malformed:
+            notes.append(f"{self.malformed} of {len(self.drafts)} drafts do not keep to the form")
+        shortened = sum(draft.shortened for draft in self.drafts)
+        if shortened:
+            notes.append(f"the passages of {shortened} drafts were shortened to fit the drafter's context")
+        if self.abstained and self.sources:
+            notes.append(nothing_relevant(self.sources))
+        return notes
+
+    def figures(self) -> list[str]:
+        """See :class:`~specrag.request.Details`."""
+        if not self.drafts:
+            return []
+        usage = self.usage
+        return [
+            f"{len(self.drafts)} draft{'s' if len(self.drafts) != 1 else ''}, {self.timing.total:.2f} s",
+            f"the drafter read {usage.drafter_read_tokens:,} tokens and wrote "
+            f"{usage.drafter_completion_tokens:,}, the verifier read {usage.verifier_read_tokens:,}",
+        ]
+
+    def tables(self) -> list[Table]:
+        """See :class:`~specrag.request.Details`: the drafts, best first; factors are log-probabilities in nats."""
+        if not self.drafts:
+            return []
+        factors = [
+            (name, attribute)
+            for name, attribute in (
+                ("drafter", "draft"),
+                ("contain", "self_contain"),
+                ("reflect", "self_reflect"),
+            )
+            if getattr(self.scoring, attribute)
+        ]
+        rows = []
+        for draft in self.ranked:
+            figures = [""] * (len(factors) + 1)
+            if draft.scores is not None:
+                figures = [f"{getattr(draft.scores, attribute):.2f}" for _, attribute in factors]
+                figures.append(f"{draft.scores.total:.2f}")
+            said = f"{draft.answer}\n{draft.rationale}" if draft.rationale else draft.answer
+            if draft.malformed:
+                said = f"malformed: {draft.malformed}\n{draft.text[:_SHOWN_CHARACTERS]}"
+            numbers = " ".join(str(number) for number in draft.sources)
+            rows.append((str(draft.number), numbers, said, *figures))
+        names = ("#", "from", "answer, and its rationale", *(name for name, _ in factors), "score")
+        best = next((place for place, draft in enumerate(self.ranked) if draft.number == self.best), None)
+        return [Table("drafts", names, tuple(rows), best)]
+
+    @property
+    def ranked(self) -> tuple[Draft, ...]:
+        """The drafts, best first; malformed ones last."""
+        return tuple(sorted(self.drafts, key=lambda d: -d.scores.total if d.scores else float("inf")))
+
+
+def _describe(draft: Draft) -> dict[str, Any]:
+    described = asdict(draft)
+    measured = draft.measured
+    if measured is not None:
+        parts = {
+            "rationale": measured.rationale,
+            "answer": measured.answer,
+            "self_contain": measured.self_contain,
+            "self_reflect": measured.self_reflect,
+        }
+        described["measured"] = {
+            name: None if part is None else {"log_prob": part.total, "tokens": part.count}
+            for name, part in parts.items()
+        }
+    return described
+
+
+@dataclass(frozen=True, slots=True)
+class SubsetsDrawn(Event):
+    """An event: which passages each draft will be written from.
+
+    Attributes:
+        subsets: numbers of sources, a tuple for each draft.
+    """
+
+    subsets: tuple[tuple[int, ...], ...]
+    sampling: Sampling
+
+    name = "subsets"
+
+    @property
+    def status(self) -> str:
+        """See :class:`~specrag.request.Event`."""
+        return f"drafting {len(self.subsets)} answers"
+
+    def describe(self) -> dict[str, Any]:
+        """See :class:`~specrag.request.Event`."""
+        return {"subsets": [list(subset) for subset in self.subsets]}
+
+
+@dataclass(frozen=True, slots=True)
+class DraftDelta(Event):
+    """An event: characters that a draft has gained.
+
+    Attributes:
+        draft: its number.
+    """
+
+    draft: int
+    text: str
+
+    name = "delta"
+
+
+@dataclass(frozen=True, slots=True)
+class DraftDone(Event):
+    """An event: a draft is written and read; its scores are still to come."""
+
+    draft: Draft
+
+    name = "draft"
+
+    @property
+    def status(self) -> str:
+        """See :class:`~specrag.request.Event`."""
+        return f"draft {self.draft.number} is written"
+
+    def describe(self) -> dict[str, Any]:
+        """See :class:`~specrag.request.Event`."""
+        draft = self.draft
+        return {
+            "index": draft.number - 1,
+            "passages": list(draft.sources),
+            "rationale": draft.rationale,
+            "answer": draft.answer,
+            "malformed": draft.malformed,
+            "tokens": draft.completion_tokens,
+            "seconds": draft.seconds,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class DraftsScored(Event):
+    """An event: the drafts with their scores."""
+
+    drafts: tuple[Draft, ...]
+
+    name = "scores"
+
+    def describe(self) -> dict[str, Any]:
+        """See :class:`~specrag.request.Event`."""
+        scored = [(draft, draft.scores) for draft in self.drafts if draft.scores is not None]
+        best = max(scored, key=lambda pair: pair[1].total, default=None)
+        return {
+            "winner": None if best is None else best[0].number - 1,
+            "scores": [
+                {
+                    "index": draft.number - 1,
+                    "draft": scores.draft,
+                    "self_consistency": scores.self_contain,
+                    "self_reflection": scores.self_reflect,
+                    "total": scores.total,
+                }
+                for draft, scores in scored
+            ],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict(Event):
+    """An event, the last one: the answer.
+
+    Attributes:
+        best: the draft's number; ``None`` for a fallback.
+    """
+
+    text: str
+    best: int | None
+    fallback: str | None
+
+    name = "verdict"
+
+    @property
+    def text_gained(self) -> str:
+        """See :class:`~specrag.request.Event`."""
+        return self.text
+
+    def describe(self) -> dict[str, Any]:
+        """See :class:`~specrag.request.Event`."""
+        return {"winner": None if self.best is None else self.best - 1, "fallback": self.fallback}

@@ -1,0 +1,231 @@
+"""How good a draft is: the three factors of Speculative RAG in log space (section 3.3), which can each be left out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+from specrag.engine.passes import Coroutine
+from specrag.errors import InputError
+from specrag.methods.speculative_rag.form import ParsedDraft
+from specrag.methods.speculative_rag.task import Task
+from specrag.models.roles import PartScore, ScoredText, ScoringRequest, TextPart, TextScorer
+from specrag.retrieval.passage import Passage, passage_text
+
+#: What the verifier reads beside the answer (Table 2): the draft's rationale, the draft's passages, or both. Our own is
+#: ``all-passages``: those of all drafts, read once in front of the question.
+Evidence: TypeAlias = Literal["rationale", "passages", "both", "all-passages"]
+EVIDENCE: tuple[Evidence, ...] = get_args(Evidence)
+
+#: Self-reflection statements R; the first is the paper's, the others are ours in the place of Table 7's, which are not
+#: printed.
+STATEMENTS: Mapping[str, str] = {
+    "explanation": "Do you think the explanation supports the answers? (Yes or No)",
+    "rationale": "Does the rationale support the answer? (Yes or No)",
+    "correct": "Is the answer to the question correct? (Yes or No)",
+    "evidence": "Is there enough evidence for the answer? (Yes or No)",
+    "agree": "Do you agree with this answer and its reason? (Yes or No)",
+}
+DEFAULT_STATEMENT = "explanation"
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """How drafts are scored; the defaults are the paper's.
+
+    Args:
+        draft: count rho_draft, the drafter's own confidence.
+        self_contain: count rho_SC, how probable the verifier finds answer and evidence.
+        self_reflect: count rho_SR, how probable it finds "Yes" behind the statement.
+        evidence: what the verifier reads and scores beside the answer, of :data:`EVIDENCE`.
+        length_normalized: mean log-probability a token in each factor, in place of the paper's product, which prefers
+            short drafts.
+        statement: a name of :data:`STATEMENTS` or a sentence that can be answered with "Yes".
+        chat: put the question into the verifier's chat template; the paper's verifiers read bare text.
+
+    Raises:
+        InputError: a value cannot be used, or no factor is left.
+    """
+
+    draft: bool = True
+    self_contain: bool = True
+    self_reflect: bool = True
+    evidence: Evidence = "rationale"
+    length_normalized: bool = False
+    statement: str = DEFAULT_STATEMENT
+    chat: bool = False
+
+    def __post_init__(self) -> None:
+        if not (self.draft or self.verifies):
+            raise InputError("scoring", "no factor", "leave draft, self_contain or self_reflect switched on")
+        if self.evidence not in EVIDENCE:
+            raise InputError("evidence", self.evidence, f"take one of {', '.join(EVIDENCE)}")
+        if not self.statement.strip():
+            raise InputError(
+                "statement", self.statement, f"take one of {', '.join(STATEMENTS)} or a sentence"
+            )
+
+    @property
+    def verifies(self) -> bool:
+        """Whether it needs a verifier."""
+        return self.self_contain or self.self_reflect
+
+    @property
+    def sentence(self) -> str:
+        """The self-reflection statement."""
+        return STATEMENTS.get(self.statement, self.statement)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The log-probabilities that a score is made of.
+
+    Attributes:
+        rationale: of the rationale behind question and passages, by the drafter; ``None`` where it does not tell.
+        answer: of the answer behind all that, by the drafter.
+        self_contain: of answer and evidence behind the question, by the verifier; ``None`` where there is none.
+        self_reflect: of "Yes" behind question, answer, evidence and statement, by the verifier.
+    """
+
+    rationale: PartScore | None
+    answer: PartScore | None
+    self_contain: PartScore | None = None
+    self_reflect: PartScore | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """The factors of a draft in nats; ``None`` for one that does not count.
+
+    Attributes:
+        total: log rho, the sum of the factors.
+    """
+
+    draft: float | None
+    self_contain: float | None
+    self_reflect: float | None
+    total: float
+
+
+def score(measured: Measured, scoring: Scoring) -> Scores:
+    """The factors of a draft and their product, in log space.
+
+    Raises:
+        InputError: a factor counts that was not measured.
+    """
+
+    def size(part: PartScore | None, factor: str) -> float:
+        if part is None:
+            raise InputError(
+                "scoring", factor, "switch this factor off: a model gave no log-probabilities for it"
+            )
+        return part.mean if scoring.length_normalized else part.total
+
+    draft = self_contain = self_reflect = None
+    if scoring.draft:
+        # A sum of two probabilities, as printed.
+        draft = log_add_exp(size(measured.rationale, "draft"), size(measured.answer, "draft"))
+    if scoring.self_contain:
+        self_contain = size(measured.self_contain, "self_contain")
+    if scoring.self_reflect:
+        self_reflect = size(measured.self_reflect, "self_reflect")
+    factors = (draft, self_contain, self_reflect)
+    return Scores(*factors, total=sum(factor for factor in factors if factor is not None))
+
+
+def log_add_exp(a: float, b: float) -> float:
+    """log(e^a + e^b) without underflow."""
+    high, low = max(a, b), min(a, b)
+    return high if math.isinf(high) else high + math.log1p(math.exp(low - high))
+
+
+_ANSWER, _PASSAGES, _RATIONALE, _YES = "answer", "passages", "rationale", "yes"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a draft says, and what it says it from."""
+
+    draft: ParsedDraft
+    passages: Sequence[Passage]
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """The verifier's log-probabilities of a draft.
+
+    Attributes:
+        self_contain: of answer and evidence; ``None`` where it was not asked for.
+        self_reflect: of "Yes"; ``None`` where it was not asked for.
+        tokens: tokens of the text that was scored.
+        read_tokens: those of them that no other draft shared.
+    """
+
+    self_contain: PartScore | None
+    self_reflect: PartScore | None
+    tokens: int
+    read_tokens: int
+
+
+def verifying(
+    verifier: TextScorer,
+    task: Task,
+    claims: Sequence[Claim],
+    scoring: Scoring,
+    passages: Sequence[Passage],
+) -> Coroutine[list[Verified]]:
+    """Score every draft, all in one packed pass.
+
+    Args:
+        passages: all that the drafts were written from, for a verifier that reads them all.
+
+    Raises:
+        ContextLengthError: the verifier cannot read a draft with its evidence.
+    """
+    requests = [scoring_request(task, claim, scoring, passages) for claim in claims]
+    scored = yield from verifier.scoring(requests)
+    return [_verified(text) for text in scored]
+
+
+def scoring_request(
+    task: Task, claim: Claim, scoring: Scoring, passages: Sequence[Passage]
+) -> ScoringRequest:
+    """The text of a draft as the verifier reads it.
+
+    The question stands first, for all drafts the same, behind all passages where they are the evidence; the words
+    between the parts are read, not scored.
+    """
+    wanted = scoring.self_contain
+    parts = [
+        TextPart("before answer", "Answer:" if scoring.chat else "\nAnswer:", scored=False),
+        TextPart(_ANSWER, f" {task.written(claim.draft.answer)}", scored=wanted),
+    ]
+    if scoring.evidence in ("passages", "both"):
+        parts += [
+            TextPart("before passages", "\nPassages:", scored=False),
+            TextPart(_PASSAGES, f" {_texts(claim.passages)}", scored=wanted),
+        ]
+    if scoring.evidence in ("rationale", "both"):
+        parts += [
+            TextPart("before rationale", "\nRationale:", scored=False),
+            TextPart(_RATIONALE, f" {claim.draft.rationale}", scored=wanted),
+        ]
+    parts += [
+        TextPart("statement", f"\n{scoring.sentence}", scored=False),
+        TextPart(_YES, " Yes", scored=scoring.self_reflect),
+    ]
+    asked = f"{_texts(passages)}\n\n{task.asked}" if scoring.evidence == "all-passages" else task.asked
+    prompt = [{"role": "user", "content": asked}] if scoring.chat else asked
+    return ScoringRequest(prompt, tuple(parts))
+
+
+def _texts(passages: Sequence[Passage]) -> str:
+    return "\n".join(passage_text(passage.title, passage.text.strip()) for passage in passages)
+
+
+def _verified(text: ScoredText) -> Verified:
+    found = [text.parts[name] for name in (_ANSWER, _PASSAGES, _RATIONALE) if name in text.parts]
+    contained = PartScore(tuple(value for part in found for value in part.log_probs)) if found else None
+    return Verified(contained, text.parts.get(_YES), text.prompt_tokens, text.read_tokens)

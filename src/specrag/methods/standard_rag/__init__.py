@@ -1,0 +1,94 @@
+"""Standard RAG: find passages, put them into the prompt, answer from them with citations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from specrag.methods.base import GUESSES, Decoder, Method, MethodOptions, Needs, Plan
+from specrag.methods.decoding import make_decoder
+from specrag.methods.passages import PASSAGE_TOKENS, retrieval, said_tokens
+from specrag.request import DEFAULT_MAX_TOKENS
+
+if TYPE_CHECKING:
+    from specrag.engine.passes import Coroutine
+    from specrag.methods.resources import Resources
+    from specrag.request import Options, Request, Result
+
+
+class StandardRAG(Method):
+    """Answers from passages that are found once.
+
+    Args:
+        options: :class:`StandardRAG.Options`.
+        decoding: a decoder that takes the place of the one that the options name.
+    """
+
+    name = "standard-rag"
+    summary = "Passages in the prompt, an answer that cites them"
+    needs = Needs.GENERATOR | Needs.RETRIEVER
+
+    class Options(MethodOptions):
+        """Of standard RAG."""
+
+        decoder: str = Field(
+            "adaptive",
+            max_length=64,
+            description="How tokens are decoded: a method's name.",
+            json_schema_extra={"resource": "decoders"},
+        )
+        lead: Annotated[str, Field(max_length=1000)] | None = Field(
+            None,
+            description="How the answer begins; empty leaves it to the model; none: According to passage [.",
+        )
+        instruction: Annotated[str, Field(max_length=4000)] | None = Field(
+            None,
+            description="What stands between passages and question; none: a text that fits the lead.",
+        )
+        prompt_tokens: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(
+            None, description="Most tokens of the prompt; none: what the passages take."
+        )
+
+    options: Options
+
+    def __init__(
+        self, options: MethodOptions | None = None, *, decoding: Decoder | None = None, **values: Any
+    ) -> None:
+        super().__init__(options, **values)
+        self._decoding = decoding
+
+    def plan(self, request: Request, given: Resources) -> Plan:
+        """See :class:`~specrag.methods.base.Method`."""
+        from specrag.methods.prompts import LEAD
+        from specrag.methods.standard_rag.pipeline import StandardPipeline
+
+        found = retrieval(request, given, self.name)
+        decoder = self._decoding or make_decoder(self.options.decoder, given)
+        options: Options = {"max_tokens": DEFAULT_MAX_TOKENS, **request.options, "method": decoder}
+        passages = (found.k + 1) * PASSAGE_TOKENS + said_tokens(request, given)
+        own = self.options
+        limits = (given.llm.context_length - options["max_tokens"], passages, own.prompt_tokens or passages)
+        room = max(min(limits), 1)
+        pipeline = StandardPipeline(
+            given.llm,
+            found.retriever,
+            k=found.k,
+            index=found.index,
+            where=found.where,
+            reranker=found.reranker,
+            min_score=found.min_score,
+            max_prompt_tokens=room,
+            system=request.system,
+            instruction=own.instruction,
+            lead="" if request.is_formed else LEAD if own.lead is None else own.lead,
+            rewrite=request.search.rewrite,
+            clock=given.clock,
+        )
+        pipeline.check(request.question, request.history, **options)
+
+        def begin() -> Coroutine[Result]:
+            answer = yield from pipeline.answering(request.question, request.history, **options)
+            return answer.result()
+
+        return Plan(begin, room + options["max_tokens"] + GUESSES)

@@ -1,0 +1,287 @@
+"""Standard RAG: find passages, put them into the prompt, answer from them with citations."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Unpack
+
+from specrag.engine.passes import Coroutine, Emit, Search
+from specrag.engine.stopping import FinishReason
+from specrag.errors import InputError
+from specrag.methods.base import Generator as LanguageModel
+from specrag.methods.base import HasTokenizer
+from specrag.methods.citations import Citations, find_citations, support
+from specrag.methods.events import suppress_events
+from specrag.methods.passages import MIN_SCORE
+from specrag.methods.prompts import (
+    CITING_INSTRUCTION,
+    INSTRUCTION,
+    LEAD,
+    Fitted,
+    Message,
+    check_history,
+    encode_prompt,
+    fit_prompt,
+)
+from specrag.methods.retriever import (
+    Retriever,
+    VectorRetriever,
+    check_k,
+    check_retriever,
+    is_remote,
+    similarities,
+)
+from specrag.methods.standard_rag.citation_limit import CitationLimit
+from specrag.methods.standard_rag.follow_up import MAX_TOKENS, retrieval_question, rewriting_prompt
+from specrag.methods.standard_rag.result import Answer, AnswerStats
+from specrag.request import ABSTENTION, DEFAULT_MAX_TOKENS, Options, Result, Source, Sources, check_options
+from specrag.retrieval.passage import Hit, passage_text
+from specrag.speculation.decode import Step
+
+if TYPE_CHECKING:
+    from specrag.retrieval.encoder.reranker import Reranker
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a search gave."""
+
+    hits: Sequence[Hit]
+    similarities: Sequence[float] | None
+    seconds: float
+
+
+class StandardPipeline:
+    """Answers questions from passages of a knowledge base.
+
+    Args:
+        llm: the language model, such as :func:`specrag.load` makes.
+        knowledge_base: where the passages are.
+        k: how many to find.
+        index: which index of the knowledge base finds them.
+        where: conditions on their metadata.
+        reranker: a cross-encoder that orders them anew.
+        min_score: the least cosine similarity, -1 to 1, of the question and the most similar passage found; below it
+            the answer is :data:`~specrag.request.ABSTENTION`. ``None`` answers whatever is found. Where
+            nothing at all is found the answer is an abstention in any case.
+        max_prompt_tokens: most tokens of the prompt; by default what the model's context leaves.
+        system: a system message in front of the conversation.
+        instruction: what stands between the passages and the question; by default a text that fits the lead.
+        lead: how the answer begins; empty leaves it to the model to cite.
+        rewrite: rewrite a follow-up question with the model before the search.
+        clock: seconds, the executor's.
+
+    Raises:
+        InputError: a value cannot be used.
+    """
+
+    name = "standard-rag"
+
+    def __init__(  # noqa: PLR0913 - settings, each with a name of its own; methods give them as options
+        self,
+        llm: LanguageModel,
+        knowledge_base: Retriever,
+        *,
+        k: int = 5,
+        index: str = "hybrid",
+        where: Mapping[str, Any] | None = None,
+        reranker: Reranker | None = None,
+        min_score: float | None = MIN_SCORE,
+        max_prompt_tokens: int | None = None,
+        system: str | None = None,
+        instruction: str | None = None,
+        lead: str = LEAD,
+        rewrite: bool = True,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        check_retriever(knowledge_base)
+        check_k(k, len(knowledge_base))
+        check_min_score(min_score)
+        if min_score is not None and not isinstance(knowledge_base, VectorRetriever):
+            raise InputError(
+                "min_score", min_score, "give None, since this retriever has no vectors to compare"
+            )
+        if max_prompt_tokens is not None and max_prompt_tokens < 1:
+            raise InputError("max_prompt_tokens", max_prompt_tokens, "give 1 or more, or None")
+        self.llm = llm
+        self.knowledge_base = knowledge_base
+        self.k = k
+        self.index = index
+        self.where = where
+        self.reranker = reranker
+        self.min_score = min_score
+        self.max_prompt_tokens = max_prompt_tokens
+        self.system = system
+        self.instruction = instruction or (INSTRUCTION if lead else CITING_INSTRUCTION)
+        self.lead = lead
+        self.rewrite = rewrite
+        self._clock = clock
+
+    def answering(
+        self, question: str, history: Sequence[Message] = (), **options: Unpack[Options]
+    ) -> Coroutine[Answer]:
+        """A coroutine for the model's executor that answers a question; emits sources, then steps.
+
+        Everything that can be wrong is checked at the call; a timeout is the business of who submits it.
+
+        Args:
+            question: in words.
+            history: the conversation so far, oldest message first.
+            options: of the generation; see :class:`~specrag.request.Options`.
+
+        Raises:
+            InputError: a value cannot be used.
+            ContextLengthError: the question leaves no room for a passage.
+        """
+        self.check(question, history, **options)
+        return self._answering(question, tuple(history), options)
+
+    def check(self, question: str, history: Sequence[Message] = (), **options: Unpack[Options]) -> None:
+        """Check everything that can be wrong with a question; does no work.
+
+        Raises:
+            InputError: a value cannot be used.
+            ContextLengthError: the question leaves no room for a passage.
+        """
+        if not isinstance(question, str) or not question.strip():
+            raise InputError("question", question, "give at least one word")
+        check_options(options)
+        check_history(history)
+        self._fit(question, (), history, options)
+
+    # -- the steps ------------------------------------------------------------------------------------------
+
+    def _answering(self, question: str, history: Sequence[Message], options: Options) -> Coroutine[Answer]:
+        started = self._clock()
+        wanted = question
+        if history and self.rewrite:
+            wanted = yield from self._rewriting(question, history, options)
+        rewritten = self._clock()
+        found: _Found = yield Search(lambda: self._search(wanted), is_remote(self.knowledge_base))
+        abstained = self._is_nothing(found)
+        fitted = self._fit(question, () if abstained else found.hits, history, options)
+        kept = len(found.hits) if abstained else fitted.kept
+        event = Sources(
+            question=wanted,
+            sources=_sources(found, kept),
+            left_out=tuple(found.hits[kept:]),
+            shortened=fitted.shortened,
+            abstained=abstained,
+            rewrite_seconds=rewritten - started,
+            retrieval_seconds=found.seconds,
+        )
+        yield Emit(event)
+        if abstained:
+            yield Emit(_said(ABSTENTION, "stop"))
+            return _sum_up(event, None, "")
+        prompt = encode_prompt(self.llm, fitted.messages, options, self.lead)
+        if self.lead:
+            yield Emit(_said(self.lead))
+        # Answers quote their passages, also those that did not fit the prompt.
+        more: Options = {"references": [hit.passage.text for hit in found.hits], **self._limit(kept, options)}
+        generation = yield from self.llm.generating(prompt.tokens, {**more, **prompt.options})
+        return _sum_up(event, generation, self.lead)
+
+    def _limit(self, sources: int, options: Options) -> Options:
+        """Keeps citations to the sources, where the model's tokens are known and no grammar rules the text."""
+        if options.get("processors") or not isinstance(self.llm, HasTokenizer):
+            return {}
+        return {"processors": [CitationLimit(self.llm.tokenizer, sources, self.lead)]}
+
+    def _rewriting(self, question: str, history: Sequence[Message], options: Options) -> Coroutine[str]:
+        short: Options = {"max_tokens": MAX_TOKENS, "stop": "\n", "tenant": options.get("tenant", "")}
+        if "method" in options:
+            short["method"] = options["method"]
+        if options.get("raw"):
+            short["raw"] = True
+        prompt = encode_prompt(self.llm, rewriting_prompt(question, history), short)
+        generation = yield from suppress_events(self.llm.generating(prompt.tokens, prompt.options))
+        return retrieval_question(question, generation.text)
+
+    def _search(self, question: str) -> _Found:
+        """Runs in a thread, while other requests decode."""
+        started = self._clock()
+        hits = self.knowledge_base.search(
+            [question], self.k, index=self.index, where=self.where, reranker=self.reranker
+        )[0]
+        similar = None
+        if hits and isinstance(self.knowledge_base, VectorRetriever):
+            similar = similarities(self.knowledge_base, question, hits)
+        return _Found(hits, similar, self._clock() - started)
+
+    def _is_nothing(self, found: _Found) -> bool:
+        if not found.hits:
+            return True
+        return self.min_score is not None and max(found.similarities or [1.0]) < self.min_score
+
+    def _fit(
+        self, question: str, hits: Sequence[Hit], history: Sequence[Message], options: Options
+    ) -> Fitted:
+        room = self.llm.context_length - options.get("max_tokens", DEFAULT_MAX_TOKENS)
+        if self.max_prompt_tokens is not None:
+            room = min(room, self.max_prompt_tokens)
+        return fit_prompt(
+            question,
+            [hit.passage for hit in hits],
+            room=room,
+            count=lambda messages: len(encode_prompt(self.llm, messages, options, self.lead).tokens),
+            history=history,
+            system=self.system,
+            instruction=self.instruction,
+        )
+
+
+def check_min_score(min_score: float | None) -> None:
+    """Check a threshold.
+
+    Raises:
+        InputError: it is no cosine.
+    """
+    if min_score is None:
+        return
+    if isinstance(min_score, bool) or not isinstance(min_score, int | float) or not -1 <= min_score <= 1:
+        raise InputError("min_score", min_score, "give a cosine similarity from -1 to 1, or None")
+
+
+def _sources(found: _Found, kept: int) -> tuple[Source, ...]:
+    similar: Sequence[float | None] = found.similarities or [None] * len(found.hits)
+    return tuple(
+        Source(number, hit.passage, hit.score, similarity)
+        for number, (hit, similarity) in enumerate(zip(found.hits[:kept], similar, strict=False), 1)
+    )
+
+
+def _sum_up(event: Sources, generation: Result | None, lead: str) -> Answer:
+    text = ABSTENTION if generation is None else f"{lead}{generation.text}".strip()
+    read = [passage_text(source.passage.title, source.passage.text) for source in event.sources]
+    citations = find_citations(text, read) if generation is not None else Citations()
+    supports = [support(text, source) if generation is not None else None for source in read]
+    stats = AnswerStats(
+        rewrite_seconds=event.rewrite_seconds,
+        retrieval_seconds=event.retrieval_seconds,
+        prefill_seconds=0.0 if generation is None else generation.timing.prefill,
+        decode_seconds=0.0 if generation is None else generation.timing.decode,
+        prompt_tokens=0 if generation is None else generation.usage.prompt_tokens,
+        completion_tokens=0 if generation is None else generation.usage.completion_tokens,
+    )
+    return Answer(
+        text=text,
+        sources=tuple(
+            replace(source, cited=source.number in citations.numbers, support=share)
+            for source, share in zip(event.sources, supports, strict=True)
+        ),
+        question=event.question,
+        abstained=event.abstained,
+        citations=citations,
+        left_out=event.left_out,
+        shortened=event.shortened,
+        generation=generation,
+        stats=stats,
+    )
+
+
+def _said(text: str, reason: FinishReason | None = None) -> Step:
+    """A step of text that no model has made."""
+    return Step(tokens=(), text=text, drafted_by={}, accepted=0, seconds=0.0, finish_reason=reason)

@@ -1,0 +1,115 @@
+"""What standard RAG tells beside its text: what was searched for, its citations, its times."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from specrag.methods.citations import Citations
+from specrag.request import Details, Result, Source, Timing, Usage, nothing_relevant
+from specrag.retrieval.passage import Hit
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerStats:
+    """Counts and wall-clock seconds of an answer.
+
+    Attributes:
+        rewrite_seconds: of rewriting the question; 0 where that was not needed.
+        retrieval_seconds: of the search.
+        prefill_seconds, decode_seconds: of the answer's text.
+        prompt_tokens, completion_tokens: of the answer's text, without the rewriting.
+    """
+
+    rewrite_seconds: float
+    retrieval_seconds: float
+    prefill_seconds: float
+    decode_seconds: float
+    prompt_tokens: int
+    completion_tokens: int
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of decoding alone; 0 where nothing was decoded."""
+        return self.completion_tokens / self.decode_seconds if self.decode_seconds else 0.0
+
+    @property
+    def total_seconds(self) -> float:
+        """From the question to the end of the answer."""
+        return self.rewrite_seconds + self.retrieval_seconds + self.prefill_seconds + self.decode_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Answer(Details):
+    """An answer with what it rests on.
+
+    Attributes:
+        text: the answer; :data:`ABSTENTION` where nothing relevant was found.
+        sources: the passages in the prompt, best first; those found, where the answer is an abstention.
+        question: as it was searched with, after rewriting.
+        abstained: nothing relevant was found, and no text was generated.
+        citations: the citations in the text, checked.
+        left_out: passages found for which the prompt had no room.
+        shortened: whether the best passage was cut, because it alone did not fit.
+        generation: the text as generated, with its tokens; ``None`` where the answer is an abstention.
+    """
+
+    text: str
+    sources: tuple[Source, ...]
+    question: str
+    abstained: bool
+    citations: Citations
+    left_out: tuple[Hit, ...]
+    shortened: bool
+    generation: Result | None
+    stats: AnswerStats
+
+    def result(self) -> Result:
+        """The answer as every method's is."""
+        stats, generation = self.stats, self.generation
+        phases = {"rewrite": stats.rewrite_seconds, "retrieval": stats.retrieval_seconds}
+        return Result(
+            text=self.text,
+            tokens=() if generation is None else generation.tokens,
+            finish_reason="stop" if generation is None else generation.finish_reason,
+            usage=Usage(0, 0, 0, 0, {}, {}) if generation is None else generation.usage,
+            timing=Timing(0.0, 0.0, phases=phases)
+            if generation is None
+            else replace(generation.timing, phases=phases),
+            sources=self.sources,
+            retrieved=len(self.sources) + len(self.left_out),
+            details=self,
+        )
+
+    def summary(self) -> dict[str, Any]:
+        """See :class:`~specrag.request.Details`."""
+        return {"abstained": self.abstained, "question": self.question}
+
+    def record(self) -> dict[str, Any]:
+        """See :class:`~specrag.request.Details`."""
+        return {
+            **self.summary(),
+            "citations": [
+                asdict(citation) | {"supported": citation.supported} for citation in self.citations.found
+            ],
+            "invalid_citations": list(self.citations.invalid),
+            "left_out": len(self.left_out),
+            "shortened": self.shortened,
+        }
+
+    def notes(self) -> list[str]:
+        """See :class:`~specrag.request.Details`."""
+        notes = []
+        if self.abstained and self.sources:
+            notes.append(nothing_relevant(self.sources))
+        if self.citations.invalid:
+            numbers = ", ".join(f"[{number}]" for number in self.citations.invalid)
+            notes.append(f"the answer cites {numbers}, which is no source")
+        for citation in self.citations.unsupported:
+            notes.append(f"[{citation.number}] holds little of what it is cited for: {citation.sentence}")
+        if self.shortened:
+            notes.append("the best passage was shortened to fit the prompt")
+        if self.left_out:
+            passages = "1 passage" if len(self.left_out) == 1 else f"{len(self.left_out)} passages"
+            notes.append(f"{passages} left out, since the prompt was full")
+        return notes

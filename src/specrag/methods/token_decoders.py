@@ -1,0 +1,109 @@
+"""Plain decoding: one pass a token. The baseline of every method, so it must be good."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from specrag.engine.session import Session
+from specrag.methods.base import DraftingDecoder, PromptNeeds
+from specrag.methods.drafters import NamedDrafter
+from specrag.speculation.acceptance import Matching
+from specrag.speculation.decode import Settings, Speculation
+from specrag.speculation.drafters.base import Drafter, NoDrafter
+from specrag.speculation.drafters.pair import FirstNonEmpty
+from specrag.speculation.drafters.suffix import SuffixDrafter
+from specrag.speculation.schedule.base import FixedBudget, TokenSchedule
+from specrag.speculation.schedule.cost_model import ByModel
+from specrag.speculation.schedule.tokens import CostAware, SharedCosts
+
+if TYPE_CHECKING:
+    from specrag.models.loading import LoadedModel
+
+
+class PlainDecoder(DraftingDecoder):
+    """Guesses nothing."""
+
+    name = "plain"
+
+    def speculation(self, session: Session, settings: Settings) -> Speculation:
+        """See :class:`~specrag.methods.base.SpeculativeDecoder`."""
+        del session, settings
+        return Speculation(NoDrafter(), Matching(), FixedBudget(0))
+
+
+class Drafted(DraftingDecoder):
+    """One drafter, strict verification.
+
+    Args:
+        name: in the registry.
+        drafter: as of :class:`~specrag.methods.drafters.NamedDrafter`.
+        budget: tokens to guess in every round, as its paper has it; ``None`` weighs them by their cost.
+        copy_first: copy behind the longest match first, as SAM-Decoding does, and guess only where there is none.
+    """
+
+    def __init__(self, name: str, drafter: str, budget: int | None, *, copy_first: bool = False) -> None:
+        self.name = name
+        self._drafter = NamedDrafter(drafter)
+        self._budget = budget
+        self._copy_first = copy_first
+        self._costs = ByModel(SharedCosts)
+
+    @property
+    def prompt_needs(self) -> PromptNeeds:
+        """What a head reads of the prompt; the others read nothing."""
+        return PromptNeeds(features=self._drafter.prompt_features)
+
+    def check(self, loaded: LoadedModel) -> None:
+        """See :class:`~specrag.methods.base.Decoder`."""
+        self._drafter.check(loaded)
+
+    def speculation(self, session: Session, settings: Settings) -> Speculation:
+        """See :class:`~specrag.methods.base.SpeculativeDecoder`."""
+        del settings
+        weighing = CostAware(self._costs.of(session.model)) if self._budget is None else None
+        schedule: TokenSchedule = weighing or FixedBudget(self._budget or 0)
+        drafter: Drafter = self._drafter.make(session.model, weighing)
+        if self._copy_first:
+            drafter = FirstNonEmpty(SuffixDrafter(), drafter, lambda: schedule.budget(runs_passes=True))
+        return Speculation(drafter, Matching(), schedule)
+
+
+#: Transformers' default of ten tokens.
+PROMPT_LOOKUP_TOKENS = 10
+#: SAM-Decoding copies 40 tokens.
+SAM_TOKENS = 40
+#: Token recycling verifies a tree of 80 nodes.
+RECYCLING_NODES = 80
+#: A common choice for a draft model (Leviathan et al. 2023, figure 3).
+DRAFT_MODEL_TOKENS = 5
+#: EAGLE-2 verifies a tree of 60 nodes.
+EAGLE_NODES = 60
+
+
+def prompt_lookup() -> Drafted:
+    """Copies behind the newest n-gram, ten tokens a round."""
+    return Drafted("prompt-lookup", "lookup", PROMPT_LOOKUP_TOKENS)
+
+
+def token_recycling() -> Drafted:
+    """Guesses the tokens that were likely after the same ones before (Luo et al. 2024)."""
+    return Drafted("token-recycling", "recycling", RECYCLING_NODES)
+
+
+def sam_decoding() -> Drafted:
+    """Copies behind the longest match, else recycles tokens (Hu et al. 2024)."""
+    return Drafted("sam-decoding", "recycling", SAM_TOKENS, copy_first=True)
+
+
+def draft_model(name: str) -> Drafted:
+    """Lets a smaller model guess (Leviathan et al. 2023), of another vocabulary too (Timor et al. 2025)."""
+    return Drafted("draft-model", f"model:{name}", DRAFT_MODEL_TOKENS)
+
+
+def eagle(name: str) -> Drafted:
+    """Lets a head on the target's features guess (Li et al. 2024, EAGLE-2).
+
+    Args:
+        name: a head, as of :func:`~specrag.models.eagle_files.head_folder`.
+    """
+    return Drafted("eagle-2", f"eagle:{name}", EAGLE_NODES)

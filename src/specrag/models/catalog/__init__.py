@@ -1,0 +1,14 @@
+"""Models by name: sources, downloads, conversion and the store of what is ready."""
+
+from specrag.models.catalog.names import (
+    ModelFiles,
+    ModelStatus,
+    list_models,
+    make,
+    path,
+    pull,
+    ready,
+    resolve,
+)
+
+__all__ = ["ModelFiles", "ModelStatus", "list_models", "make", "path", "pull", "ready", "resolve"]

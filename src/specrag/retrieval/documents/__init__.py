@@ -1,0 +1,1 @@
+"""Files to passages: text from whatever format, documents, and chunks as long as an encoder reads."""

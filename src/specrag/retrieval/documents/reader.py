@@ -1,0 +1,331 @@
+"""Read files as documents: text, Markdown, HTML, PDF, DOCX, and JSON records; a reason for whatever is unreadable."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import math
+import os
+import stat
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from specrag.retrieval.documents.converters import (
+    LARGEST,
+    UNLIMITED,
+    Converted,
+    Part,
+    ReadingLimits,
+    UnreadableError,
+    check_characters,
+    clean,
+    convert_docx,
+    convert_html,
+    convert_markdown,
+    convert_pdf,
+    convert_text,
+    decode,
+)
+from specrag.retrieval.documents.files import Skipped, SourceFile
+
+_CHANGED = "it changed while it was read; index it again"
+_TOO_LARGE = f"larger than {LARGEST >> 20} MiB; split it"
+_RACY_NS = 2 * 10**9  # a change so soon after another may leave the time stamp as it was
+_LONGEST_REASON = 200
+
+_CONVERTERS: Mapping[str, Callable[[bytes], Converted]] = {
+    ".txt": convert_text,
+    ".md": convert_markdown,
+    ".markdown": convert_markdown,
+    ".html": convert_html,
+    ".htm": convert_html,
+    ".xhtml": convert_html,
+    ".docx": convert_docx,
+}
+_NO_CONVERTER = frozenset({".doc", ".odt", ".rtf", ".epub", ".ppt", ".pptx", ".xls", ".xlsx", ".ods", ".odp"})
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One document.
+
+    Args:
+        source: the file's name in the knowledge base; the records of one file share it.
+        title: the document's own, or the name of its file without the ending; a record without a title has none.
+        parts: its text; a PDF has one part a page.
+        metadata: a record's other fields: strings, numbers, truth values and lists of these.
+    """
+
+    source: str
+    title: str
+    parts: tuple[Part, ...]
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFile:
+    """Documents of a file.
+
+    Args:
+        documents: one, many for a file of records, none if it cannot be read.
+        skipped: the file, or the rows or pages of it, that could not be read, with the reason.
+        sha256: of the bytes that were read, in hexadecimal; empty if none were, or not reliably.
+    """
+
+    documents: tuple[Document, ...]
+    skipped: tuple[Skipped, ...]
+    sha256: str
+
+
+def read_file(file: SourceFile, limits: ReadingLimits = UNLIMITED) -> ReadFile:
+    """Read a file and turn it into text; never raises for what the file holds.
+
+    The ending decides: Markdown, HTML, PDF, DOCX, JSON lines and JSON (each also with ``.gz``); everything else
+    is taken as plain text if it is text. A file that changes meanwhile gives no documents, so that a later run
+    reads it whole. A thread at a time: PDFium bears no more.
+
+    Args:
+        limits: a file beyond them cannot be read; for one of records they hold for all of its rows together.
+    """
+    try:
+        data = _read_unchanged(file.path)
+    except OSError as error:
+        return ReadFile((), (Skipped(file.source, f"cannot be read: {error.strerror}"),), "")
+    except UnreadableError as error:
+        return ReadFile((), (Skipped(file.source, str(error)),), "")
+    sha256 = hashlib.sha256(data).hexdigest()
+    try:
+        documents, skipped = [], []
+        for entry in _convert(file.source, data, limits):
+            if isinstance(entry, Document):
+                documents.append(entry)
+            else:
+                skipped.append(entry)
+        check_characters(sum(len(part.text) for made in documents for part in made.parts), limits)
+    except UnreadableError as error:
+        return ReadFile((), (Skipped(file.source, _one_line(str(error))),), sha256)
+    return ReadFile(tuple(documents), tuple(skipped), sha256)
+
+
+def _convert(source: str, data: bytes, limits: ReadingLimits) -> Iterable[Document | Skipped]:
+    name = PurePosixPath(source)
+    if not data:
+        raise UnreadableError("empty: it holds no text")
+    if name.suffix.lower() == ".gz":
+        name, data = name.with_suffix(""), _unpack(data)
+    kind = name.suffix.lower()
+    if kind in _NO_CONVERTER:
+        raise UnreadableError(f"there is no converter for {kind}; save it as DOCX, PDF or HTML")
+    if kind in _RECORDS:
+        return _records(source, _RECORDS[kind](data))
+    converted = convert_pdf(data, limits) if kind == ".pdf" else _CONVERTERS.get(kind, convert_text)(data)
+    if not any(part.text.strip() for part in converted.parts):
+        raise UnreadableError("empty: it holds no text")
+    found: list[Document | Skipped] = [Document(source, converted.title or name.stem, converted.parts)]
+    return found + ([Skipped(source, converted.missing)] if converted.missing else [])
+
+
+def _records(source: str, rows: Iterable[Record | BadRecord]) -> Iterable[Document | Skipped]:
+    """One document a row; a file without a good row is reported once, not once a row."""
+    documents, bad = [], []
+    for row in rows:
+        if isinstance(row, Record):
+            documents.append(Document(source, row.title, (Part(row.text, row.place),), row.metadata))
+        else:
+            bad.append(row)
+    if not documents and not bad:
+        raise UnreadableError("empty: it holds no records")
+    if not documents:
+        raise UnreadableError(f"none of its {len(bad)} rows is usable; {bad[0].place}: {bad[0].reason}")
+    return documents + [Skipped(source, _one_line(f"{row.place}: {row.reason}")) for row in bad]
+
+
+def _unpack(data: bytes) -> bytes:
+    try:
+        with gzip.open(io.BytesIO(data)) as stream:
+            unpacked = stream.read(LARGEST + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise UnreadableError(f"broken gzip file: {error}") from None
+    if len(unpacked) > LARGEST:
+        raise UnreadableError(f"it unpacks to {_TOO_LARGE}")
+    return unpacked
+
+
+def _read_unchanged(path: Path) -> bytes:
+    """Read a file and check that it did not change meanwhile.
+
+    The state before and after is compared. If the last change is so recent that another one might carry the
+    same time stamp, the file is read twice.
+
+    Raises:
+        OSError: it is gone or may not be read.
+        UnreadableError: it changed, is too large, or is no file.
+    """
+    # A pipe put in the file's place would otherwise block for ever.
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
+        before = os.fstat(stream.fileno())
+        if not stat.S_ISREG(before.st_mode):
+            raise UnreadableError("it is no longer a file")
+        if before.st_size > LARGEST:
+            raise UnreadableError(_TOO_LARGE)
+        data = stream.read(LARGEST + 1)
+        if time.time_ns() - before.st_mtime_ns < _RACY_NS:
+            stream.seek(0)
+            if stream.read(LARGEST + 1) != data:
+                raise UnreadableError(_CHANGED)
+    try:
+        after = os.stat(path)
+    except FileNotFoundError:
+        raise UnreadableError(_CHANGED) from None
+    if _state(before) != _state(after) or len(data) != before.st_size:
+        raise UnreadableError(_CHANGED)
+    return data
+
+
+def _state(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _one_line(reason: str) -> str:
+    reason = " ".join(reason.split())
+    return reason if len(reason) <= _LONGEST_REASON else f"{reason[: _LONGEST_REASON - 1]}…"
+
+
+_SHAPE = "give a list of {title, text} objects or an object of {title: text}"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record of a JSON file; ``place`` is ``line 17`` or ``entry 17``, counted from 1."""
+
+    title: str
+    text: str
+    place: str
+    metadata: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class BadRecord:
+    """An unusable row, with the reason."""
+
+    place: str
+    reason: str
+
+
+def read_json_lines(data: bytes) -> Iterator[Record | BadRecord]:
+    """A record a line, ``{"text": ..., "title": ...}``; blank lines are passed over.
+
+    Other fields that hold a string, a number, a truth value, or a list of these become metadata.
+
+    Bytes that are no UTF-8 cost only their line.
+    """
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        data = decode(data).encode()
+    for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
+        if not line.strip():
+            continue
+        place = f"line {number}"
+        try:
+            yield _record(_parse(line.decode()), place)
+        except UnicodeDecodeError:
+            yield BadRecord(place, "it is no UTF-8")
+        except ValueError as error:
+            yield BadRecord(place, str(error))
+
+
+def read_json(data: bytes) -> Iterator[Record | BadRecord]:
+    """The records of a JSON file: a list of records or texts, an object of title and text, or one record.
+
+    Raises:
+        UnreadableError: the file is no JSON, or holds nothing of this shape.
+    """
+    try:
+        content = _parse(decode(data))
+    except ValueError as error:
+        raise UnreadableError(f"broken JSON: {error}") from None
+    if isinstance(content, dict) and isinstance(content.get("text"), str):
+        content = [content]
+    if isinstance(content, dict):
+        values = [_titled(title, value) for title, value in content.items()]
+    elif isinstance(content, list):
+        values = [{"text": value} if isinstance(value, str) else value for value in content]
+    else:
+        raise UnreadableError(f"JSON without texts: {_SHAPE}")
+    records: list[Record | BadRecord] = []
+    for number, value in enumerate(values, 1):
+        place = f"entry {number}"
+        try:
+            records.append(_record(value, place))
+        except ValueError as error:
+            records.append(BadRecord(place, str(error)))
+    if records and not any(isinstance(record, Record) for record in records):
+        raise UnreadableError(f"JSON without texts: {_SHAPE}")
+    yield from records
+
+
+def _titled(title: str, value: object) -> object:
+    if isinstance(value, str):
+        return {"title": title, "text": value}
+    return {"title": title, **value} if isinstance(value, dict) else value
+
+
+def _parse(text: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is no JSON: {error.msg} at character {error.pos + 1}") from None
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"it is no JSON: {name} is no number")
+
+
+def _record(value: object, place: str) -> Record:
+    if not isinstance(value, dict):
+        raise ValueError(f"it is no object with a field text but {_kind(value)}")
+    text, title = value.get("text"), value.get("title")
+    if not isinstance(text, str):
+        raise ValueError(
+            f"its field text is {_kind(text)}, no string" if "text" in value else "no field text"
+        )
+    if not text.strip():
+        raise ValueError("empty: its text has no words")
+    if title is not None and not isinstance(title, str):
+        raise ValueError(f"its field title is {_kind(title)}, no string")
+    metadata = {
+        clean(key): _stored(field)
+        for key, field in value.items()
+        if key not in ("text", "title")
+        and (_scalar(field) or (isinstance(field, list) and all(map(_scalar, field))))
+    }
+    return Record(" ".join(clean(title or "").split()), clean(text), place, metadata)
+
+
+def _scalar(field: object) -> bool:
+    return isinstance(field, str | int) or (isinstance(field, float) and math.isfinite(field))
+
+
+def _stored(field: Any) -> Any:
+    if isinstance(field, list):
+        return [_stored(item) for item in field]
+    return clean(field) if isinstance(field, str) else field
+
+
+def _kind(value: object) -> str:
+    kinds = {dict: "an object", list: "a list", str: "a string", bool: "a truth value", type(None): "null"}
+    return kinds.get(type(value), "a number")
+
+
+_RECORDS: Mapping[str, Callable[[bytes], Iterable[Record | BadRecord]]] = {
+    ".jsonl": read_json_lines,
+    ".ndjson": read_json_lines,
+    ".json": read_json,
+}

@@ -1,0 +1,246 @@
+"""Sentence encoders: texts to unit vectors whose inner product is a similarity.
+
+Any model in sentence-transformers' form, by catalog name, folder or hub id; its own files say how it pools, how much
+it reads and what it wants in front of a query. BERTs run on a lean forward (``bert.py``), all others through
+sentence-transformers itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from specrag.errors import InputError, ModelFilesError
+from specrag.models.catalog import ModelFiles, resolve
+from specrag.models.catalog.sources import SOURCES
+from specrag.models.weights import read_config_json, read_weights
+from specrag.retrieval.encoder.bert import Bert, BertShape
+from specrag.retrieval.encoder.settings import EncoderSettings, checksums, read_settings
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.bfloat16}
+"""Names of the types that an encoder computes in; ``int8`` has 8-bit linear layers between bf16 activations."""
+
+DEFAULT_ENCODER = "minilm-l6-v2"
+
+#: Texts given to sentence-transformers at once, and those that it pads to one length.
+_CHUNK, _PADDED = 2048, 32
+
+
+class Network(Protocol):
+    """A network that computes sentence vectors."""
+
+    @property
+    def dimension(self) -> int:
+        """Elements of a vector."""
+        ...
+
+    def encode(
+        self, texts: Sequence[str], prompt: str = "", progress: Callable[[int], None] | None = None
+    ) -> np.ndarray:
+        """Vectors of unit length, float32 ``[texts, dimension]``.
+
+        Args:
+            prompt: put in front of every text.
+            progress: called with the number of texts that have been finished since its last call.
+        """
+        ...
+
+
+class Encoder:
+    """Texts to unit vectors.
+
+    Args:
+        name: what :func:`load_encoder` finds it by.
+        files: its folder.
+        settings: what its files say.
+        network: computes the vectors.
+        dtype: of :data:`DTYPES`.
+    """
+
+    def __init__(
+        self, name: str, files: ModelFiles, settings: EncoderSettings, network: Network, dtype: str
+    ) -> None:
+        self.name = name
+        self.dtype = dtype
+        self.settings = settings
+        self.network = network
+        self._files = files
+
+    @property
+    def dimension(self) -> int:
+        """Elements of a vector."""
+        return self.network.dimension
+
+    @property
+    def max_tokens(self) -> int:
+        """Most tokens that are read of a text, special tokens included."""
+        return self.settings.max_tokens
+
+    @property
+    def tokenizer_file(self) -> Path:
+        """Path of ``tokenizer.json``, for counting tokens."""
+        return self._files.folder / "tokenizer.json"
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Changes when the vectors do: weights, tokenizer, modules, prompts, most tokens and type of the numbers."""
+        digest = hashlib.sha256(
+            json.dumps(
+                [
+                    self.dtype,
+                    self.settings.max_tokens,
+                    self.settings.query_prompt,
+                    self.settings.passage_prompt,
+                    checksums(self._files),
+                ]
+            ).encode()
+        )
+        return digest.hexdigest()[:32]
+
+    def encode_passages(
+        self, texts: Sequence[str], progress: Callable[[int], None] | None = None
+    ) -> np.ndarray:
+        """Vectors of passages, float32 ``[texts, dimension]`` of unit length; their last bits depend on the batch.
+
+        Args:
+            progress: called with the number of texts that have been finished since its last call.
+
+        Raises:
+            InputError: something is not a text.
+        """
+        return self._encode(texts, self.settings.passage_prompt, progress)
+
+    def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
+        """Vectors of queries, float32 ``[texts, dimension]`` of unit length.
+
+        Each is encoded alone, so that its bits are the same whatever else is asked with it.
+
+        Raises:
+            InputError: something is not a text.
+        """
+        alone = [self._encode([text], self.settings.query_prompt, None) for text in _list_of_texts(texts)]
+        return np.concatenate(alone) if alone else self._none()
+
+    def _encode(
+        self, texts: Sequence[str], prompt: str, progress: Callable[[int], None] | None
+    ) -> np.ndarray:
+        # Half a surrogate pair, as damaged JSON has it, is no text that a tokenizer takes.
+        clean = [text.encode("utf-8", "replace").decode("utf-8") for text in _list_of_texts(texts)]
+        return self.network.encode(clean, prompt, progress) if clean else self._none()
+
+    def _none(self) -> np.ndarray:
+        return np.empty((0, self.dimension), dtype=np.float32)
+
+
+class SentenceTransformersNetwork:
+    """The model of sentence-transformers, for architectures without a lean forward."""
+
+    def __init__(self, folder: Path, *, max_tokens: int, dtype: torch.dtype, device: str) -> None:
+        from sentence_transformers import SentenceTransformer
+
+        try:
+            self._model: Any = SentenceTransformer(
+                str(folder),
+                device=device,
+                local_files_only=True,
+                trust_remote_code=False,
+                model_kwargs={"dtype": dtype, "use_safetensors": True},
+            )
+        # Errors of transformers, of its configuration classes and of safetensors have no common class.
+        except Exception as error:
+            reason = " ".join(str(error).split())[:160]
+            raise ModelFilesError(
+                f"encoder: sentence-transformers cannot load {str(folder)!r} ({reason}): fetch the model again"
+            ) from error
+        self._model.max_seq_length = max_tokens
+        self.dimension = int(self._model.get_embedding_dimension() or 0)
+
+    def encode(
+        self, texts: Sequence[str], prompt: str = "", progress: Callable[[int], None] | None = None
+    ) -> np.ndarray:
+        """See :meth:`Network.encode`."""
+        vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
+        order = sorted(range(len(texts)), key=lambda index: -len(texts[index]))
+        for start in range(0, len(order), _CHUNK):
+            chunk = order[start : start + _CHUNK]
+            found: torch.Tensor = self._model.encode(
+                [texts[index] for index in chunk],
+                prompt=prompt,
+                batch_size=_PADDED,
+                convert_to_tensor=True,
+                normalize_embeddings=True,
+                show_progress_bar=False,
+            )
+            # Normalised once more in fp32: in bf16 the lengths are off by a thousandth.
+            vectors[chunk] = torch.nn.functional.normalize(found.float(), dim=-1).cpu().numpy()
+            if progress is not None:
+                progress(len(chunk))
+        return vectors
+
+
+def load_encoder(
+    name: str = DEFAULT_ENCODER, *, dtype: str = "bf16", device: str | None = None, lean: bool = True
+) -> Encoder:
+    """Load a sentence encoder.
+
+    Args:
+        name: a catalog name, a folder in sentence-transformers' form, or a hub id.
+        dtype: of :data:`DTYPES`; ``int8`` runs on the CPU, for BERTs.
+        device: ``cpu`` or ``cuda``; None takes a GPU if there is one.
+        lean: false leaves BERTs to sentence-transformers too, to compare.
+
+    Raises:
+        InputError: there is no such model, it is no sentence encoder, or a setting cannot be used.
+        ModelFilesError: files are missing, damaged or only there as pickles.
+    """
+    if not isinstance(name, str | Path) or not str(name):
+        raise InputError("encoder", name, f"give a name such as {DEFAULT_ENCODER!r}, a folder or a hub id")
+    if dtype not in DTYPES:
+        raise InputError("encoder_dtype", dtype, f"use one of {', '.join(DTYPES)}")
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    files = resolve(name)
+    # The folder is read again later, from wherever the program is then.
+    files = replace(files, folder=files.folder.resolve())
+    settings = read_settings(name, files)
+    shape = BertShape.read(read_config_json(files))
+    network: Network
+    if lean and shape is not None and settings.pooling is not None:
+        if dtype == "int8" and device != "cpu":
+            raise InputError("encoder_dtype", dtype, f"use bf16 on {device}")
+        network = Bert(
+            read_weights(files),
+            shape,
+            files.folder / "tokenizer.json",
+            max_tokens=settings.max_tokens,
+            pooling=settings.pooling,
+            dtype=DTYPES[dtype],
+            int8=dtype == "int8",
+            device=device,
+        )
+    elif dtype == "int8":
+        raise InputError("encoder_dtype", dtype, f"use bf16: {str(name)!r} has no 8-bit layers here")
+    else:
+        network = SentenceTransformersNetwork(
+            files.folder, max_tokens=settings.max_tokens, dtype=DTYPES[dtype], device=device
+        )
+    # A folder is found again from anywhere by its whole path.
+    known = str(name) if str(name) in SOURCES or files.name == str(name) else str(files.folder)
+    return Encoder(known, files, settings, network, dtype)
+
+
+def _list_of_texts(texts: Sequence[str]) -> Sequence[str]:
+    if isinstance(texts, str):
+        raise InputError("texts", texts, "give a list of texts, not one text")
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise InputError(f"texts[{number}]", text, "give a text")
+    return texts

@@ -1,0 +1,62 @@
+"""Passage vectors conditioned on a question, for clustering (Speculative RAG, section 3.2).
+
+The paper uses an encoder that takes instructions (InBedder). An ordinary sentence encoder is conditioned here by
+encoding question and passage together, as one text: its vector then lies between the two, and passages that say
+something else about the question lie apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import numpy as np
+
+from specrag.retrieval.passage import Passage, passage_text
+
+if TYPE_CHECKING:
+    from specrag.retrieval.encoder.encoder import Encoder
+
+
+@runtime_checkable
+class HasEncoder(Protocol):
+    """Anything with a sentence encoder, such as a knowledge base."""
+
+    def encoder(self) -> Encoder:
+        """The encoder, loaded on first use."""
+
+
+class QuestionVectors:
+    """Embeds passages for a question.
+
+    Args:
+        load: gives a sentence encoder when it is first needed; by default the default one.
+        conditioned: encode the question with each passage; otherwise the passage alone.
+    """
+
+    def __init__(self, load: Callable[[], Encoder] | None = None, *, conditioned: bool = True) -> None:
+        self._load = load
+        self._encoder: Encoder | None = None
+        self.conditioned = conditioned
+
+    @property
+    def name(self) -> str:
+        """Description of what makes the vectors."""
+        return f"{self._loaded().name}, {'question and passage together' if self.conditioned else 'passage alone'}"
+
+    def embed(self, question: str, passages: Sequence[Passage]) -> np.ndarray:
+        """Vectors of unit length, float32 ``[passages, dimension]``."""
+        texts = [passage_text(passage.title, passage.text) for passage in passages]
+        if self.conditioned:
+            texts = [f"{question}\n{text}" for text in texts]
+        return self._loaded().encode_passages(texts)
+
+    def _loaded(self) -> Encoder:
+        if self._encoder is None:
+            if self._load is not None:
+                self._encoder = self._load()
+            else:
+                from specrag.retrieval.encoder.encoder import load_encoder  # it imports torch
+
+                self._encoder = load_encoder()
+        return self._encoder

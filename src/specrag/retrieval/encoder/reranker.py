@@ -1,0 +1,122 @@
+"""Rerankers: cross-encoders that score a question and a passage together.
+
+Slower than comparing vectors and better at it, so it orders the few passages that an index has found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from specrag.errors import InputError, ModelFilesError
+from specrag.models.catalog import ModelFiles, resolve
+from specrag.models.weights import read_config_json
+from specrag.retrieval.encoder.settings import check_modules
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+class Reranker:
+    """Scores passages for a question.
+
+    Args:
+        name: what :func:`load_reranker` finds it by.
+        model: the ``sentence_transformers.CrossEncoder``.
+    """
+
+    def __init__(self, name: str, model: Any) -> None:
+        self.name = name
+        self._model = model
+
+    def score(self, question: str, texts: Sequence[str]) -> np.ndarray:
+        """How well each text fits the question, float32 ``[texts]``; more is better, the range is the model's own.
+
+        A pair that is longer than the model reads is cut, the longer of the two first. Each pair is computed alone:
+        a passage's score never depends on which others were found.
+
+        Raises:
+            InputError: something is not a text.
+        """
+        if not isinstance(question, str):
+            raise InputError("question", question, "give a text")
+        if isinstance(texts, str):
+            raise InputError("texts", texts, "give a list of texts, not one text")
+        for number, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise InputError(f"texts[{number}]", text, "give a text")
+        if not texts:
+            return np.empty(0, dtype=np.float32)
+        scores: torch.Tensor = self._model.predict(
+            [(_clean(question), _clean(text)) for text in texts],
+            batch_size=1,
+            convert_to_tensor=True,
+            show_progress_bar=False,
+        )
+        return scores.float().reshape(-1).cpu().numpy()
+
+
+def load_reranker(name: str, *, dtype: str = "fp32", device: str | None = None) -> Reranker:
+    """Load a cross-encoder with one score a pair.
+
+    Args:
+        name: a catalog name, a folder, or a hub id such as ``cross-encoder/ms-marco-MiniLM-L6-v2``.
+        dtype: ``fp32`` or ``bf16``.
+        device: ``cpu`` or ``cuda``; None takes a GPU if there is one.
+
+    Raises:
+        InputError: there is no such model, or it is no cross-encoder with one score.
+        ModelFilesError: files are missing, damaged or only there as pickles.
+    """
+    if not isinstance(name, str | Path) or not str(name):
+        raise InputError(
+            "reranker", name, "give a folder or a hub id such as cross-encoder/ms-marco-MiniLM-L6-v2"
+        )
+    if dtype not in _DTYPES:
+        raise InputError("reranker_dtype", dtype, f"use one of {', '.join(_DTYPES)}")
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    files = resolve(name)
+    _check(name, files)
+    return Reranker(str(name), _load(files, _DTYPES[dtype], device))
+
+
+def _check(name: str | Path, files: ModelFiles) -> None:
+    """Refuse models without exactly one trained score, and those that would run foreign code."""
+    config = read_config_json(files)
+    architectures = config.get("architectures") or []
+    labels = config.get("num_labels") or len(config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"})
+    if not any("SequenceClassification" in architecture for architecture in architectures):
+        found = ", ".join(architectures) or "no architecture"
+        remedy = f"it is no cross-encoder but {found}: give a sequence classifier with one label"
+        raise InputError("reranker", str(name), remedy)
+    if labels != 1:
+        raise InputError("reranker", str(name), f"it has {labels} labels: give a model with one score")
+    check_modules("reranker", name, files.folder)
+
+
+def _load(files: ModelFiles, dtype: torch.dtype, device: str) -> Any:
+    from sentence_transformers import CrossEncoder
+
+    try:
+        return CrossEncoder(
+            str(files.folder),
+            device=device,
+            local_files_only=True,
+            trust_remote_code=False,
+            model_kwargs={"dtype": dtype, "use_safetensors": True},
+        )
+    # Errors of transformers, of its configuration classes and of safetensors have no common class.
+    except Exception as error:
+        reason = " ".join(str(error).split())[:160]
+        raise ModelFilesError(
+            f"reranker: sentence-transformers cannot load {str(files.folder)!r} ({reason}): fetch the model again"
+        ) from error
+
+
+def _clean(text: str) -> str:
+    # Half a surrogate pair, as damaged JSON has it, is no text that a tokenizer takes.
+    return text.encode("utf-8", "replace").decode("utf-8")

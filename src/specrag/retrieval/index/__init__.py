@@ -1,0 +1,1 @@
+"""Indexes over passages: exact, graph, BM25 and hybrid search, all scored by one kernel."""

@@ -1,0 +1,146 @@
+"""The protocol of passage indexes: queries in, rankings out, all scores from the kernel of ``scoring.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from specrag.checks import check_whole, plain
+from specrag.errors import InputError
+from specrag.retrieval.index.scoring import LONGEST, Bools, Doubles, Floats, Ints, Longs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Query:
+    """A question, encoded for the indexes.
+
+    Args:
+        text: the question.
+        vector: its dense vector, float32 [dimension]; needed by dense and hybrid indexes.
+        terms: ids of its known terms, int32, ascending; a term that the question repeats stands repeatedly.
+            Needed by sparse and hybrid indexes; may be empty.
+    """
+
+    text: str
+    vector: Floats | None = None
+    terms: Ints | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ranking:
+    """Passages by descending score, ties by ascending id.
+
+    Args:
+        ids: int64 [n].
+        scores: float32 [n].
+    """
+
+    ids: Longs
+    scores: Floats
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+class Index(Protocol):
+    """Finds passages for queries. Safe to use from several threads; an open index never changes."""
+
+    def search(self, queries: Sequence[Query], k: int, allowed: Bools | None = None) -> list[Ranking]:
+        """The best ``k`` passages for each query, fewer if there are not so many.
+
+        Bit for bit the same for a batch as one by one. Does not hold the interpreter lock for long.
+
+        Args:
+            queries: any number.
+            k: at least 1.
+            allowed: bool [passages]; only these may be returned.
+
+        Raises:
+            InputError: a query lacks the form needed or holds what is not a number; a shape does not fit.
+        """
+
+    def score(self, queries: Sequence[Query], passage_ids: Longs) -> Floats:
+        """The scores by which :meth:`search` ranks, float32 [queries, ids given]: a function of each pair.
+
+        Raises:
+            InputError: as for :meth:`search`; an id is not that of a passage.
+        """
+
+    def __len__(self) -> int:
+        """Number of passages."""
+
+
+def best_of(scores: Floats, ids: Longs, k: int) -> Ranking:
+    """The best ``k`` of some passages, given each once in any order."""
+    order = np.lexsort((ids, -scores))[:k]
+    return Ranking(ids=ids[order], scores=scores[order])
+
+
+def checked_k(k: int, passages: int) -> int:
+    """Check ``k`` and limit it to the number of passages."""
+    return min(check_whole("k", plain(k)), passages)
+
+
+def checked_mask(allowed: Bools | None, passages: int) -> Bools | None:
+    """Check a mask for the compiled loops; ``None`` if everything is allowed."""
+    if allowed is None:
+        return None
+    mask = np.asarray(allowed)
+    if mask.dtype != np.bool_ or mask.shape != (passages,):
+        shape = f"{mask.dtype} {list(mask.shape)}"
+        raise InputError("allowed", shape, f"give one truth value a passage: bool [{passages}]")
+    return None if mask.all() else np.ascontiguousarray(mask)
+
+
+def checked_ids(passage_ids: Longs, passages: int) -> Longs:
+    """Check passage ids for the compiled loops."""
+    ids = np.asarray(passage_ids)
+    if ids.ndim != 1 or (ids.size and not np.issubdtype(ids.dtype, np.integer)):
+        raise InputError("passage_ids", f"{ids.dtype} {list(ids.shape)}", "give a list of whole numbers")
+    if ids.size and not (ids.min() >= 0 and ids.max() < passages):
+        wrong = ids[(ids < 0) | (ids >= passages)][0]
+        raise InputError("passage_ids", int(wrong), f"the ids go from 0 to {passages - 1}")
+    return np.ascontiguousarray(ids, dtype=np.int64)
+
+
+def query_vectors(queries: Sequence[Query], dimension: int) -> Floats:
+    """The queries' vectors, float32 [queries, dimension]."""
+    vectors = np.empty((len(queries), dimension), dtype=np.float32)
+    for place, query in enumerate(queries):
+        if query.vector is None:
+            raise InputError(f"queries[{place}].vector", None, "encode the query for this index")
+        vector = np.asarray(query.vector)
+        if vector.dtype != np.float32 or vector.shape != (dimension,):
+            shape = f"{vector.dtype} {list(vector.shape)}"
+            raise InputError(f"queries[{place}].vector", shape, f"give float32 [{dimension}]")
+        vectors[place] = vector
+    wrong = np.flatnonzero(~(norms(vectors) <= LONGEST))
+    if len(wrong):
+        shown = vectors[wrong[0]].tolist()
+        raise InputError(f"queries[{wrong[0]}].vector", shown, "give finite numbers of a length below 2^60")
+    return vectors
+
+
+def query_terms(queries: Sequence[Query], vocabulary: int) -> list[Ints]:
+    """The queries' terms, an int32 array each."""
+    found = []
+    for place, query in enumerate(queries):
+        field = f"queries[{place}].terms"
+        if query.terms is None:
+            raise InputError(field, None, "take the query's terms from the sparse index")
+        terms = np.asarray(query.terms)
+        if terms.ndim != 1 or (terms.size and not np.issubdtype(terms.dtype, np.integer)):
+            raise InputError(field, f"{terms.dtype} {list(terms.shape)}", "give int32 [terms]")
+        if terms.size and not (terms[0] >= 0 and terms[-1] < vocabulary and (np.diff(terms) >= 0).all()):
+            raise InputError(field, terms.tolist(), f"give ascending ids from 0 to {vocabulary - 1}")
+        found.append(np.ascontiguousarray(terms, dtype=np.int32))
+    return found
+
+
+def norms(vectors: Floats) -> Doubles:
+    """Euclidean length of each row, float64 [rows]."""
+    lengths: Doubles = np.sqrt(np.square(vectors, dtype=np.float64).sum(axis=1))
+    return lengths

@@ -1,0 +1,221 @@
+"""Sparse search: BM25 (Robertson and Zaragoza, 2009) in Lucene's form, weights computed once by bm25s."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import bm25s
+import numpy as np
+import numpy.typing as npt
+import Stemmer
+
+from specrag.checks import check_number
+from specrag.errors import InputError
+from specrag.retrieval.index.base import (
+    Query,
+    Ranking,
+    best_of,
+    checked_ids,
+    checked_k,
+    checked_mask,
+    query_terms,
+)
+from specrag.retrieval.index.scoring import Bools, Floats, Ints, Longs, rank_sparse, sparse_scores
+
+STARTS_FILE = "bm25_starts.npy"
+POSTINGS_FILE = "bm25_postings.npy"
+WEIGHTS_FILE = "bm25_weights.npy"
+LARGEST_FILE = "bm25_largest.npy"
+SETTINGS_FILE = "bm25.json"
+FILES = (STARTS_FILE, POSTINGS_FILE, WEIGHTS_FILE, LARGEST_FILE, SETTINGS_FILE)
+
+_NO_MASK: Bools = np.empty(0, dtype=np.bool_)
+
+
+@dataclass(frozen=True, slots=True)
+class BM25Settings:
+    """Settings of BM25: tokenization and term weights.
+
+    A term's weight for a passage is ``log(1 + (N - df + 0.5) / (df + 0.5)) * tf / (tf + k1 * (1 - b + b *
+    length / average length))``: always positive.
+
+    Args:
+        k1: how soon repetitions saturate.
+        b: how much long passages are held back, 0 to 1.
+        stemmer: a language of the Snowball stemmers (``Stemmer.algorithms()``), ``None`` for none.
+        stop_words: a language whose commonest words are left out, ``None`` for none.
+    """
+
+    k1: float = 1.5
+    b: float = 0.75
+    stemmer: str | None = "english"
+    stop_words: str | None = "english"
+
+    def __post_init__(self) -> None:
+        check_number("k1", self.k1, 0)
+        check_number("b", self.b, 0, 1)
+        if self.stemmer is not None and self.stemmer not in Stemmer.algorithms():
+            raise InputError("stemmer", self.stemmer, f"choose from {', '.join(Stemmer.algorithms())}")
+        try:
+            bm25s.tokenize("", stopwords=self.stop_words, show_progress=False)
+        except ValueError as error:
+            raise InputError(
+                "stop_words", self.stop_words, "give the name of a language, as english"
+            ) from error
+
+    def split(self, texts: Sequence[str]) -> list[list[str]]:
+        """The terms of each text, in the order of the text: words of two or more letters or digits."""
+        # A stemmer keeps a buffer, so that each call takes its own.
+        stemmer = Stemmer.Stemmer(self.stemmer) if self.stemmer is not None else None
+        terms: list[list[str]] = bm25s.tokenize(
+            list(texts), stopwords=self.stop_words, stemmer=stemmer, return_ids=False, show_progress=False
+        )
+        return terms
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Postings:
+    """The weights, term by term.
+
+    Args:
+        starts: int64 [terms + 1]; the passages of term ``t`` are ``passages[starts[t] : starts[t + 1]]``.
+        passages: int32, ascending within a term.
+        weights: float32, at the same places.
+        largest: the largest weight of each term, float32 [terms].
+    """
+
+    starts: Longs
+    passages: Ints
+    weights: Floats
+    largest: Floats
+
+
+class BM25Index:
+    """All passages' terms with their weights.
+
+    A query's score of a passage is the sum of the weights of its terms there, repeated terms counted
+    repeatedly. Only passages with at least one of the terms are returned: a query without a known term gets
+    an empty ranking.
+
+    Args:
+        vocabulary: the terms in ascending order; a term's id is its place.
+        postings: their weights.
+        passages: number of passages.
+        settings: as the index was built.
+    """
+
+    def __init__(
+        self, vocabulary: Sequence[str], postings: Postings, passages: int, settings: BM25Settings
+    ) -> None:
+        sizes = [len(postings.starts) - 1, len(postings.largest), len(vocabulary)]
+        if len(set(sizes)) > 1 or len(postings.passages) != len(postings.weights):
+            raise InputError("postings", sizes, "build the index again: its parts do not belong together")
+        self.settings = settings
+        self.postings = postings
+        self._vocabulary = {term: place for place, term in enumerate(vocabulary)}
+        self._passages = passages
+
+    @classmethod
+    def build(cls, texts: Sequence[str], settings: BM25Settings | None = None) -> BM25Index:
+        """Index the texts; the same texts give the same index, bit for bit."""
+        settings = settings or BM25Settings()
+        split = settings.split(texts)
+        # Sorted: bm25s itself numbers terms by Python's string hashes, which change from run to run.
+        vocabulary = sorted({term for terms in split for term in terms})
+        numbers = {term: place for place, term in enumerate(vocabulary)}
+        ids = [[numbers[term] for term in terms] for terms in split]
+        return cls(vocabulary, _weigh(ids, len(vocabulary), settings), len(texts), settings)
+
+    def __len__(self) -> int:
+        return self._passages
+
+    def terms(self, text: str) -> Ints:
+        """The known terms of a query, int32, ascending, as often as the text holds them; may be empty."""
+        known = [self._vocabulary.get(term, -1) for term in self.settings.split([text])[0]]
+        return np.array(sorted(term for term in known if term >= 0), dtype=np.int32)
+
+    def save(self, folder: Path) -> None:
+        """Write :data:`FILES`."""
+        np.save(folder / STARTS_FILE, self.postings.starts)
+        np.save(folder / POSTINGS_FILE, self.postings.passages)
+        np.save(folder / WEIGHTS_FILE, self.postings.weights)
+        np.save(folder / LARGEST_FILE, self.postings.largest)
+        content = {
+            "passages": len(self),
+            "settings": asdict(self.settings),
+            "vocabulary": list(self._vocabulary),
+        }
+        (folder / SETTINGS_FILE).write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: Path) -> BM25Index:
+        """Open what :meth:`save` wrote; the weights are mapped, not read.
+
+        Raises:
+            InputError: the files do not belong together.
+        """
+        content = json.loads((folder / SETTINGS_FILE).read_text(encoding="utf-8"))
+        postings = Postings(
+            starts=np.load(folder / STARTS_FILE),
+            passages=_mapped(folder / POSTINGS_FILE),
+            weights=_mapped(folder / WEIGHTS_FILE),
+            largest=np.load(folder / LARGEST_FILE),
+        )
+        settings = BM25Settings(**content["settings"])
+        return cls(content["vocabulary"], postings, content["passages"], settings)
+
+    def search(self, queries: Sequence[Query], k: int, allowed: Bools | None = None) -> list[Ranking]:
+        """The best passages that hold a term of the query; see :class:`~specrag.retrieval.index.base.Index`."""
+        k = checked_k(k, len(self))
+        mask = checked_mask(allowed, len(self))
+        return [self._rank(terms, k, mask) for terms in query_terms(queries, len(self._vocabulary))]
+
+    def _rank(self, terms: Ints, k: int, mask: Bools | None) -> Ranking:
+        scores = np.empty(k, dtype=np.float32)
+        ids = np.empty(k, dtype=np.int64)
+        size = rank_sparse(
+            terms,
+            self.postings.starts,
+            self.postings.passages,
+            self.postings.weights,
+            len(self),
+            _NO_MASK if mask is None else mask,
+            scores,
+            ids,
+        )
+        return best_of(scores[:size], ids[:size], size)
+
+    def score(self, queries: Sequence[Query], passage_ids: Longs) -> Floats:
+        """Sums of weights by the kernel, float32 [queries, ids given]; 0 where no term occurs."""
+        ids = checked_ids(passage_ids, len(self))
+        scores = np.empty((len(queries), len(ids)), dtype=np.float32)
+        postings = self.postings
+        for place, terms in enumerate(query_terms(queries, len(self._vocabulary))):
+            sparse_scores(terms, postings.starts, postings.passages, postings.weights, ids, scores[place])
+        return scores
+
+
+def _mapped(path: Path) -> npt.NDArray[Any]:
+    """The array in a file, mapped, as a plain view of the map."""
+    return np.asarray(np.load(path, mmap_mode="r"))
+
+
+def _weigh(ids: list[list[int]], vocabulary: int, settings: BM25Settings) -> Postings:
+    """Compute all weights with bm25s; passages of a term are sorted by id."""
+    if not vocabulary:
+        no_ints, no_floats = np.empty(0, dtype=np.int32), np.empty(0, dtype=np.float32)
+        return Postings(np.zeros(1, dtype=np.int64), no_ints, no_floats, no_floats)
+    model = bm25s.BM25(k1=settings.k1, b=settings.b, method="lucene")
+    found = model.build_index_from_ids(list(range(vocabulary)), ids, show_progress=False)
+    starts = np.asarray(found["indptr"], dtype=np.int64)
+    passages = np.asarray(found["indices"], dtype=np.int32)
+    weights = np.asarray(found["data"], dtype=np.float32)
+    terms = np.repeat(np.arange(vocabulary), np.diff(starts))
+    order = np.lexsort((passages, terms))
+    weights = weights[order]
+    largest = np.maximum.reduceat(weights, starts[:-1])
+    return Postings(starts, passages[order], weights, largest)

@@ -1,0 +1,92 @@
+"""The speculative cache of a request: passages retrieved so far, searched before the index (RaLMSpec, section 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain, islice
+
+import numpy as np
+
+from specrag.checks import check_whole
+from specrag.retrieval.index.base import Index, Query, Ranking, best_of, checked_k
+from specrag.retrieval.index.scoring import Longs
+
+#: More than what the 32 searches of a request of 128 tokens return with a prefetch of 20.
+CAPACITY = 1024
+
+
+class SpeculativeCache:
+    """Passages that the index returned for this request, ranked by the index's own scores.
+
+    Scores come from :meth:`Index.score <specrag.retrieval.index.base.Index.score>`, the scores by which the index
+    ranks, and ties go to the smaller id, as there. So whenever the index's best passage is in the cache, the
+    cache's best passage is that one, with the same score to the bit. Approximate search (HNSW) may overlook a
+    passage that the cache holds: then the cache's best passage is another one, and ranks in front of the index's.
+
+    One request owns a cache and makes one call at a time. It holds ids only; the passages stay in the index.
+
+    Args:
+        index: whose answers are guessed.
+        capacity: the most passages kept, at least 1.
+    """
+
+    def __init__(self, index: Index, capacity: int = CAPACITY) -> None:
+        check_whole("capacity", capacity)
+        self._index = index
+        self._capacity = capacity
+        self._ids: Longs = np.empty(0, dtype=np.int64)  # the most recently returned first
+
+    def __len__(self) -> int:
+        """Number of passages kept."""
+        return len(self._ids)
+
+    @property
+    def ids(self) -> list[int]:
+        """The passages kept, the most recently returned first."""
+        ids: list[int] = self._ids.tolist()
+        return ids
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what is kept: 8 a passage, at most ``8 * capacity``."""
+        return self._ids.nbytes
+
+    def add(self, ids: Sequence[int] | Longs) -> None:
+        """Keep passages that the index has just returned.
+
+        They become the most recent ones, the first of them before the others; beyond the capacity those leave
+        that were returned the longest ago.
+
+        Args:
+            ids: of passages, best first, as in a :class:`~specrag.retrieval.index.base.Ranking`; any number.
+        """
+        new = np.asarray(ids, dtype=np.int64)
+        order = dict.fromkeys(chain(new.tolist(), self._ids.tolist()))  # each once, where it first stands
+        self._ids = np.array(list(islice(order, self._capacity)), dtype=np.int64)
+
+    def best(self, query: Query) -> int | None:
+        """The id that the index would return first, if it is kept; ``None`` if no passage kept can be it.
+
+        Raises:
+            InputError: the query lacks the form that the index needs.
+        """
+        ranking = self.rank(query, 1)
+        return int(ranking.ids[0]) if len(ranking) else None
+
+    def rank(self, query: Query, k: int) -> Ranking:
+        """The best ``k`` of the passages kept, fewer if there are not so many.
+
+        As from a sparse index, a query that has no vector gets only passages with one of its terms.
+
+        Raises:
+            InputError: the query lacks the form that the index needs; ``k`` is not at least 1.
+        """
+        k = checked_k(k, self._capacity)
+        if not len(self):
+            return Ranking(ids=self._ids, scores=np.empty(0, dtype=np.float32))
+        scores = self._index.score([query], self._ids)[0]
+        ranking = best_of(scores, self._ids, k)
+        if query.vector is not None:
+            return ranking
+        found = int(np.count_nonzero(ranking.scores > 0))
+        return Ranking(ids=ranking.ids[:found], scores=ranking.scores[:found])

@@ -1,0 +1,183 @@
+"""Approximate dense search: a hierarchical navigable small-world graph (Malkov and Yashunin, 2016) in faiss."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+
+from specrag.checks import check_whole
+from specrag.errors import InputError
+from specrag.retrieval.index.base import Query, Ranking, best_of, checked_k, checked_mask, query_vectors
+from specrag.retrieval.index.flat import FlatIndex
+from specrag.retrieval.index.scoring import Bools, Floats, Longs, dense_scores
+
+GRAPH_FILE = "hnsw.faiss"
+SETTINGS_FILE = "hnsw.json"
+FILES = (GRAPH_FILE, SETTINGS_FILE)
+
+# With at most this many allowed passages for each candidate of a search, exact search over them is faster
+# than a walk through a graph most of whose nodes may not be returned.
+_EXACT_BELOW = 32
+
+
+@dataclass(frozen=True, slots=True)
+class HnswSettings:
+    """Settings of the graph and its search.
+
+    Args:
+        neighbors: links of a node in the upper layers, twice as many in the lowest (M).
+        ef_construction: candidates kept while a node is linked.
+        ef_search: candidates kept while a query is answered; all of them are scored by the kernel.
+    """
+
+    neighbors: int = 32
+    ef_construction: int = 80
+    ef_search: int = 64
+
+    def __post_init__(self) -> None:
+        for name, least in (("neighbors", 2), ("ef_construction", 1), ("ef_search", 1)):
+            check_whole(name, getattr(self, name), least)
+
+
+class HnswIndex:
+    """A graph over the vectors of a :class:`~specrag.retrieval.index.flat.FlatIndex`, which it shares.
+
+    faiss walks the graph and hands over all its ``max(ef_search, k)`` candidates; the kernel scores them. Each
+    query takes its own walk, so that a batch changes nothing, and any ``k`` up to ``ef_search`` is a prefix
+    of the same ranking. A walk that finds fewer candidates (a graph torn by duplicates, a narrow filter) is
+    replaced by exact search.
+
+    The vectors are stored once: the graph is written without them, and in memory faiss reads those of
+    ``flat``, mapped or not.
+
+    Args:
+        graph: faiss's index, without vectors of its own.
+        flat: the same passages.
+        settings: as the graph was built.
+    """
+
+    def __init__(self, graph: Any, flat: FlatIndex, settings: HnswSettings) -> None:
+        if graph.ntotal != len(flat) or graph.d != flat.dimension:
+            shape = [graph.ntotal, graph.d]
+            raise InputError("graph", shape, f"build it for these vectors: {[len(flat), flat.dimension]}")
+        self.flat = flat
+        self.settings = settings
+        self._graph = graph
+        self._storage = _shared_storage(flat.vectors)  # the graph does not keep it alive
+        graph.storage = self._storage
+        graph.own_fields = False
+
+    @classmethod
+    def build(
+        cls, flat: FlatIndex, settings: HnswSettings | None = None, threads: int | None = None
+    ) -> HnswIndex:
+        """Link all vectors. Needs a copy of them meanwhile.
+
+        One thread builds the same graph from the same vectors each time. faiss 1.15 did so with two threads
+        as well, but does not promise it.
+
+        Args:
+            flat: the vectors.
+            settings: by default :class:`HnswSettings`.
+            threads: by default as many as OpenMP takes.
+        """
+        settings = settings or HnswSettings()
+        with _threads(threads):
+            built = faiss.IndexHNSWFlat(flat.dimension, settings.neighbors, faiss.METRIC_INNER_PRODUCT)
+            built.hnsw.efConstruction = settings.ef_construction
+            built.add(flat.vectors)
+        # A way round through bytes: faiss cannot take the vectors out of a graph, but can leave them behind.
+        graph = faiss.deserialize_index(faiss.serialize_index(built, faiss.IO_FLAG_SKIP_STORAGE))
+        return cls(graph, flat, settings)
+
+    def __len__(self) -> int:
+        return len(self.flat)
+
+    def save(self, folder: Path) -> None:
+        """Write :data:`FILES`: the graph without the vectors, and the settings."""
+        faiss.write_index(self._graph, str(folder / GRAPH_FILE), faiss.IO_FLAG_SKIP_STORAGE)
+        (folder / SETTINGS_FILE).write_text(json.dumps(asdict(self.settings)) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: Path, flat: FlatIndex) -> HnswIndex:
+        """Open what :meth:`save` wrote, over the same vectors; the graph is mapped, not read.
+
+        Raises:
+            InputError: the file is not a graph, or not one of these vectors.
+        """
+        settings = json.loads((folder / SETTINGS_FILE).read_text(encoding="utf-8"))
+        path = folder / GRAPH_FILE
+        try:
+            graph = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
+        except RuntimeError as error:
+            raise InputError(
+                "graph", str(path), "build the index again: faiss cannot read the file"
+            ) from error
+        return cls(graph, flat, HnswSettings(**settings))
+
+    def search(self, queries: Sequence[Query], k: int, allowed: Bools | None = None) -> list[Ranking]:
+        """Nearly the best passages by inner product; see :class:`~specrag.retrieval.index.base.Index`."""
+        k = checked_k(k, len(self))
+        mask = checked_mask(allowed, len(self))
+        vectors = query_vectors(queries, self.flat.dimension)
+        candidates = min(max(self.settings.ef_search, k), len(self))
+        available = len(self) if mask is None else int(mask.sum())
+        if available <= _EXACT_BELOW * candidates or not len(queries):
+            return self.flat.search(queries, k, mask)
+        found = self._walk(vectors, candidates, mask)
+        rankings = [self._rank(vector, ids, k) for vector, ids in zip(vectors, found, strict=True)]
+        # Whatever k is asked for, so that a smaller one gives a prefix of the same ranking.
+        torn = np.flatnonzero(np.count_nonzero(found >= 0, axis=1) < min(candidates, available)).tolist()
+        exact = self.flat.search([queries[place] for place in torn], k, mask)
+        for place, ranking in zip(torn, exact, strict=True):
+            rankings[place] = ranking
+        return rankings
+
+    def score(self, queries: Sequence[Query], passage_ids: Longs) -> Floats:
+        """Inner products by the kernel, float32 [queries, ids given]."""
+        return self.flat.score(queries, passage_ids)
+
+    def _walk(self, vectors: Floats, candidates: int, mask: Bools | None) -> Longs:
+        """Ids of each query's candidates, int64 [queries, candidates], -1 where there are fewer."""
+        parameters = faiss.SearchParametersHNSW(efSearch=candidates)
+        if mask is not None:
+            bits = np.packbits(mask, bitorder="little")
+            parameters = faiss.SearchParametersHNSW(efSearch=candidates, sel=faiss.IDSelectorBitmap(bits))
+        _, ids = self._graph.search(vectors, candidates, params=parameters)
+        found: Longs = ids
+        return found
+
+    def _rank(self, vector: Floats, ids: Longs, k: int) -> Ranking:
+        known = ids[ids >= 0]
+        scores = np.empty(len(known), dtype=np.float32)
+        dense_scores(vector, self.flat.vectors, known, scores)
+        return best_of(scores, known, k)
+
+
+def _shared_storage(vectors: Floats) -> Any:
+    """A flat index of faiss that reads these vectors where they lie. The caller keeps both alive."""
+    nobody = faiss.MaybeOwnedVectorUInt8().owner  # nothing for faiss to free
+    address = faiss.cast_integer_to_uint8_ptr(vectors.ctypes.data)
+    storage = faiss.IndexFlat(vectors.shape[1], faiss.METRIC_INNER_PRODUCT)
+    storage.codes = faiss.MaybeOwnedVectorUInt8.create_view(address, vectors.nbytes, nobody)
+    storage.ntotal = len(vectors)
+    return storage
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    """Set the number of OpenMP threads of the calling thread."""
+    before = faiss.omp_get_max_threads()
+    try:
+        if count is not None:
+            faiss.omp_set_num_threads(count)
+        yield
+    finally:
+        faiss.omp_set_num_threads(before)

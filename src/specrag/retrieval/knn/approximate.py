@@ -1,0 +1,192 @@
+"""Approximate search of a kNN-LM datastore with faiss: an HNSW graph, or product-quantised keys.
+
+Both only propose candidates; the kernel of ``scoring.py`` measures them by the half-precision keys, which the graph
+reads in place.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+
+from specrag.errors import InputError
+from specrag.retrieval.index.scoring import Floats
+from specrag.retrieval.knn.index import (
+    FlatKeys,
+    GraphSettings,
+    Neighbours,
+    QuantiserSettings,
+    check_k,
+    check_size,
+    checked_queries,
+    nearest_of,
+)
+
+_HALVES = faiss.ScalarQuantizer.QT_fp16
+_GRAPH_BLOCK = 16_384
+
+
+class GraphKeys:
+    """A graph over the keys of a :class:`~specrag.retrieval.knn.index.FlatKeys`.
+
+    Each query takes its own walk, so that a batch changes nothing, and the kernel measures all candidates. Where a walk
+    finds fewer than it should (a graph torn by equal keys) exact search takes its place.
+
+    Args:
+        graph: faiss's index, without keys of its own.
+        flat: the same keys.
+        settings: as the graph was built.
+
+    Raises:
+        InputError: the graph is not one of these keys.
+    """
+
+    def __init__(self, graph: Any, flat: FlatKeys, settings: GraphSettings) -> None:
+        if (graph.ntotal, graph.d) != flat.keys.shape:
+            shape = [graph.ntotal, graph.d]
+            raise InputError("graph", shape, f"build it for these keys: {list(flat.keys.shape)}")
+        self.flat = flat
+        self.settings = settings
+        self._graph = graph
+        self._storage = _shared_storage(flat)  # the graph does not keep it alive
+        graph.storage = self._storage
+        graph.own_fields = False
+
+    @classmethod
+    def build(cls, flat: FlatKeys, settings: GraphSettings, path: Path) -> None:
+        """Link all keys and write the graph; needs a copy of the keys in memory meanwhile."""
+        built = faiss.IndexHNSWSQ(flat.keys.shape[1], _HALVES, settings.neighbors, faiss.METRIC_L2)
+        built.hnsw.efConstruction = settings.ef_construction
+        halves = flat.keys.view(np.float16)
+        built.train(halves[:1].astype(np.float32))
+        for first in range(0, len(flat), _GRAPH_BLOCK):
+            built.add(halves[first : first + _GRAPH_BLOCK].astype(np.float32))
+        faiss.write_index(built, str(path), faiss.IO_FLAG_SKIP_STORAGE)
+
+    @classmethod
+    def load(cls, path: Path, flat: FlatKeys, settings: GraphSettings) -> GraphKeys:
+        """Open what :meth:`build` wrote; the graph is mapped, not read.
+
+        Raises:
+            InputError: the file is not a graph of these keys.
+        """
+        try:
+            graph = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
+        except RuntimeError as error:
+            raise InputError(
+                "graph", str(path), "build the index again: faiss cannot read the file"
+            ) from error
+        return cls(graph, flat, settings)
+
+    def search(self, queries: Floats, k: int, most: int | None = None) -> list[Neighbours]:
+        """See :class:`~specrag.retrieval.knn.index.KeyIndex`; ``most`` brings no more than the walk has found."""
+        k = check_k(k, len(self.flat))
+        checked = checked_queries(queries, self.flat.keys.shape[1])
+        candidates = min(max(self.settings.ef_search, k), len(self.flat))
+        wanted = max(k, most or k)
+        if not len(checked):
+            return []
+        parameters = faiss.SearchParametersHNSW(efSearch=candidates)
+        _, walked = self._graph.search(checked, candidates, params=parameters)
+        return [
+            nearest_of(query, self.flat.keys, ids, wanted)
+            if (ids >= 0).all()
+            else self.flat.search(query[None], k, most)[0]
+            for query, ids in zip(checked, walked, strict=True)
+        ]
+
+
+def _shared_storage(flat: FlatKeys) -> Any:
+    """An index of faiss that reads these keys where they lie. The caller keeps both alive."""
+    nobody = faiss.MaybeOwnedVectorUInt8().owner  # nothing for faiss to free
+    address = faiss.cast_integer_to_uint8_ptr(flat.keys.ctypes.data)
+    storage = faiss.IndexScalarQuantizer(flat.keys.shape[1], _HALVES, faiss.METRIC_L2)
+    storage.codes = faiss.MaybeOwnedVectorUInt8.create_view(address, flat.keys.nbytes, nobody)
+    storage.ntotal = len(flat)
+    storage.is_trained = True
+    return storage
+
+
+_CODES_BLOCK = 65_536
+_MOST_CELLS = 4096
+_POINTS_PER_CELL = 64  # to train with; more takes longer and gains little
+_FEWEST_POINTS = 10_240  # faiss wants 39 for each of a code byte's 256 values
+
+
+class QuantisedKeys:
+    """Codes of a few bytes in an inverted file of faiss, over a :class:`~specrag.retrieval.knn.index.FlatKeys`.
+
+    faiss chooses its arithmetic by the number of queries, so that each is asked alone; the kernel measures the
+    candidates. Where the cells read hold too few, exact search takes their place.
+
+    Args:
+        codes: faiss's index.
+        flat: the same keys.
+        settings: as it was built.
+
+    Raises:
+        InputError: the codes are not those of these keys.
+    """
+
+    def __init__(self, codes: Any, flat: FlatKeys, settings: QuantiserSettings) -> None:
+        if (codes.ntotal, codes.d) != flat.keys.shape:
+            shape = [codes.ntotal, codes.d]
+            raise InputError("codes", shape, f"build them for these keys: {list(flat.keys.shape)}")
+        self.flat = flat
+        self.settings = settings
+        self._codes = codes
+
+    @classmethod
+    def build(cls, flat: FlatKeys, settings: QuantiserSettings, path: Path) -> None:
+        """Train with a sample of the keys, encode all, and write the codes.
+
+        Raises:
+            InputError: there are too few keys to train with.
+        """
+        count, dimension = flat.keys.shape
+        check_size(settings, count)
+        cells = settings.cells or min(_MOST_CELLS, int(4 * np.sqrt(count)))
+        cells = min(cells, count // _POINTS_PER_CELL)
+        pieces = max(size for size in range(1, settings.code_bytes + 1) if dimension % size == 0)
+        coarse = faiss.IndexFlatL2(dimension)
+        codes = faiss.IndexIVFPQ(coarse, dimension, cells, pieces, 8)
+        codes.cp.max_points_per_centroid = _POINTS_PER_CELL
+        halves = flat.keys.view(np.float16)
+        sample = np.linspace(0, count - 1, min(count, max(_FEWEST_POINTS, _POINTS_PER_CELL * cells))).astype(
+            np.int64
+        )
+        codes.train(halves[sample].astype(np.float32))
+        for first in range(0, count, _CODES_BLOCK):
+            codes.add(halves[first : first + _CODES_BLOCK].astype(np.float32))
+        faiss.write_index(codes, str(path))
+
+    @classmethod
+    def load(cls, path: Path, flat: FlatKeys, settings: QuantiserSettings) -> QuantisedKeys:
+        """Open what :meth:`build` wrote.
+
+        Raises:
+            InputError: the file does not hold codes of these keys.
+        """
+        try:
+            codes = faiss.read_index(str(path))
+        except RuntimeError as error:
+            raise InputError("pq", str(path), "build the index again: faiss cannot read the file") from error
+        return cls(codes, flat, settings)
+
+    def search(self, queries: Floats, k: int, most: int | None = None) -> list[Neighbours]:
+        """See :class:`~specrag.retrieval.knn.index.KeyIndex`; ``most`` brings no more than the candidates."""
+        k = check_k(k, len(self.flat))
+        checked = checked_queries(queries, self.flat.keys.shape[1])
+        return [self._search_one(query, k, most) for query in checked]
+
+    def _search_one(self, query: Floats, k: int, most: int | None) -> Neighbours:
+        parameters = faiss.SearchParametersIVF(nprobe=min(self.settings.probes, self._codes.nlist))
+        wanted = min(self.settings.candidates * k, len(self.flat))
+        _, proposed = self._codes.search(query[None], wanted, params=parameters)
+        candidates = proposed[0][proposed[0] >= 0]
+        if len(candidates) < k:
+            return self.flat.search(query[None], k, most)[0]
+        return nearest_of(query, self.flat.keys, candidates, max(k, most or k))

@@ -1,0 +1,1 @@
+"""A knowledge base in PostgreSQL with the pgvector extension."""

@@ -1,0 +1,84 @@
+"""LRU cache of passages and vectors fetched from a remote store."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from specrag.checks import check_whole
+from specrag.retrieval.index.scoring import Bools, Floats, Longs
+from specrag.retrieval.passage import Passage
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fetched:
+    """A passage with its vector, float32 [dimension]."""
+
+    passage: Passage
+    vector: Floats
+
+
+class SeenPassages:
+    """A bounded number of passages and vectors; the least recently used are dropped. Thread-safe.
+
+    Memory: at most ``capacity`` passages, and ``4 * dimension * capacity`` bytes of vectors, taken as they fill up.
+
+    Args:
+        capacity: at least 1.
+        dimension: elements of a vector.
+    """
+
+    def __init__(self, capacity: int, dimension: int) -> None:
+        check_whole("remembered", capacity)
+        self.capacity = capacity
+        self._vectors = np.empty((capacity, dimension), dtype=np.float32)
+        self._passages: list[Passage | None] = []
+        self._rows: OrderedDict[int, int] = OrderedDict()  # from id to row, the most recently used last
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, several: Sequence[Fetched]) -> None:
+        """Add passages, the last as the most recently used."""
+        with self._lock:
+            for fetched in several:
+                row = self._row(fetched.passage.id)
+                self._vectors[row] = fetched.vector
+                self._passages[row] = fetched.passage
+
+    def _row(self, id: int) -> int:
+        if id in self._rows:
+            self._rows.move_to_end(id)
+        elif len(self._rows) < self.capacity:
+            self._rows[id] = len(self._passages)
+            self._passages.append(None)
+        else:
+            _, row = self._rows.popitem(last=False)
+            self._rows[id] = row
+        return self._rows[id]
+
+    def vectors(self, ids: Longs, out: Floats) -> Bools:
+        """Copy the vectors of these passages to the same rows of ``out``; whether each is known. bool [ids]."""
+        with self._lock:
+            rows = np.array([self._rows.get(id, -1) for id in ids.tolist()], dtype=np.int64)
+            known: Bools = rows >= 0
+            out[known] = self._vectors[rows[known]]
+            for id in ids[known].tolist():
+                self._rows.move_to_end(id)
+        return known
+
+    def passages(self, ids: Sequence[int]) -> list[Passage | None]:
+        """These passages, None for each that is not known."""
+        with self._lock:
+            found: list[Passage | None] = []
+            for id in ids:
+                row = self._rows.get(id)
+                found.append(None if row is None else self._passages[row])
+                if row is not None:
+                    self._rows.move_to_end(id)
+        return found

@@ -1,0 +1,388 @@
+"""The knowledge bases of a server: found by name, opened once, replaced when they change, never under a reader."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from specrag.artifacts import MANIFEST, atomic_write_json, fsync, make_folder
+from specrag.errors import InputError, ModelFilesError, SpecragError
+from specrag.retrieval.build import BuildSettings, settle
+from specrag.retrieval.knowledge_base import RERANKED, KnowledgeBase, check_k, rerank
+from specrag.retrieval.manifest import Manifest
+from specrag.retrieval.passage import Hit
+from specrag.retrieval.passage_store import PASSAGES, PassageStore, StoredFile
+from specrag.serving.knowledge.places import Description, Place, check_name, is_name
+from specrag.serving.settings import Settings
+
+if TYPE_CHECKING:
+    from specrag.retrieval.encoder.encoder import Encoder
+    from specrag.retrieval.encoder.reranker import Reranker
+    from specrag.retrieval.stores.pgvector.store import PgVectorStore
+    from specrag.serving.settings import Table
+
+
+class TableBase:
+    """A table of PostgreSQL as a :class:`~specrag.methods.retriever.Retriever`.
+
+    Args:
+        store: the table.
+    """
+
+    def __init__(self, store: PgVectorStore) -> None:
+        self.store = store
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def search(
+        self,
+        queries: Sequence[str],
+        k: int = 5,
+        *,
+        index: str = "hybrid",  # noqa: ARG002 - a table is searched by the one that it was opened for
+        where: Mapping[str, Any] | None = None,
+        reranker: Reranker | None = None,
+    ) -> list[list[Hit]]:
+        """The best passages for each question, best first.
+
+        Raises:
+            InputError: there are conditions; they are set when a table is opened.
+            StoreUnavailable: the database does not answer.
+        """
+        if where:
+            raise InputError("where", where, "a table of PostgreSQL is searched without conditions here")
+        check_k(k, len(self))
+        fetched = k if reranker is None else min(max(k, RERANKED), len(self))
+        found = []
+        for query, ranking in zip(
+            queries, self.store.search(self.store.encode(queries), fetched), strict=True
+        ):
+            passages = self.store.passages(ranking.ids.tolist())
+            hits = [
+                Hit(passage, score) for passage, score in zip(passages, ranking.scores.tolist(), strict=True)
+            ]
+            found.append(hits if reranker is None else rerank(reranker, query, hits)[:k])
+        return found
+
+    def close(self) -> None:
+        """Let the connections go."""
+        self.store.close()
+
+
+def open_table(table: Table) -> TableBase:
+    """Connect to a table.
+
+    Raises:
+        StoreUnavailable: the database cannot be reached.
+        KnowledgeBaseError: the table is none of specrag's.
+    """
+    from specrag.retrieval.stores.pgvector.store import PgVectorStore  # needs specrag[stores]
+
+    return TableBase(PgVectorStore.open(table.url.get_secret_value(), table.table, index=table.index))
+
+
+_DELETED = ".deleted-"  # no knowledge base is called so
+Base: TypeAlias = KnowledgeBase | TableBase
+
+
+@dataclass(slots=True)
+class _Opened:
+    """A knowledge base that is open.
+
+    Attributes:
+        version: of its manifest; another one there means that it has changed.
+        readers: leases on it.
+        kept: whether somebody without a lease may hold it, who closes it by forgetting it.
+    """
+
+    base: Base
+    version: object
+    readers: int = 0
+    kept: bool = False
+    stale: bool = field(default=False)
+
+    def close_if_free(self) -> None:
+        if self.stale and not self.readers and not self.kept:
+            self.base.close()
+
+
+class KnowledgeBases:
+    """All knowledge bases; safe to use from several threads.
+
+    Args:
+        settings: where they are.
+        encoder: the server's own encoder, loaded on first use; bases made with another load theirs.
+    """
+
+    def __init__(self, settings: Settings, encoder: Callable[[], Encoder] | None = None) -> None:
+        self._settings = settings
+        self._encoder = encoder
+        self._others: dict[tuple[str, str], Encoder] = {}
+        self._opened: dict[str, _Opened] = {}
+        self._lock = threading.RLock()
+
+    # -- names ----------------------------------------------------------------------------------------------
+
+    def names(self) -> list[str]:
+        """Of all knowledge bases, sorted."""
+        made: set[str] = set()
+        root = self._settings.kb_root
+        if root is not None:
+            with contextlib.suppress(OSError):
+                made = {
+                    path.name
+                    for path in root.iterdir()
+                    if is_name(path.name) and Place(path).record.is_file()
+                }
+        return sorted({*self._settings.kbs, *self._settings.tables, *made})
+
+    def __contains__(self, name: str) -> bool:
+        return is_name(name) and (
+            name in self._settings.kbs
+            or name in self._settings.tables
+            or (self._settings.kb_root is not None and self.place(name).record.is_file())
+        )
+
+    def kind(self, name: str) -> Literal["folder", "table"]:
+        """What it is."""
+        return "table" if name in self._settings.tables else "folder"
+
+    def place(self, name: str) -> Place:
+        """Its folders in ``kb_root``.
+
+        Raises:
+            InputError: there is no such folder: nothing can be uploaded here.
+        """
+        root = self._settings.kb_root
+        if root is None:
+            raise InputError("kb", name, "this server takes no uploads; its operator can set kb_root")
+        return Place(root / check_name(name))
+
+    def folder(self, name: str) -> Path:
+        """Where its index lies."""
+        configured = self._settings.kbs.get(name)
+        return self.place(name).index if configured is None else configured
+
+    # -- use ------------------------------------------------------------------------------------------------
+
+    def get(self, name: str) -> Base:
+        """A knowledge base to search for as long as it is referred to.
+
+        Raises:
+            KeyError: there is none of this name.
+            InputError: it holds no documents yet.
+            SpecragError: it is damaged, or its database does not answer.
+        """
+        with self._lock:
+            opened = self._open(name)
+            opened.kept = True
+            return opened.base
+
+    @contextlib.contextmanager
+    def lease(self, name: str) -> Iterator[Base]:
+        """A knowledge base that stays open inside the block, whatever is indexed meanwhile; raises as `get`."""
+        with self._lock:
+            opened = self._open(name)
+            opened.readers += 1
+        try:
+            yield opened.base
+        finally:
+            with self._lock:
+                opened.readers -= 1
+                opened.close_if_free()
+
+    def _open(self, name: str) -> _Opened:
+        if name not in self:
+            raise KeyError(name)
+        version = self._version(name)
+        opened = self._opened.get(name)
+        if opened is not None and opened.version == version:
+            return opened
+        fresh = _Opened(
+            open_table(self._settings.tables[name])
+            if self.kind(name) == "table"
+            else self._open_folder(name),
+            version,
+        )
+        self._opened[name] = fresh
+        if opened is not None:
+            opened.stale = True
+            opened.close_if_free()
+        return fresh
+
+    def _version(self, name: str) -> object:
+        """Another value means another content: the state of the manifest, which every change replaces."""
+        if self.kind(name) == "table":
+            return None
+        try:
+            status = (self.folder(name) / MANIFEST).stat()
+        except OSError:
+            return None
+        return status.st_ino, status.st_mtime_ns, status.st_size
+
+    def _open_folder(self, name: str) -> KnowledgeBase:
+        folder = self.folder(name)
+        if not Manifest.exists(folder) and name not in self._settings.kbs:
+            raise InputError("kb", name, "it holds no documents yet; upload some first")
+        made = Manifest.read(folder).encoder
+        try:
+            encoder = self._encoder_of(made.name, made.dtype)
+        except (InputError, ModelFilesError):
+            encoder = None  # BM25 needs none; a dense search says what is missing
+        return KnowledgeBase.open(folder, encoder=encoder)
+
+    def _encoder_of(self, name: str, dtype: str) -> Encoder:
+        if self._encoder is not None and name == self._settings.encoder:
+            encoder = self._encoder()
+            if encoder.dtype == dtype:
+                return encoder
+        if (name, dtype) not in self._others:
+            from specrag.retrieval.encoder.encoder import load_encoder  # it imports torch
+
+            self._others[name, dtype] = load_encoder(name, dtype=dtype)
+        return self._others[name, dtype]
+
+    def close(self) -> None:
+        """Let all of them go."""
+        with self._lock:
+            for opened in self._opened.values():
+                opened.stale, opened.kept = True, False
+                opened.close_if_free()
+            self._opened.clear()
+
+    # -- descriptions ---------------------------------------------------------------------------------------
+
+    def describe(self, name: str) -> Description:
+        """What can be said of it without loading it.
+
+        Raises:
+            KeyError: there is none of this name.
+        """
+        if name not in self:
+            raise KeyError(name)
+        if self.kind(name) == "table":
+            return self._describe_table(name)
+        writable = self._settings.kb_root is not None
+        folder = self.folder(name)
+        if name not in self._settings.kbs and not Manifest.exists(folder):
+            return Description(name, "folder", 0, 0, writable=writable)
+        try:
+            manifest = Manifest.read(folder)
+        except SpecragError:
+            return Description(
+                name, "folder", writable=writable, problem="it cannot be read; see the server's log"
+            )
+        return Description(
+            name,
+            "folder",
+            manifest.documents,
+            manifest.passages,
+            manifest.generation,
+            manifest.encoder.name,
+            writable,
+        )
+
+    def _describe_table(self, name: str) -> Description:
+        with self._lock:
+            opened = self._opened.get(name)
+        if opened is None:
+            return Description(name, "table")
+        return Description(name, "table", passages=len(opened.base))
+
+    def files(self, name: str) -> list[StoredFile]:
+        """The documents that it holds, sorted by name; none for one that is empty.
+
+        Raises:
+            KnowledgeBaseError: it is damaged.
+        """
+        folder = self.folder(name)
+        if not Manifest.exists(folder):
+            return []
+        generation = Manifest.open(folder)
+        try:
+            store = PassageStore(generation.folder / PASSAGES)
+            try:
+                return store.files()
+            finally:
+                store.close()
+        finally:
+            generation.close()
+
+    # -- new ones -------------------------------------------------------------------------------------------
+
+    def create(self, name: str, chunk_tokens: int | None = None, chunk_overlap: int | None = None) -> None:
+        """Make a knowledge base without documents.
+
+        Raises:
+            InputError: the name or a value cannot be used, or nothing can be made here.
+            FileExistsError: there is one of this name.
+            OSError: the disk refuses.
+        """
+        place = self.place(name)
+        settle(BuildSettings(self._settings.encoder, None, chunk_tokens, chunk_overlap), place.index, None)
+        with self._lock:
+            if name in self:
+                raise FileExistsError(name)
+            root = self._settings.kb_root
+            assert root is not None
+            if sum(Place(path).record.is_file() for path in root.glob("*")) >= self._settings.max_kbs:
+                raise InputError(
+                    "name", name, f"there are {self._settings.max_kbs} already; delete one first"
+                )
+            make_folder(place.folder)
+            record = {"chunk_tokens": chunk_tokens, "chunk_overlap": chunk_overlap}
+            atomic_write_json(place.record, record)
+
+    def delete(self, name: str) -> None:
+        """Remove a knowledge base that was made here, with its documents; who reads it may end.
+
+        Raises:
+            InputError: it was not made here.
+            OSError: the disk refuses.
+        """
+        place = self.place(name)
+        with self._lock:
+            if not place.record.is_file():
+                raise InputError("kb", name, "it was not made through the API; its operator can remove it")
+            # One rename, so that a kill leaves all of it or nothing.
+            place.folder.rename(place.folder.with_name(f"{_DELETED}{uuid.uuid4().hex}"))
+            fsync(place.folder.parent)
+            opened = self._opened.pop(name, None)
+            if opened is not None:
+                opened.stale = True
+                opened.close_if_free()
+        self.remove_deleted()
+
+    def remove_deleted(self) -> None:
+        """Remove what is left of deleted ones, also behind a kill."""
+        root = self._settings.kb_root
+        for folder in [] if root is None else root.glob(f"{_DELETED}*"):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def remove_empty(self, name: str) -> None:
+        """Remove what is left of a knowledge base that was to be made, unless it holds or awaits documents."""
+        place = self.place(name)
+        with self._lock:
+            awaited = any(any(folder.glob("*")) for folder in (place.incoming, place.documents))
+            if not awaited and not Manifest.exists(self.folder(name)):
+                place.record.unlink(missing_ok=True)  # first, so that a kill leaves no name
+                shutil.rmtree(place.folder, ignore_errors=True)
+
+    def build_settings(self, name: str) -> BuildSettings:
+        """How its documents become vectors; nothing for one that was made elsewhere, which knows."""
+        if name in self._settings.kbs or Manifest.exists(self.folder(name)):
+            return BuildSettings()
+        record = json.loads(self.place(name).record.read_text(encoding="utf-8"))
+        return BuildSettings(
+            encoder=self._settings.encoder,
+            chunk_tokens=record["chunk_tokens"],
+            chunk_overlap=record["chunk_overlap"],
+        )

@@ -1,0 +1,130 @@
+"""Indexing in a process of its own: ``python -m specrag.serving.knowledge.indexing``.
+
+Documents come from anybody, and the libraries that read them are large: one that crashes them, or makes them take all
+memory, ends this process and not the server. It reads orders from standard input, a JSON object a line, and writes
+JSON lines: ``{"progress": ...}``, at last ``{"report": ...}`` or ``{"error": ...}``. When its standard input ends, its
+server has gone, and so does it, in the middle of an order too; the next run goes on where it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specrag.errors import InputError, SpecragError
+
+if TYPE_CHECKING:
+    from specrag.retrieval.encoder.encoder import Encoder
+
+_NICE = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What to index.
+
+    Args:
+        folder: of the knowledge base.
+        paths: as :func:`specrag.retrieval.build.build` takes them.
+        encoder, chunk_tokens, chunk_overlap: of the build's settings; None takes what is there.
+        most_pages, most_characters: of each document.
+    """
+
+    folder: str
+    paths: tuple[str, ...]
+    encoder: str | None = None
+    chunk_tokens: int | None = None
+    chunk_overlap: int | None = None
+    most_pages: int = sys.maxsize
+    most_characters: int = sys.maxsize
+
+
+class Indexer:
+    """Does orders; keeps the encoders that it has loaded.
+
+    Args:
+        tell: takes each line.
+    """
+
+    def __init__(self, tell: Callable[[dict[str, Any]], None]) -> None:
+        self._tell = tell
+        self._encoders: dict[tuple[str, str], Encoder] = {}
+
+    def run(self, order: Order) -> None:
+        """Index, and tell how far it is and how it ended."""
+        from specrag.retrieval.build import (
+            BuildSettings,
+            build,  # here: the watch over standard input must not wait for it
+        )
+        from specrag.retrieval.documents.converters import ReadingLimits
+
+        folder = Path(order.folder)
+        try:
+            report = build(
+                [Path(path) for path in order.paths],
+                folder,
+                BuildSettings(None, None, order.chunk_tokens, order.chunk_overlap),
+                lambda progress: self._tell({"progress": asdict(progress)}),
+                encoder=self._encoder(folder, order.encoder),
+                limits=ReadingLimits(order.most_pages, order.most_characters),
+            )
+        except InputError as error:
+            self._tell({"error": {"kind": "input", "message": error.remedy}})
+        except SpecragError as error:
+            self._tell({"error": {"kind": "store", "message": str(error)}})
+        else:
+            self._tell({"report": asdict(report)})
+
+    def _encoder(self, folder: Path, name: str | None) -> Encoder:
+        """That of the knowledge base; for a new one that of the order."""
+        from specrag.retrieval.build import DEFAULT_DTYPE, DEFAULT_ENCODER
+        from specrag.retrieval.encoder.encoder import load_encoder
+        from specrag.retrieval.manifest import Manifest
+
+        key = (name or DEFAULT_ENCODER, DEFAULT_DTYPE)
+        if Manifest.exists(folder):
+            made = Manifest.read(folder).encoder
+            key = (made.name, made.dtype)
+        if key not in self._encoders:
+            self._encoders[key] = load_encoder(key[0], dtype=key[1])
+        return self._encoders[key]
+
+
+def main() -> None:
+    """Do orders until standard input ends."""
+    with contextlib.suppress(OSError):
+        os.nice(_NICE)  # answers go before documents
+    with contextlib.suppress(OSError):
+        # Where memory runs out, this process ends and not the server.
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    # Libraries that print must not end up between our lines.
+    lines = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
+    os.dup2(2, 1)
+    orders: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def listen() -> None:
+        for line in sys.stdin:
+            orders.put(line)
+        os._exit(1)
+
+    threading.Thread(target=listen, daemon=True).start()
+
+    def tell(line: dict[str, Any]) -> None:
+        lines.write(f"{json.dumps(line)}\n")
+
+    indexer = Indexer(tell)
+    while True:
+        content = json.loads(orders.get())
+        indexer.run(Order(**{**content, "paths": tuple(content["paths"])}))
+
+
+if __name__ == "__main__":
+    main()

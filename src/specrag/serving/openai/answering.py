@@ -1,0 +1,459 @@
+"""One request that generates texts, from its arrival to its last token: waits for its place, runs, is counted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, Protocol
+
+import anyio
+from starlette.requests import Request
+from starlette.responses import Response
+
+from specrag.engine.passes import Coroutine, Emit
+from specrag.errors import Cancelled, DeadlineExceeded
+from specrag.methods.base import Plan
+from specrag.models.tokenizer import TextStream, Tokenizer
+from specrag.request import Event, Result, Sources, Usage
+from specrag.serving.errors import ApiError
+from specrag.serving.openai.streaming import EventStream, to_json, unless_gone
+from specrag.serving.operation.admission import Ticket
+from specrag.serving.operation.metrics import FinishedGeneration
+from specrag.speculation.decode import Step
+
+if TYPE_CHECKING:
+    from specrag.engine.executor import Executor
+    from specrag.serving.service import Service
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A text is complete.
+
+    Attributes:
+        result: what its coroutine returned.
+    """
+
+    result: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """What one of a request's texts has emitted.
+
+    Attributes:
+        index: of the text.
+        value: a step, another event of its method, or :class:`Ended`.
+    """
+
+    index: int
+    value: Any
+
+
+class RunningTexts:
+    """The coroutines of one request, side by side.
+
+    The first error ends all of them. Ending the iteration of :meth:`emissions` early does too, before their next
+    pass. The ticket is released when the last has ended in the executor, and its memory with it.
+
+    Args:
+        executor: runs them.
+        starts: make the coroutines.
+        ticket: leave to run them.
+        deadline: a time of the executor's clock.
+        behind: for each text an earlier one that reads the same prompt: its first step is waited for, so that its
+            keys and values are found in the prefix cache; ``None`` begins at once.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        starts: Sequence[Callable[[], Coroutine[Any]]],
+        ticket: Ticket,
+        deadline: float | None,
+        behind: Sequence[int | None] | None = None,
+    ) -> None:
+        self._executor = executor
+        self._starts = starts
+        self._deadline = deadline
+        self._behind = behind or [None] * len(starts)
+        self._left = _Countdown(len(starts), ticket.release)
+        self._news: asyncio.Queue[Emission | Exception | None] = asyncio.Queue()
+        self._begun = [asyncio.Event() for _ in starts]
+
+    def interrupt(self, error: Exception) -> None:
+        """End them; whoever iterates gets this error."""
+        self._news.put_nowait(error)
+
+    async def emissions(self) -> AsyncIterator[Emission]:
+        """What they emit, each at its end an :class:`Ended`. To be iterated once."""
+        pumps = [asyncio.ensure_future(self._pump(index)) for index in range(len(self._starts))]
+        try:
+            running = len(pumps)
+            while running:
+                found = await self._news.get()
+                if isinstance(found, Exception):
+                    raise found
+                if found is None:
+                    running -= 1
+                else:
+                    yield found
+        finally:
+            for pump in pumps:
+                pump.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+
+    async def _pump(self, index: int) -> None:
+        tracked = _Tracked(self._starts[index], asyncio.get_running_loop(), self._left)
+        try:
+            first = self._behind[index]
+            if first is not None:
+                await self._begun[first].wait()
+            async with aclosing(self._executor.astream(tracked.run(), deadline=self._deadline)) as emissions:
+                async for value in emissions:
+                    self._begun[index].set()
+                    self._news.put_nowait(Emission(index, value))
+            self._news.put_nowait(None)
+        except Exception as error:
+            self._news.put_nowait(error)
+        finally:
+            self._begun[index].set()
+            if not tracked.began:  # its coroutine will never run, so nobody else counts it
+                self._left.count()
+
+
+class _Countdown:
+    """Calls a function once so many have been counted."""
+
+    def __init__(self, number: int, then: Callable[[], object]) -> None:
+        self._left = number
+        self._then = then
+
+    def count(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self._then()
+
+
+class _Tracked:
+    """A coroutine that says at its end, in the event loop, that it has ended; its sessions are closed by then."""
+
+    def __init__(
+        self, start: Callable[[], Coroutine[Any]], loop: asyncio.AbstractEventLoop, left: _Countdown
+    ) -> None:
+        self._start = start
+        self._loop = loop
+        self._left = left
+        self.began = False
+
+    def run(self) -> Coroutine[None]:
+        self.began = True
+        try:
+            result = yield from self._start()
+            yield Emit(Ended(result))
+        finally:
+            # The loop may have been closed under a server that was stopped.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._left.count)
+
+
+#: The source of text that no model has made, such as the beginning of an answer.
+GIVEN = "given"
+
+
+@dataclass(slots=True)
+class Teller:
+    """Describes what one text's method emits.
+
+    Args:
+        tokenizer: of the model.
+        elapsed: seconds since the request began.
+    """
+
+    tokenizer: Tokenizer
+    elapsed: Callable[[], float]
+    _texts: TextStream = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._texts = TextStream(self.tokenizer)
+
+    def describe(self, emitted: Step | Event) -> dict[str, Any] | None:
+        """An event for the client; ``None`` for what clients have no use for."""
+        if isinstance(emitted, Step):
+            return {"event": "step", **self._step(emitted), "at": self.elapsed()}
+        described = emitted.describe()
+        return None if described is None else {"event": emitted.name, **described, "at": self.elapsed()}
+
+    def _step(self, step: Step) -> dict[str, Any]:
+        tokens = [
+            {"text": self._texts.push(token.token), "source": token.source, "relaxed": token.relaxed}
+            for token in step.tokens
+        ]
+        if step.text and not step.tokens:
+            tokens = [{"text": step.text, "source": GIVEN, "relaxed": False}]
+        return {
+            "tokens": tokens,
+            "drafted": dict(step.drafted_by),
+            "accepted": step.accepted,
+            "drafting_seconds": step.drafting,
+            "verifying_seconds": step.verifying,
+        }
+
+
+def shown_text(emitted: Step | Event) -> str:
+    """The characters that a client's text gains."""
+    return emitted.text if isinstance(emitted, Step) else emitted.text_gained
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A text that has ended.
+
+    Attributes:
+        queued, total: seconds from the request's arrival to its place, and to this text's end.
+    """
+
+    result: Result
+    queued: float
+    total: float
+
+    def describe(self, method: str) -> dict[str, Any]:
+        """The field ``specrag`` for it.
+
+        Args:
+            method: by which it was written.
+        """
+        result = self.result
+        usage = result.describe_usage()
+        usage["seconds"] = {"queue": self.queued, **usage["seconds"], "total": self.total}
+        more = {} if result.details is None else result.details.summary()
+        sources = [source.describe() for source in result.sources]
+        return {"method": method, "sources": sources, "usage": usage, **more}
+
+
+class Answering:
+    """A request's texts.
+
+    Args:
+        service: runs them.
+        method: by which they are written.
+        plans: one a text.
+        said: makes a text of what was sent, for a log that may hold it.
+        arrived: when the request came, by ``time.perf_counter``.
+        deadline: seconds from there that the client allows; at most those of the settings.
+
+    Attributes:
+        ended: of the texts, in their order; ``None`` for one that has not ended.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        method: str,
+        plans: Sequence[Plan],
+        said: Callable[[], str],
+        arrived: float,
+        deadline: float | None,
+    ) -> None:
+        self._service = service
+        self._method = method
+        self._plans = plans
+        self._said = said
+        self._arrived = arrived
+        allowed = service.settings.deadline
+        self._deadline = arrived + (allowed if deadline is None else min(deadline, allowed))
+        self._ticket: Ticket | None = None
+        self._queued: float | None = None
+        self._first: float | None = None
+        self._started = False
+        self.ended: list[Finished | None] = [None] * len(plans)
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the request came."""
+        return time.perf_counter() - self._arrived
+
+    def teller(self) -> Teller:
+        """Describes the events of one of the texts."""
+        return Teller(self._service.llm.tokenizer, lambda: self.elapsed)
+
+    async def enter(self) -> None:
+        """Wait for a place; give it back with :meth:`leave_unused`.
+
+        Raises:
+            ApiError: there is none to be had.
+            DeadlineExceeded: it did not come in time.
+        """
+        amount = sum(self._service.bytes_for(plan.tokens) for plan in self._plans)
+        waiting = self._service.admission.enter(len(self._plans), amount)
+        try:
+            # Not wait_for, which swallows a cancellation that comes as the place does (Python 3.11).
+            async with asyncio.timeout(max(self._deadline - time.perf_counter(), 0.001)):
+                self._ticket = await waiting
+        except TimeoutError:
+            self._count_failure("deadline")
+            raise DeadlineExceeded("the request's time was over before there was a place for it") from None
+        self._queued = self.elapsed
+
+    def leave_unused(self) -> None:
+        """Give the place back if the texts were never run; else their end does."""
+        if self._ticket is not None and not self._started:
+            self._ticket.release()
+
+    @property
+    def finished(self) -> list[Result]:
+        """The results, once all texts have ended."""
+        return [ended.result for ended in self.ended if ended is not None]
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """Tokens that end a text and are no part of it."""
+        return self._service.llm.tokenizer.eos_tokens
+
+    @property
+    def fingerprint(self) -> str:
+        """Of what computes: equal ones give equal texts for equal seeds, as far as rounding allows."""
+        loaded = self._service.llm.loaded
+        return f"specrag-{version('specrag')}-{loaded.dtype}-{loaded.device}"
+
+    def result(self, index: int) -> Result:
+        """Of a text that has ended."""
+        return self._of(index).result
+
+    def describe(self, index: int) -> dict[str, Any]:
+        """The field ``specrag`` for one text that has ended."""
+        return self._of(index).describe(self._method)
+
+    def _of(self, index: int) -> Finished:
+        ended = self.ended[index]
+        assert ended is not None
+        return ended
+
+    def summary(self) -> dict[str, Any]:
+        """The field ``specrag`` of an answer: of its first text, and of the others behind it."""
+        first, *others = [self.describe(index) for index in range(len(self.ended))]
+        return {**first, "others": others} if others else first
+
+    async def emissions(self) -> AsyncIterator[Emission]:
+        """Run the texts; what they emit, and an :class:`~specrag.serving.openai.answering.Ended` for each."""
+        assert self._ticket is not None  # entered before
+        self._started = True
+        llm = self._service.llm
+        behind = same_prompts(self._plans) if llm.prefixes.limit_bytes else None
+        starts = [plan.begin for plan in self._plans]
+        texts = RunningTexts(llm.executor, starts, self._ticket, self._deadline, behind)
+        self._service.running.add(texts)
+        try:
+            async with aclosing(texts.emissions()) as emissions:  # type: ignore[type-var]
+                async for emission in emissions:
+                    self._note(emission)
+                    yield emission
+        except (GeneratorExit, asyncio.CancelledError, Cancelled):
+            self._count_failure("cancelled")
+            raise
+        except DeadlineExceeded:
+            self._count_failure("deadline")
+            raise
+        except Exception:
+            self._count_failure("error")
+            raise
+        finally:
+            self._service.running.discard(texts)
+
+    def _note(self, emission: Emission) -> None:
+        value = emission.value
+        if isinstance(value, Ended):
+            self.ended[emission.index] = Finished(value.result, self._queued or 0.0, self.elapsed)
+            self._count(value.result, value.result.finish_reason)
+        elif self._first is None and isinstance(value, Step) and value.tokens:
+            self._first = self.elapsed
+        elif isinstance(value, Sources) and self._service.searches is not None:
+            found = len(value.sources) + len(value.left_out)
+            self._service.searches(value.retrieval_seconds, found)
+
+    def _count(self, result: Result | None, reason: str) -> None:
+        told = self._service.settings.log_prompts
+        usage = Usage(0, 0, 0, 0, {}, {}) if result is None else result.usage
+        figures = FinishedGeneration(
+            method=self._method,
+            reason=reason,
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            completion_tokens=usage.completion_tokens,
+            passes=usage.passes,
+            drafted_by=usage.drafted_by,
+            accepted_by=usage.accepted_by,
+            total=self.elapsed,
+            queued=self._queued,
+            first_token=self._first,
+            prompt=self._said() if told else None,
+            answer=("" if result is None else result.text) if told else None,
+        )
+        for observer in self._service.observers:
+            observer(figures)
+
+    def _count_failure(self, reason: str) -> None:
+        for ended in self.ended:
+            if ended is None:
+                self._count(None, reason)
+
+
+def same_prompts(plans: Sequence[Plan]) -> list[int | None]:
+    """For each plan the earlier one that reads the same prompt; ``None`` for the first of its kind."""
+    first: dict[tuple[int, ...], int] = {}
+    found: list[int | None] = []
+    for index, plan in enumerate(plans):
+        known = first.get(plan.prompt) if plan.prompt else None
+        found.append(known)
+        if plan.prompt and known is None:
+            first[plan.prompt] = index
+    return found
+
+
+class AnswerWriter(Protocol):
+    """Puts an answer into OpenAI's form."""
+
+    async def whole(self) -> dict[str, Any]:
+        """The answer as one object."""
+
+    def chunks(self) -> AsyncIterator[dict[str, Any]]:
+        """The answer as it comes."""
+
+
+async def respond(request: Request, answering: Answering, writer: AnswerWriter, *, stream: bool) -> Response:
+    """Answer when a place is free; end the work if the client goes away."""
+    if not stream:
+        try:
+            content = await unless_gone(request, _written(writer))
+            return Response(content, media_type="application/json")
+        finally:
+            answering.leave_unused()
+    try:
+        await unless_gone(request, answering.enter())
+    except BaseException:
+        answering.leave_unused()  # a place may have been given in the moment that the client went
+        raise
+    return EventStream(writer.chunks(), answering.leave_unused)
+
+
+async def _written(writer: AnswerWriter) -> bytes:
+    whole = await writer.whole()
+    return await anyio.to_thread.run_sync(to_json, whole)
+
+
+def service_of(request: Request) -> Service:
+    """The server's service, ready to answer.
+
+    Raises:
+        ApiError: it is not ready, or stops.
+    """
+    service: Service = request.app.state.service
+    if service.state == "stopping":
+        raise ApiError(503, "the server is being stopped", code="stopping", headers={"Retry-After": "10"})
+    service.llm  # noqa: B018 - raises while it is being loaded
+    return service

@@ -1,0 +1,219 @@
+"""``POST /v1/chat/completions``: the next message of a conversation, with or without a knowledge base and tools."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import anyio
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from specrag.errors import InputError
+from specrag.methods.base import Plan
+from specrag.request import Request as TextRequest
+from specrag.request import Result
+from specrag.serving.openai.answering import Answering, Ended, respond, service_of, shown_text
+from specrag.serving.openai.logprobs import TokenNames, chat_log_probs
+from specrag.serving.openai.messages import CallReader, ToolUse, read_conversation, tool_use
+from specrag.serving.openai.planning import Planner, form_processors, prepare
+from specrag.serving.openai.schemas import ChatCompletionRequest
+from specrag.serving.openai.writing import AnswerWriter
+from specrag.serving.operation.limits import JsonRoute
+from specrag.speculation.decode import Step
+
+router = APIRouter(route_class=JsonRoute, tags=["chat"])
+
+
+@router.post("/v1/chat/completions")
+async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
+    """Answer a conversation."""
+    arrived = time.perf_counter()
+    service = service_of(request)
+    service.check_model(body.model)
+    planner = Planner(service, request.state.key, "messages")
+    wish = body.wish
+    job = await prepare(request, service, partial(_prepare, body, planner), arrived, wish.deadline)
+    said = partial(_said, body)
+    answering = Answering(service, job.method, job.plans, said, arrived, wish.deadline)
+    writer = _Writer(body, job, answering, TokenNames(service.llm.tokenizer), service.settings.name)
+    return await respond(request, answering, writer, stream=bool(body.stream))
+
+
+def _said(body: ChatCompletionRequest) -> str:
+    return json.dumps(body.model_dump(mode="json", exclude_none=True)["messages"], ensure_ascii=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """The texts of a request.
+
+    Attributes:
+        method: by which they are written.
+        plans: one a choice.
+        tools: that may be called; ``None`` for none.
+    """
+
+    method: str
+    plans: list[Plan]
+    tools: ToolUse | None
+
+
+def _prepare(body: ChatCompletionRequest, planner: Planner) -> _Job:
+    """Check everything and tokenize; runs beside the event loop."""
+    choices = body.n or 1
+    planner.check_choices(choices)
+    if body.top_logprobs is not None and not body.logprobs:
+        raise InputError("top_logprobs", body.top_logprobs, "set logprobs to true")
+    tools = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
+    conversation = read_conversation(body.messages, tools)
+    wish = body.wish
+    # Earlier messages give way to passages.
+    kept = conversation.messages if wish.kb is None else conversation.messages[-1:]
+    planner.check_sizes([message["content"] for message in kept])
+    processors = form_processors(planner.service, body.response_format)
+    if tools is not None:
+        if processors and tools.required:
+            raise InputError("response_format", "a form", "leave it out where a tool must be called")
+        # A text that must keep to a form cannot hold calls; whoever asks for both wants the form.
+        tools = None if processors else tools
+    if tools is not None:
+        processors.append(tools.grammar(planner.service.grammars))
+    max_tokens = body.max_completion_tokens or body.max_tokens
+    options = planner.options(body, max_tokens, processors)
+    if body.logprobs:
+        options["log_probs"] = body.top_logprobs or 0
+    if wish.kb is not None and not conversation.question.strip():
+        raise InputError("messages", "no question", "end with the user's question, to be looked up")
+    method = planner.method(body)
+    plans = planner.plans(wish, method, TextRequest(conversation.messages, options), choices)
+    return _Job(method.name, plans, tools)
+
+
+class _Writer(AnswerWriter):
+    """Answers in OpenAI's form.
+
+    Args:
+        body: of the request.
+        job: its texts.
+        answering: runs them.
+        names: of tokens.
+        model: as requests call it.
+    """
+
+    def __init__(
+        self, body: ChatCompletionRequest, job: _Job, answering: Answering, names: TokenNames, model: str
+    ) -> None:
+        objects = ("chat.completion", "chat.completion.chunk")
+        super().__init__(body, answering, names, model, "chatcmpl", objects)
+        self._job = job
+        self._shows_log_probs = bool(body.logprobs)
+
+    # -- in one piece -----------------------------------------------------------------------------------------
+
+    async def whole(self) -> dict[str, Any]:
+        """The answer in one piece."""
+        await self.answering.enter()
+        async with aclosing(self.answering.emissions()) as emissions:  # type: ignore[type-var]
+            async for _ in emissions:
+                pass
+        return await anyio.to_thread.run_sync(self._whole)
+
+    def _whole(self) -> dict[str, Any]:
+        """Beside the event loop, for log-probabilities take their time."""
+        return self.whole_of(
+            [self._choice(index, result) for index, result in enumerate(self.answering.finished)]
+        )
+
+    def _choice(self, index: int, result: Result) -> dict[str, Any]:
+        reader = CallReader()
+        text = result.text
+        if self._job.tools is not None:
+            text = reader.push(text)
+            text += reader.finish()
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if reader.calls:
+            message["content"] = text or None
+            message["tool_calls"] = [call.model_dump(exclude={"index"}) for call in reader.calls]
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": self._log_probs(result.tokens),
+            "finish_reason": _reason(result, reader),
+        }
+
+    # -- as it comes ------------------------------------------------------------------------------------------
+
+    async def chunks(self) -> AsyncIterator[dict[str, Any]]:
+        """The answer as it comes."""
+        count = len(self._job.plans)
+        tellers = [self.answering.teller() for _ in range(count)]
+        readers = [CallReader() for _ in range(count)]
+        told = [0] * count
+        begun: set[int] = set()
+        async with aclosing(self.answering.emissions()) as emissions:  # type: ignore[type-var]
+            async for index, value in ((emission.index, emission.value) async for emission in emissions):
+                if index not in begun:
+                    begun.add(index)
+                    yield self._chunk(index, {"role": "assistant", "content": "", "refusal": None})
+                reader = readers[index]
+                if isinstance(value, Ended):
+                    rest = reader.finish()
+                    if rest:
+                        yield self._chunk(index, {"content": rest})
+                    for chunk in self._calls(index, reader, told):
+                        yield chunk
+                    yield self._last(index, reader)
+                    continue
+                text = shown_text(value)
+                if self._job.tools is not None:
+                    text = reader.push(text)
+                event = tellers[index].describe(value) if self.tells_events else None
+                log_probs = self._log_probs(value.tokens) if isinstance(value, Step) else None
+                if text or event or log_probs:
+                    delta = {"content": text} if text else {}
+                    yield self._chunk(index, delta, log_probs=log_probs, event=event)
+                for chunk in self._calls(index, reader, told):
+                    yield chunk
+        for chunk in self.usage_chunks():
+            yield chunk
+
+    def _calls(self, index: int, reader: CallReader, told: list[int]) -> list[dict[str, Any]]:
+        """Chunks for calls that are complete and were not told yet."""
+        chunks = []
+        for number in range(told[index], len(reader.calls)):
+            call = reader.calls[number].model_copy(update={"index": number})
+            chunks.append(self._chunk(index, {"tool_calls": [call.model_dump()]}))
+        told[index] = len(reader.calls)
+        return chunks
+
+    def _last(self, index: int, reader: CallReader) -> dict[str, Any]:
+        reason = _reason(self.answering.result(index), reader)
+        return self._chunk(index, {}, reason=reason, event=self.done(index))
+
+    def _chunk(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        *,
+        reason: str | None = None,
+        log_probs: dict[str, Any] | None = None,
+        event: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        choice = {"index": index, "delta": delta, "logprobs": log_probs, "finish_reason": reason}
+        return self.chunk_of(choice, event)
+
+    def _log_probs(self, tokens: Any) -> dict[str, Any] | None:
+        if not self._shows_log_probs:
+            return None
+        shown = self.names.shown(tokens, self.ends)
+        return chat_log_probs(self.names, shown) if shown or self.answering.finished else None
+
+
+def _reason(result: Result, reader: CallReader) -> str:
+    return "tool_calls" if reader.calls and result.finish_reason == "stop" else result.finish_reason

@@ -1,0 +1,140 @@
+"""Log-probabilities in the two forms of OpenAI's API, and those of a text that is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from specrag.engine.outputs import NOTHING, Outputs
+from specrag.engine.passes import Coroutine, Emit
+from specrag.engine.session import Session
+from specrag.models.tokenizer import Tokenizer
+from specrag.request import Result, Timing, Usage
+from specrag.speculation.decode import TARGET, DecodedToken
+from specrag.speculation.target import Alternative
+
+if TYPE_CHECKING:
+    from specrag.language_model import LanguageModel
+
+#: What JSON says for a probability of 0.
+_LEAST = -9999.0
+
+
+class TokenNames:
+    """Tokens as clients see them.
+
+    Args:
+        tokenizer: of the model.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._special = {token: text for text, token in tokenizer.special_tokens.items()}
+
+    def bytes(self, token: int) -> bytes:
+        """What it stands for; the name of a special token."""
+        return self._special[token].encode() if token in self._special else self._tokenizer.token_bytes(token)
+
+    def text(self, token: int) -> str:
+        """The same as characters; parts of one are escaped."""
+        data = self.bytes(token)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+    def shown(self, tokens: Iterable[DecodedToken], ends: frozenset[int]) -> list[DecodedToken]:
+        """Those that are part of the text: all but the one that has ended it."""
+        return [token for token in tokens if token.token not in ends]
+
+
+def chat_log_probs(names: TokenNames, tokens: Sequence[DecodedToken]) -> dict[str, Any]:
+    """``logprobs`` of a chat completion's choice."""
+
+    def described(token: int, log_prob: float | None) -> dict[str, Any]:
+        data = names.bytes(token)
+        return {"token": names.text(token), "logprob": _number(log_prob), "bytes": list(data)}
+
+    content = [
+        {
+            **described(token.token, token.log_prob),
+            "top_logprobs": [described(other.token, other.log_prob) for other in token.alternatives],
+        }
+        for token in tokens
+    ]
+    return {"content": content, "refusal": None}
+
+
+def completion_log_probs(
+    names: TokenNames, tokens: Sequence[DecodedToken], offset: int, *, from_start: bool = False
+) -> dict[str, Any]:
+    """``logprobs`` of a completion's choice.
+
+    Args:
+        offset: characters in front of the first token.
+        from_start: nothing stands in front of the first token, which therefore has no probability.
+    """
+    texts = [names.text(token.token) for token in tokens]
+    offsets = []
+    for text in texts:
+        offsets.append(offset)
+        offset += len(text)
+    top = [
+        {names.text(other.token): _number(other.log_prob) for other in token.alternatives} for token in tokens
+    ]
+    numbers: list[float | None] = [_number(token.log_prob) for token in tokens]
+    first = {"token_logprobs": numbers, "top_logprobs": [*top]}
+    if from_start and tokens:
+        first = {"token_logprobs": [None, *numbers[1:]], "top_logprobs": [None, *top[1:]]}
+    return {"tokens": texts, **first, "text_offset": offsets}
+
+
+def _number(log_prob: float | None) -> float:
+    return _LEAST if log_prob is None else max(log_prob, _LEAST)
+
+
+# Every row of such a pass has a whole vocabulary of logits.
+_CHUNK = 64
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScored:
+    """An event: what the model thinks of the prompt.
+
+    Attributes:
+        tokens: of the prompt; the first has no log-probability.
+    """
+
+    tokens: tuple[DecodedToken, ...]
+
+
+def scoring(
+    llm: LanguageModel, tokens: Sequence[int], top: int, then: Callable[[], Coroutine[Result]] | None
+) -> Coroutine[Result]:
+    """Score a prompt, emit :class:`PromptScored`, then generate.
+
+    Args:
+        top: how many alternatives to tell beside each token.
+        then: generates; by default nothing is generated.
+    """
+    session = Session(llm.model)
+    try:
+        wanted = [Outputs(top_k=top, log_probs_of=(int(token),)) for token in tokens[1:]]
+        scored = [DecodedToken(int(tokens[0]), TARGET)]
+        if wanted:
+            # The last token is not fed: what follows it is not asked for here.
+            rows = yield from session.extend(tokens, wanted or NOTHING, _CHUNK)
+            for token, row in zip(tokens[1:], rows, strict=True):
+                assert row.log_probs is not None
+                others: tuple[Alternative, ...] = ()
+                if top and row.top_tokens is not None and row.top_log_probs is not None:
+                    pairs = zip(row.top_tokens, row.top_log_probs, strict=True)
+                    others = tuple(Alternative(int(other), float(log_prob)) for other, log_prob in pairs)
+                scored.append(DecodedToken(int(token), TARGET, float(row.log_probs[0]), others))
+    finally:
+        session.close()
+    yield Emit(PromptScored(tuple(scored)))
+    if then is None:
+        return Result("", (), "length", Usage(len(tokens), 0, 0, 0, {}, {}), Timing(0.0, 0.0))
+    return (yield from then())

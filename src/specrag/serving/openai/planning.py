@@ -1,0 +1,301 @@
+"""From a request's body to checked plans: the options of its texts, its seeds, its method."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
+
+from starlette.requests import Request
+
+from specrag.engine.passes import Coroutine
+from specrag.engine.threads import use_one_thread
+from specrag.errors import ContextLengthError, DeadlineExceeded, InputError
+from specrag.methods.base import Method, Needs, Plan
+from specrag.methods.registry import make_method
+from specrag.request import Options, Result, SearchOptions, check_search
+from specrag.request import Request as TextRequest
+from specrag.serving.errors import ApiError
+from specrag.serving.keys import ApiKey
+from specrag.serving.listings import default_method
+from specrag.serving.openai.schemas import GenerationBody, ResponseFormat, SpecragField
+from specrag.serving.openai.streaming import unless_gone
+from specrag.serving.service import PREPARED
+
+if TYPE_CHECKING:
+    from specrag.engine.processors import LogitsProcessor
+    from specrag.serving.service import Service
+
+
+T = TypeVar("T")
+
+_OPTIONS = "specrag.options"
+_SEARCH = frozenset(SearchOptions.model_fields)
+_CUT = 64  # tokens by which the beginning of a text may be longer than in the whole
+
+_NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+
+# Reading a long prompt takes a while: not in the event loop, and not in more threads than there are processors to win.
+_threads = ThreadPoolExecutor(PREPARED, thread_name_prefix="specrag-prepare", initializer=use_one_thread)
+
+
+async def prepare(
+    request: Request, service: Service, function: Callable[[], T], arrived: float, deadline: float | None
+) -> T:
+    """Run a function that tokenizes, checks or opens files beside the event loop, in its turn and in time.
+
+    Args:
+        request: ends the wait when its client goes away.
+        arrived: when it came, by ``time.perf_counter``.
+        deadline: seconds from there that the client allows; at most those of the settings.
+
+    Raises:
+        ApiError: too many wait.
+        DeadlineExceeded: the time is over.
+        Cancelled: the client has gone.
+    """
+    allowed = service.settings.deadline
+    ends = arrived + (allowed if deadline is None else min(deadline, allowed))
+    try:
+        async with asyncio.timeout(max(ends - time.perf_counter(), 0.001)):
+            return await unless_gone(request, _in_turn(service, function))
+    except TimeoutError:
+        raise DeadlineExceeded("the request's time was over before it was prepared") from None
+
+
+async def _in_turn(service: Service, function: Callable[[], T]) -> T:
+    loop = asyncio.get_running_loop()
+    ticket = await service.preparations.enter(1, 0)
+
+    def release(_: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop of a server that was stopped
+            loop.call_soon_threadsafe(ticket.release)
+
+    working = _threads.submit(function)
+    # Not where it is waited for: whoever gives up leaves the thread at work, or it never begins.
+    working.add_done_callback(release)
+    return await asyncio.wrap_future(working)
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """Makes checked plans of what a caller asks of a server.
+
+    Attributes:
+        prompt_field: where a request's body holds the prompt, for errors.
+    """
+
+    service: Service
+    key: ApiKey
+    prompt_field: str
+
+    def method(self, body: GenerationBody) -> Method:
+        """The method that a request names, or the server's, with its options.
+
+        Raises:
+            InputError: there is none of this name, an option cannot be used, or the client could not be told that
+                text is taken back.
+        """
+        wish = body.wish
+        name = wish.method or default_method(self.service.settings.method, wish.kb is not None)
+        method = make_method(name, wish.options, field="specrag.method", place=_OPTIONS)
+        if method.retracts and body.stream and not wish.events:
+            raise InputError("specrag.events", False, "set it to true: text that was sent may be taken back")
+        return method
+
+    def options(
+        self, body: GenerationBody, max_tokens: int | None, processors: Sequence[LogitsProcessor] = ()
+    ) -> Options:
+        """The generation's options that a body gives.
+
+        Raises:
+            InputError: a token of ``logit_bias`` is no number.
+        """
+        options: Options = {**_sampling(body), "tenant": self.key.name}
+        if body.stop is not None:
+            options["stop"] = tuple([body.stop] if isinstance(body.stop, str) else body.stop)
+        if body.logit_bias:
+            options["logit_bias"] = _bias(body.logit_bias)
+        if body.ignore_eos:
+            options["ignore_eos"] = True
+        if processors:
+            options["processors"] = tuple(processors)
+        # Where nothing is drawn, passages may still be dealt out by the seed: equal requests get equal answers.
+        unseeded = 0 if options["temperature"] == 0 else secrets.randbits(62)
+        options["seed"] = unseeded if body.seed is None else body.seed
+        limit = self.service.settings.max_output_tokens
+        asked = max_tokens if limit is None else min(limit, max_tokens or limit)
+        if asked is not None:
+            options["max_tokens"] = asked
+        return options
+
+    def plans(self, wish: SpecragField, method: Method, request: TextRequest, count: int) -> list[Plan]:
+        """Checked plans for several choices of one request; they differ in their seeds.
+
+        Raises:
+            InputError: a value cannot be used.
+            ContextLengthError: the prompt does not fit.
+        """
+        given = self.service.resources(wish.kb, self.key.may_read)
+        options: Options = {**request.options}
+        if given.retriever is None:  # else earlier messages give way, and the method says what is too long
+            self.check_length(request)
+            if Needs.CONTEXT not in method.needs:
+                options = {"max_tokens": self.service.llm.context_length, **options}
+        seed, greedy = options["seed"], options["temperature"] == 0
+
+        def plan(index: int) -> Plan:
+            chosen: Options = {**options, "seed": seed if greedy else choice_seed(seed, index)}
+            with self._named(wish, method):
+                made = method.plan(replace(request, options=chosen, search=_search(wish)), given)
+
+            def begin() -> Coroutine[Result]:
+                with self._named(wish, method):
+                    return (yield from method.run(made))
+
+            return replace(made, begin=begin)
+
+        return [plan(index) for index in range(count)]
+
+    @contextlib.contextmanager
+    def _named(self, wish: SpecragField, method: Method) -> Iterator[None]:
+        """Let errors name the fields of the body."""
+        try:
+            yield
+        except ContextLengthError:
+            raise
+        except InputError as error:
+            name = error.field.removeprefix("--").partition(":")[0]
+            if name in ("prompt", "messages"):
+                place = self.prompt_field
+            elif name == "kb":
+                place = "specrag.kb"
+            elif name in wish.options or name in method.Options.model_fields.keys() - _SEARCH:
+                place = f"{_OPTIONS}.{name}"
+            else:
+                place = f"specrag.{name}" if name in _SEARCH else error.field
+            raise InputError(place, error.value, error.remedy) from None
+
+    def check_length(self, request: TextRequest) -> None:
+        """Refuse a prompt that is longer than the settings or the model allow.
+
+        Raises:
+            ContextLengthError: it is.
+        """
+        tokens = len(self.service.llm.encode(request.prompt, raw=request.options.get("raw", False)))
+        if tokens > self._most_tokens:
+            raise _too_long(f"{tokens:,} tokens", self._most_tokens)
+
+    def check_sizes(self, texts: Sequence[str]) -> None:
+        """Refuse texts that cannot fit, before they are tokenized: by their bytes, then by their beginnings.
+
+        Args:
+            texts: parts of one prompt; none holds half of a surrogate pair.
+
+        Raises:
+            ContextLengthError: they are too long together, or one of them is alone.
+        """
+        tokenizer, most = self.service.llm.tokenizer, self._most_tokens
+        size = sum(len(text.encode()) for text in texts)
+        if size > most * tokenizer.longest_token:
+            raise _too_long(f"{size:,} bytes", most)
+        for text in texts:
+            length = 2 * most
+            while length < len(text):
+                # The end of a beginning may be a few tokens more than it is in the whole.
+                tokens = len(tokenizer.encode(text[:length], special=False))
+                if tokens > most + _CUT:
+                    raise _too_long(f"more than {tokens:,} tokens", most)
+                length *= 2
+
+    @property
+    def _most_tokens(self) -> int:
+        limit, known = self.service.settings.max_prompt_tokens, self.service.llm.context_length
+        return known if limit is None else min(limit, known)
+
+    def check_choices(self, count: int) -> None:
+        """Refuse more texts than one request may ask for.
+
+        Raises:
+            ApiError: there are more.
+        """
+        most = self.service.settings.max_choices
+        if count > most:
+            message = f"n: {count} texts are asked for in one request and at most {most} are written"
+            raise ApiError(400, message, code="invalid_value", param="n")
+
+
+def _sampling(body: GenerationBody) -> Options:
+    # As OpenAI's: 1. An answer from passages is to say what they say.
+    options: Options = {"temperature": 1.0 if body.wish.kb is None else 0.0}
+    for name in _NUMBERS:
+        value = getattr(body, name)
+        if value is not None:
+            options[name] = value  # type: ignore[literal-required]
+    if body.top_p == 0:  # the likeliest token alone, which is what clients mean by it
+        options["top_p"], options["top_k"] = 1.0, 1
+    elif body.top_k is not None:
+        options["top_k"] = max(body.top_k, 0)
+    return options
+
+
+def _search(wish: SpecragField) -> SearchOptions:
+    return check_search(wish.model_dump(include=set(_SEARCH)))
+
+
+def _too_long(size: str, most: int) -> ContextLengthError:
+    return ContextLengthError("prompt", size, f"at most {most:,} tokens are taken; shorten it")
+
+
+def choice_seed(seed: int, index: int) -> int:
+    """The seed of a further choice: a function of the request's and the choice's number."""
+    if index == 0:
+        return seed
+    text = f"{seed:x}/choice/{index:x}"
+    return int.from_bytes(hashlib.blake2b(text.encode("ascii"), digest_size=7).digest(), "little")
+
+
+def check_text(field: str, text: str) -> str:
+    """A text that can be encoded.
+
+    Raises:
+        InputError: it holds half of a surrogate pair, which JSON can write and UTF-8 cannot.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InputError(
+            field, "a text", "it holds half of a surrogate pair; send whole characters"
+        ) from None
+    return text
+
+
+def _bias(given: dict[str, float]) -> dict[int, float]:
+    bias = {}
+    for token, value in given.items():
+        if not token.isascii() or not token.isdigit() or len(token) > 9:
+            raise InputError("logit_bias", token, "give token ids, as texts of digits")
+        bias[int(token)] = value
+    return bias
+
+
+def form_processors(service: Service, form: ResponseFormat | None) -> list[LogitsProcessor]:
+    """The processors of a request's ``response_format``.
+
+    Raises:
+        InputError: there is no schema, or one that cannot be followed.
+    """
+    if form is None or form.type == "text":
+        return []
+    if form.type == "json_object":
+        return [service.grammars.json()]
+    if form.json_schema is None:
+        raise InputError("response_format.json_schema", None, "give a name and a schema")
+    schema = form.json_schema.schema_
+    return [service.grammars.json(schema if schema is not None else {"type": "object"})]

@@ -1,0 +1,271 @@
+"""What clients may send: OpenAI's request bodies, and the field ``specrag`` beside their fields.
+
+A field that nobody knows is refused, so that a misspelt one is not silently without effect. Fields of OpenAI's API
+that change nothing here (such as ``user``) are known and ignored. Numbers are checked where they are used, by the
+rules that Python and the command line share.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+
+from specrag.request import SearchOptions
+
+#: Most choices of one request.
+MAX_CHOICES = 16
+
+#: Most texts of one call for embeddings.
+MAX_INPUTS = 2048
+
+#: Most prompts of one call for completions.
+MAX_PROMPTS = 64
+
+#: Most pieces of one message, and entries of fields that change nothing.
+MAX_PARTS, MAX_IGNORED = 256, 64
+
+#: Most stop strings of one request, and characters of each.
+MAX_STOPS, MAX_STOP_LENGTH = 16, 256
+
+_MOST_UNKNOWN = 8  # fields that are each told
+
+Count: TypeAlias = Annotated[int, Field(ge=1, le=1_000_000)]
+#: A list, for JSON has no tuples.
+Conditions: TypeAlias = Annotated[
+    list[Annotated[str, Field(max_length=1000)]], Field(max_length=32, fail_fast=True)
+]
+StopText: TypeAlias = Annotated[str, Field(max_length=MAX_STOP_LENGTH)]
+
+
+class Body(BaseModel):
+    """Refuses fields that it does not know, and guesses no types."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_count(cls, values: Any) -> Any:
+        """Refuse thousands of unknown fields at once: each would be an error of its own."""
+        if isinstance(values, dict) and len(values) > len(cls.model_fields) + _MOST_UNKNOWN:
+            raise ValueError("it has more fields than there are; send those of the API alone")
+        return values
+
+
+class SpecragField(Body, SearchOptions):
+    """How to answer: which knowledge base, which method, and how passages are found."""
+
+    kb: Annotated[str, Field(max_length=128)] | None = Field(
+        None, description="Name of a knowledge base of this server; null answers without one."
+    )
+    method: Annotated[str, Field(max_length=64)] | None = Field(
+        None, description="A name of GET /v1/specrag/methods; null takes the server's default."
+    )
+    options: dict[str, JsonValue] = Field(
+        default_factory=dict, description="Of that method, as the same call lists them."
+    )
+    where: Conditions = Field(  # type: ignore[assignment]
+        default_factory=list, description="Conditions on metadata, such as year>=2000 or title=A,B."
+    )
+    rerank: None = Field(None, description="Of Python and the command line alone.")
+    events: bool = Field(False, description="Tell of sources and rounds in the stream's chunks.")
+    deadline: Annotated[float, Field(gt=0, le=86_400)] | None = Field(
+        None, description="Seconds from the request's arrival after which it is ended."
+    )
+
+
+class StreamOptions(Body):
+    """How a stream is told.
+
+    Attributes:
+        include_usage: send a last chunk with the counts of tokens.
+        include_obfuscation: ignored.
+    """
+
+    include_usage: bool = False
+    include_obfuscation: bool | None = None
+
+
+class GenerationBody(Body):
+    """The fields that completions and chat completions share."""
+
+    model: Annotated[str, Field(max_length=256)]
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    stop: StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    logit_bias: (
+        Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024, fail_fast=True)]
+        | None
+    ) = None
+    # Beyond OpenAI's, by the names that other servers use.
+    top_k: Annotated[int, Field(ge=-1, le=1_000_000)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    ignore_eos: bool = False
+    specrag: SpecragField | None = None
+    # Known and without effect.
+    user: str | None = None
+
+    @property
+    def wish(self) -> SpecragField:
+        """The field ``specrag``; its defaults where it is left out."""
+        return self.specrag or SpecragField()
+
+
+class CompletionRequest(GenerationBody):
+    """Body of ``POST /v1/completions``."""
+
+    prompt: (
+        str
+        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
+        | Annotated[list[int], Field(min_length=1, fail_fast=True)]
+        | Annotated[
+            list[Annotated[list[int], Field(min_length=1, fail_fast=True)]],
+            Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True),
+        ]
+    )
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    suffix: str | None = None
+    response_format: ResponseFormat | None = None
+
+
+class ContentPart(Body):
+    """A piece of a message; texts only, for now."""
+
+    type: Literal["text"]
+    text: str
+
+
+class CalledFunction(Body):
+    """A function that the model has called; ``arguments`` is JSON as a text."""
+
+    name: Annotated[str, Field(max_length=128)]
+    arguments: str
+
+
+class ToolCall(Body):
+    """A call of a tool, in an assistant's message."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None
+
+
+class Message(Body):
+    """A message of the conversation; ``tool`` messages answer a call."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[ContentPart], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
+    name: str | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=64, fail_fast=True)] | None = None
+    tool_call_id: str | None = None
+    # What an assistant's message may carry when a client sends back what it was given.
+    refusal: str | None = None
+    annotations: Annotated[list[Any], Field(max_length=MAX_IGNORED)] | None = None
+    audio: None = None
+    function_call: None = None
+
+
+class FunctionDefinition(Body):
+    """A function that the model may call; ``parameters`` is a JSON schema."""
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, JsonValue] | None = None
+    strict: bool | None = None
+
+
+class Tool(Body):
+    """A tool that the model may call."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class NamedFunction(Body):
+    """The name of a function."""
+
+    name: str
+
+
+class NamedTool(Body):
+    """A tool that the model must call."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class JsonSchema(Body):
+    """A schema that the answer must satisfy."""
+
+    name: Annotated[str, Field(max_length=64)]
+    description: str | None = None
+    schema_: dict[str, JsonValue] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    """The form of the answer: text, any JSON object, or JSON of a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class ChatCompletionRequest(GenerationBody):
+    """Body of ``POST /v1/chat/completions``."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=1024, fail_fast=True)]
+    max_completion_tokens: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    response_format: ResponseFormat | None = None
+    tools: Annotated[list[Tool], Field(max_length=128, fail_fast=True)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    # Known and without effect.
+    metadata: Annotated[dict[str, str], Field(max_length=MAX_IGNORED, fail_fast=True)] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    reasoning_effort: str | None = None
+    verbosity: str | None = None
+    modalities: Annotated[list[Literal["text"]], Field(max_length=8, fail_fast=True)] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+
+class EmbeddingRequest(Body):
+    """Body of ``POST /v1/embeddings``."""
+
+    model: Annotated[str, Field(max_length=256)]
+    input: str | Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+    user: str | None = None
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong, in OpenAI's form."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(BaseModel):
+    """The body of every answer that is an error."""
+
+    error: ErrorDetail
+
+
+CompletionRequest.model_rebuild()

@@ -1,0 +1,160 @@
+"""How answers are sent: server-sent events, large JSON; and work that ends when its client goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from specrag.errors import Cancelled
+from specrag.serving.errors import error_body, error_response, to_api_error
+
+T = TypeVar("T")
+
+_DONE = b"data: [DONE]\n\n"
+
+#: No proxy may hold a part of an answer back.
+_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+_log = logging.getLogger("specrag.serving")
+
+
+class EventStream(Response):
+    """An answer that is sent as it comes, one chunk an event.
+
+    A failure before the first chunk is answered with its own status; a later one with an event that holds the error.
+    When the client goes away the chunks are closed, which ends the work behind them.
+
+    Args:
+        chunks: JSON objects.
+        ended: called at the end, however it came.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, chunks: AsyncIterator[Mapping[str, Any]], ended: Callable[[], object]) -> None:
+        super().__init__(headers=_HEADERS)
+        del self.headers["content-length"]
+        self._chunks = chunks
+        self._ended = ended
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        try:
+            await until_gone(receive, self._send_all(scope, receive, send))
+        except Cancelled:
+            pass  # nobody is left to be told
+        finally:
+            self._ended()
+
+    async def _send_all(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._chunks) as chunks:  # type: ignore[type-var]
+            try:
+                first = await anext(chunks, None)
+            except Exception as error:
+                _note(error)
+                await error_response(to_api_error(error))(scope, receive, send)
+                return
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            try:
+                if first is not None:
+                    await _send(send, _event(first))
+                async for chunk in chunks:
+                    await _send(send, _event(chunk))
+            except Exception as error:
+                _note(error)
+                told = to_api_error(error)
+                body = error_body(told.status_code, str(told.detail), code=told.code, param=told.param)
+                await _send(send, _event(body))
+            await _send(send, _DONE)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Do the work of a request whose body has been read; end it if the client goes away.
+
+    Raises:
+        Cancelled: the client has gone.
+    """
+    return await until_gone(request.receive, work)
+
+
+async def until_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Do some work until the connection is closed by the client.
+
+    Raises:
+        Cancelled: it was closed first.
+    """
+    working = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise Cancelled("the client has gone")
+        return working.result()
+    finally:
+        for task in (working, gone):
+            task.cancel()
+        await asyncio.gather(working, gone, return_exceptions=True)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _send(send: Send, data: bytes) -> None:
+    await send({"type": "http.response.body", "body": data, "more_body": True})
+
+
+def _event(chunk: Mapping[str, Any]) -> bytes:
+    return b"data: " + json.dumps(chunk, ensure_ascii=False).encode() + b"\n\n"
+
+
+def _note(error: Exception) -> None:
+    """Unforeseen failures go to the log: the client is only told that there was one."""
+    if to_api_error(error).status_code == 500:
+        _log.error("a request failed", exc_info=error)
+
+
+# -- large answers ----------------------------------------------------------------------------------------------
+
+_DEPTH = 6  # from a whole answer to the alternatives of one token
+
+
+def to_json(value: Any) -> bytes:
+    """The bytes of a value, as the standard encoder makes them without spaces; not to be called in the event loop.
+
+    The standard encoder writes a whole value in one call, during which no other thread runs, not even that of the
+    event loop. Here a value is written piece by piece, so that others run in between.
+    """
+    return "".join(_pieces(value, _DEPTH)).encode()
+
+
+def _pieces(value: Any, depth: int) -> Iterator[str]:
+    if depth and isinstance(value, dict):
+        yield "{"
+        for number, (key, inner) in enumerate(value.items()):
+            yield f"{',' if number else ''}{_written(key)}:"
+            yield from _pieces(inner, depth - 1)
+        yield "}"
+    elif depth and isinstance(value, list):
+        yield "["
+        for number, inner in enumerate(value):
+            if number:
+                yield ","
+            yield from _pieces(inner, depth - 1)
+        yield "]"
+    else:
+        yield _written(value)
+
+
+def _written(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))

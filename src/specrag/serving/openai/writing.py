@@ -1,0 +1,109 @@
+"""What the answers of both routes that write texts have in common: their heads, their usage, the field ``specrag``."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from specrag.request import Result
+from specrag.serving.openai.answering import Answering
+from specrag.serving.openai.logprobs import TokenNames
+from specrag.serving.openai.schemas import GenerationBody
+
+
+class AnswerWriter:
+    """Puts a request's texts into OpenAI's form.
+
+    Args:
+        body: of the request.
+        answering: runs its texts.
+        names: of tokens.
+        model: as requests call it.
+        prefix: of the answer's id.
+        objects: what the whole answer and a chunk of it are called.
+    """
+
+    def __init__(
+        self,
+        body: GenerationBody,
+        answering: Answering,
+        names: TokenNames,
+        model: str,
+        prefix: str,
+        objects: tuple[str, str],
+    ) -> None:
+        self.answering = answering
+        self.names = names
+        self.ends = answering.ends
+        self._choices = body.n or 1
+        self._counted = body.stream_options is not None and body.stream_options.include_usage
+        self._asked = body.specrag is not None
+        self._wish = body.wish
+        self._objects = objects
+        self._head = {
+            "id": f"{prefix}-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": answering.fingerprint,
+        }
+
+    def whole_of(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        """The answer in one piece."""
+        return {
+            **self._head,
+            "object": self._objects[0],
+            "choices": choices,
+            "usage": add_up(self.answering.finished, self._choices),
+            "specrag": self.answering.summary(),
+        }
+
+    def chunk_of(self, choice: dict[str, Any], event: dict[str, Any] | None) -> dict[str, Any]:
+        """A piece of the answer, with an event of ours."""
+        chunk = {**self._head, "object": self._objects[1], "choices": [choice]}
+        if self._counted:
+            chunk["usage"] = None
+        return chunk if event is None else {**chunk, "specrag": event}
+
+    def usage_chunks(self) -> list[dict[str, Any]]:
+        """The last chunk, which counts tokens, where it was asked for."""
+        if not self._counted:
+            return []
+        usage = add_up(self.answering.finished, self._choices)
+        return [{**self._head, "object": self._objects[1], "choices": [], "usage": usage}]
+
+    def done(self, index: int) -> dict[str, Any] | None:
+        """The event at the end of a text, for whoever knows of the field."""
+        return {"event": "done", **self.answering.describe(index)} if self._asked else None
+
+    @property
+    def tells_events(self) -> bool:
+        """Whether the request asks for what happens."""
+        return self._wish.events
+
+
+def add_up(results: Sequence[Result], choices: int) -> dict[str, Any]:
+    """OpenAI's counts over all texts; a prompt that several choices answer is counted once.
+
+    Args:
+        choices: of each prompt, side by side.
+    """
+    prompts = [result.usage for result in results[::choices]]
+    prompt = sum(usage.prompt_tokens for usage in prompts)
+    written = sum(result.usage.completion_tokens for result in results)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": written,
+        "total_tokens": prompt + written,
+        "prompt_tokens_details": {
+            "cached_tokens": sum(usage.cached_tokens for usage in prompts),
+            "audio_tokens": 0,
+        },
+        "completion_tokens_details": {
+            "reasoning_tokens": 0,
+            "audio_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
+    }

@@ -1,0 +1,109 @@
+"""The frame around every request: its id, its line in the log, its place in the figures, and the last net under it."""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from collections.abc import Callable
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from specrag.serving.errors import error_response, to_api_error
+from specrag.serving.operation.logs import Log, Tracing, request_id
+from specrag.serving.operation.metrics import Metrics
+
+_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+# Asked again and again; they get a line only where they fail.
+_QUIET = frozenset({"/healthz", "/readyz", "/metrics", "/v1/kb/jobs/{job}"})
+# Why a request was refused, by the status that says so.
+_REFUSALS = {
+    401: "key", 403: "scope", 408: "slow", 413: "size", 421: "host", 429: "busy", 503: "unready", 507: "disk",
+}  # fmt: skip
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
+class RequestFrame:
+    """The outermost layer of the application.
+
+    Args:
+        app: what answers.
+        log, metrics, tracing: are told.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        log: Log,
+        metrics: Metrics,
+        tracing: Tracing,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._app = app
+        self._log = log
+        self._metrics = metrics
+        self._tracing = tracing
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        identifier = given if _ID.fullmatch(given) else uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = identifier
+        token = request_id.set(identifier)
+        started = self._clock()
+        status = 0
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["X-Request-Id"] = identifier
+            await send(message)
+
+        try:
+            with self._tracing.request(scope) as span:
+                try:
+                    await self._app(scope, receive, sending)
+                except Exception as error:
+                    problem = to_api_error(error)
+                    if problem.status_code >= 500:
+                        self._log.error("request failed", error)
+                    if status:
+                        raise  # the answer has begun; the connection is cut
+                    await error_response(problem)(scope, receive, sending)
+                span.end(_route(scope), status)
+        finally:
+            self._tell(scope, status, self._clock() - started)
+            request_id.reset(token)
+
+    def _tell(self, scope: Scope, status: int, seconds: float) -> None:
+        route, method = _route(scope), scope["method"]
+        self._metrics.request(route, method if method in _METHODS else "other", status, seconds)
+        if route in _QUIET and status < 400:
+            return
+        if status in _REFUSALS:
+            self._metrics.rejected(_REFUSALS[status])
+        key = scope["state"].get("key")
+        client = scope.get("client")
+        self._log.info(
+            "request",
+            method=method,
+            route=route,
+            path=scope["path"] if route == "other" else None,
+            status=status or None,
+            seconds=round(seconds, 4),
+            key=None if key is None else key.name,
+            client=client[0] if client else None,
+        )
+
+
+def _route(scope: Scope) -> str:
+    """The route's template, which has no values of the request in it."""
+    path = getattr(scope.get("route"), "path", None)
+    return path if isinstance(path, str) else "other"

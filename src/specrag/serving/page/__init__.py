@@ -1,0 +1,1 @@
+"""The page at ``/``: its files, and the routes that serve them."""

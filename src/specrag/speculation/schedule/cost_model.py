@@ -1,0 +1,290 @@
+"""The cost model of all schedules: seconds of passes and of searches, learned while decoding.
+
+:class:`CostModel` prices passes by rows and context, for tokens and chains; :class:`StrideCosts` prices searches by the
+number of queries, and what is decoded between them, for strides and guesses of passages.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Generic, TypeVar
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specrag.engine import Others, SessionModel
+from specrag.engine.compiling import compiled
+
+#: A pass with nothing else in it.
+ALONE = Others()
+#: Relative to a pass of one row behind an empty context, before anything was measured: the constant, a row, a
+#: thousand tokens of context, and a row behind a thousand tokens. Typical of a CPU with a model of 0.1 to 2
+#: billion weights; a wrong guess costs a few rounds.
+_PRIOR = np.array([1.0, 0.03, 0.1, 0.02])
+_PRIOR_DEVIATION = np.array([0.3, 0.03, 0.1, 0.03])
+#: Relative deviation of a measured pass.
+_NOISE = 0.1
+#: Weight that an observation keeps at each new one: the machine may get busier.
+_MEMORY = 0.98
+#: A residual counts as at most this share of the prediction: a pause of the machine is no price.
+_LARGEST_RESIDUAL = 0.5
+#: A further row is never free, or a schedule would ask for rows without end.
+_LEAST_ROW = 0.002
+#: Steps whose median is the price of one, and searches of each stride whose median is the price of it.
+_RECENT = 5
+#: Searches that make the price of a stride known.
+_KNOWN = 3
+#: A search is forgotten after this many others: the store may get busier, and a stride that once looked dear
+#: gets another chance.
+_SEARCH_MEMORY = 128
+
+
+class CostModel:
+    """Seconds of a pass: ``w0 + w1 rows + w2 context + w3 rows context``, by recursive least squares.
+
+    In a pass of several sessions rows and contexts are sums over all of them, ``rows context`` the sum of each
+    session's product.
+
+    Linear in the rows, since a pass that reads the weights once grows by the arithmetic of its rows (measured:
+    docs/results/engine.md). Shared by all requests of a model; it changes no output.
+    """
+
+    def __init__(self) -> None:
+        self._weights = _PRIOR.copy()
+        self._covariance = np.diag(_PRIOR_DEVIATION**2)
+        self._unit = 0.0  # seconds of a pass of one row; 0 before the first measurement
+
+    @property
+    def measured(self) -> bool:
+        """Whether any pass was seen; before that the seconds are relative."""
+        return self._unit > 0
+
+    def observe(
+        self, rows: int, context: int, seconds: float, others: Others = ALONE, *, mixed: bool = False
+    ) -> None:
+        """Learn what a pass took.
+
+        A row of a prompt costs less than one of a guess (two Xeon cores with matrix tiles, SmolLM2: 0.4 against 0.7
+        ms), and a few hundred of them outweigh all passes without. So passes with prompts tell only how fast the
+        machine is, until another is seen.
+
+        Args:
+            rows: rows of one session.
+            context: tokens in front of them.
+            seconds: the wall-clock time of the pass; not positive values are ignored.
+            others: what was in the pass besides.
+            mixed: whether some of the others read prompts.
+        """
+        if not seconds > 0 or (mixed and self.measured):
+            return
+        features = _features(rows, context, others)
+        if not self.measured:
+            self._unit = seconds / float(features @ self._weights)
+            return
+        _learn(self._weights, self._covariance, features, seconds / self._unit)
+
+    def seconds(
+        self, rows: int | NDArray[np.int64], context: int, others: Others = ALONE
+    ) -> NDArray[np.float64]:
+        """Expected seconds of passes.
+
+        Args:
+            rows: rows of one session, one number or several.
+            context: tokens in front of them.
+            others: what is in each pass besides.
+        """
+        constant, row, thousand, both = self._weights.tolist()
+        behind = context / 1000
+        base = constant + thousand * behind
+        base += row * others.rows + (thousand * others.context + both * others.row_context) / 1000
+        base = max(base, 0.1)
+        slope = max(row + both * behind, _LEAST_ROW * base)
+        return np.asarray((base + slope * np.asarray(rows)) * (self._unit or 1.0), dtype=np.float64)
+
+
+@compiled
+def _learn(
+    weights: NDArray[np.float64], covariance: NDArray[np.float64], features: NDArray[np.float64], seen: float
+) -> None:
+    """One step of recursive least squares, in place: a pass of ``features`` took ``seen`` units."""
+    size = len(weights)
+    told, spread = _told(covariance, features)
+    predicted = 0.0
+    for i in range(size):
+        predicted += features[i] * weights[i]
+    limit = _LARGEST_RESIDUAL * predicted
+    residual = min(max(seen - predicted, -limit), limit)
+    spread += (_NOISE * predicted) ** 2
+    for i in range(size):
+        weights[i] += told[i] / spread * residual
+        for j in range(size):
+            covariance[i, j] -= told[i] * told[j] / spread
+    # Forgetting, but only of what the next such pass tells again: passes of one size say nothing of a row's price, and
+    # if that were forgotten too, their noise would carry it off.
+    told, spread = _told(covariance, features)
+    for i in range(size):
+        for j in range(size):
+            covariance[i, j] += (1 / _MEMORY - 1) * told[i] * told[j] / spread
+
+
+@compiled
+def _told(
+    covariance: NDArray[np.float64], features: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], float]:
+    """``covariance @ features``, and the variance of what they predict."""
+    told = np.zeros_like(features)
+    spread = 0.0
+    for i in range(len(features)):
+        for j in range(len(features)):
+            told[i] += covariance[i, j] * features[j]
+        spread += features[i] * told[i]
+    return told, spread
+
+
+def _features(rows: int, context: int, others: Others) -> NDArray[np.float64]:
+    products = rows * context + others.row_context
+    return np.array([1.0, rows + others.rows, (context + others.context) / 1000, products / 1000])
+
+
+def passages_per_second(
+    match: float, step: float, verification: NDArray[np.float64], asynchronous: bool
+) -> NDArray[np.float64]:
+    """Expected verified passages a second for the strides 1, 2, ..., float64 [strides] (RaLMSpec, section 4).
+
+    A round of s queries verifies ``1 + match + ... + match^(s - 1)`` passages. It takes ``s a + b(s)``: s - 1
+    speculative steps, the search, and a step with a passage known to be right. Asynchronously the last step
+    runs during the search: if all guesses match, which has the chance ``match^s``, the round takes ``(s - 1) a +
+    max(a, b(s))``; else that step is stopped at once and made again.
+
+    Args:
+        match: the chance that a guess is right, independent of the others, 0 to 1.
+        step: a, seconds of a look-up and the decoding behind it.
+        verification: b, seconds of one search for 1, 2, ... queries, float64 [strides].
+        asynchronous: whether the last step runs during the search.
+    """
+    strides = np.arange(1, len(verification) + 1)
+    verified = np.cumsum(match ** (strides - 1.0))
+    seconds = strides * step + verification
+    if asynchronous:
+        seconds = seconds - match**strides * np.minimum(step, verification)
+    return np.asarray(verified / seconds)
+
+
+@dataclass(slots=True)
+class _Searches:
+    """The last searches of one stride, and the number of the latest among those of all strides."""
+
+    seconds: deque[float]
+    latest: int = 0
+
+
+class StrideCosts:
+    """Seconds of a speculation step and of a search by the number of its queries, from the recent ones.
+
+    A step costs the median of the last few. A search costs ``b0 + b1 s``, both at least 0: the line of Theil
+    (1950) and Sen (1968), the median of the slopes between all pairs of points, through the median of each
+    stride's last searches. A pause of the machine moves neither. While searches of one stride only are known, they
+    are taken for constant, so that others are tried and found out.
+
+    :class:`CostModel`, the price of a pass, does not serve here. It has hundreds of passes to learn from and mistrusts
+    every one that costs more than half again what it expected; this must believe the second search of a request, where
+    a store that answers one query after the other first shows.
+    """
+
+    def __init__(self) -> None:
+        self._steps: deque[float] = deque(maxlen=_RECENT)
+        self._searches: dict[int, _Searches] = {}
+        self._count = 0
+
+    @property
+    def measured(self) -> bool:
+        """Whether a step and a search were seen."""
+        return bool(self._steps) and bool(self._searches)
+
+    def observe(self, stride: int, step: float, verification: float) -> None:
+        """Learn from a round.
+
+        Args:
+            stride: queries of its search.
+            step, verification: seconds; one that is not above 0 and finite is ignored.
+        """
+        if 0 < step < np.inf:
+            self._steps.append(step)
+        if 0 < verification < np.inf:
+            self._count += 1
+            own = self._searches.setdefault(stride, _Searches(deque(maxlen=_RECENT)))
+            own.seconds.append(verification)
+            own.latest = self._count
+
+    def step(self) -> float:
+        """a; to be asked for when :attr:`measured` only, as the other."""
+        return median(self._steps)
+
+    def verification(self, most: int) -> NDArray[np.float64]:
+        """B for 1 to ``most`` queries, float64 [most]."""
+        self._forget()
+        strides = np.array(list(self._searches), dtype=np.float64)
+        seconds = np.array([median(own.seconds) for own in self._searches.values()])
+        first, second = np.triu_indices(len(strides), 1)
+        slopes = (seconds[second] - seconds[first]) / (strides[second] - strides[first])
+        slope = max(float(np.median(slopes)), 0.0) if len(slopes) else 0.0
+        constant = float(np.median(seconds - slope * strides))
+        if constant < 0.0:
+            constant, slope = 0.0, float(np.median(seconds / strides))
+        return constant + slope * np.arange(1.0, most + 1.0)
+
+    def verification_by_stride(self, most: int) -> NDArray[np.float64]:
+        """B for 1 to twice the largest known stride, but at most ``most`` queries, float64 [strides].
+
+        Straight lines between the known strides, never falling, and the last of them beyond: a store whose searches
+        cost what reading its vectors costs, up to some number of queries, and what computing with them costs from
+        there on, has no single line. A stride is known from its third search on: by one or two, a pause of the machine
+        could rule it out until it is forgotten.
+        """
+        self._forget()
+        known = {stride: own for stride, own in self._searches.items() if len(own.seconds) >= _KNOWN}
+        seen = sorted(known or self._searches)
+        seconds = np.maximum.accumulate([median(self._searches[stride].seconds) for stride in seen])
+        strides = np.arange(1.0, min(2 * seen[-1], most) + 1.0)
+        slope = (seconds[-1] - seconds[-2]) / (seen[-1] - seen[-2]) if len(seen) > 1 else 0.0
+        return np.asarray(
+            np.interp(strides, seen, seconds) + slope * np.maximum(strides - seen[-1], 0.0), dtype=np.float64
+        )
+
+    def _forget(self) -> None:
+        oldest = self._count - _SEARCH_MEMORY
+        self._searches = {stride: own for stride, own in self._searches.items() if own.latest > oldest}
+
+
+Learned = TypeVar("Learned")
+
+
+class ByModel(Generic[Learned]):
+    """What requests learn together, an object for each loaded model: another device or dtype has other prices.
+
+    A model's weights may be wrapped anew for each call, as a borrowed ``transformers`` module is, and may be moved
+    between calls. So what is learned belongs to the weights, where they are, and in what type.
+
+    Args:
+        make: makes the object of a model that was not seen before. It is forgotten with the model.
+    """
+
+    def __init__(self, make: Callable[[], Learned]) -> None:
+        self._make = make
+        self._learned: WeakKeyDictionary[object, dict[str, Learned]] = WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    def of(self, model: SessionModel) -> Learned:
+        """What was learned of ``model``."""
+        weights = getattr(model, "module", model)
+        placed = f"{getattr(model, 'device', None)} {getattr(model, 'dtype', None)}"
+        with self._lock:
+            known = self._learned.setdefault(weights, {})
+            if placed not in known:
+                known[placed] = self._make()
+            return known[placed]

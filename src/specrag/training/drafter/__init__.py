@@ -1,0 +1,1 @@
+"""Training of RAG drafters: ``specrag train drafter``."""

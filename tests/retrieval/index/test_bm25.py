@@ -1,0 +1,149 @@
+"""Sparse search: the weights of the formula, terms of a query, many blocks, the same files each time."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import bm25s
+import numpy as np
+import pytest
+
+from specrag.errors import InputError
+from specrag.retrieval.index.base import Query
+from specrag.retrieval.index.bm25 import FILES, BM25Index, BM25Settings, Postings
+from specrag.retrieval.index.scoring import SPARSE_BLOCK
+
+TEXTS = [
+    "The river Danube flows through Vienna and Budapest.",
+    "Budapest was formed in 1873 from Buda, Obuda and Pest; Budapest lies on the river.",
+    "Mount Everest is the highest mountain above the sea.",
+    "",
+    "Rivers carry water. Running rivers, river runs.",
+]
+PLAIN = BM25Settings(stemmer=None, stop_words=None)
+
+
+def _query(index: BM25Index, text: str) -> Query:
+    return Query(text, terms=index.terms(text))
+
+
+def test_scores_follow_the_formula() -> None:
+    settings = BM25Settings(k1=1.2, b=0.6, stemmer=None, stop_words=None)
+    index = BM25Index.build(TEXTS, settings)
+    documents = settings.split(TEXTS)
+    average = sum(map(len, documents)) / len(documents)
+    question = "river budapest river unknown"
+    scores = index.score([_query(index, question)], np.arange(len(TEXTS)))[0]
+    for document, score in zip(documents, scores, strict=True):
+        expected = 0.0
+        for term, times in Counter(question.split()).items():
+            frequency = document.count(term)
+            holding = sum(term in other for other in documents)
+            idf = math.log(1 + (len(documents) - holding + 0.5) / (holding + 0.5))
+            saturation = frequency + 1.2 * (1 - 0.6 + 0.6 * len(document) / average)
+            expected += times * idf * frequency / saturation
+        assert score == pytest.approx(expected, rel=1e-6)
+
+
+def test_scores_agree_with_bm25s() -> None:
+    index = BM25Index.build(TEXTS)
+    model = bm25s.BM25()
+    split = BM25Settings().split([*TEXTS, "running rivers of Budapest"])
+    model.index(split[:-1], show_progress=False)
+    scores = index.score([_query(index, "running rivers of Budapest")], np.arange(len(TEXTS)))[0]
+    np.testing.assert_allclose(scores, model.get_scores(split[-1]), rtol=1e-6)
+    assert scores[0] > 0  # the stem of "rivers" is in "river"
+
+
+def test_terms_are_ascending_known_and_repeated() -> None:
+    index = BM25Index.build(TEXTS, PLAIN)
+    terms = index.terms("water river xylophone RIVER")
+    assert terms.dtype == np.int32
+    assert (np.diff(terms) >= 0).all()
+    assert len(terms) == 3
+    assert len(set(terms.tolist())) == 2
+
+
+def test_stop_words_and_stems_are_settings() -> None:
+    assert BM25Settings().split(["The running rivers"]) == [["run", "river"]]
+    assert PLAIN.split(["The running rivers"]) == [["the", "running", "rivers"]]
+    german = BM25Settings(stemmer="german", stop_words="german")
+    assert german.split(["Die Flüsse"]) == [["fluss"]]
+
+
+@pytest.mark.parametrize("text", ["", "   ", "the of and", "xylophone", "?!"])
+def test_a_query_without_a_known_term_finds_nothing(text: str) -> None:
+    index = BM25Index.build(TEXTS)
+    ranking = index.search([_query(index, text)], 3)[0]
+    assert ranking.ids.dtype == np.int64
+    assert ranking.scores.dtype == np.float32
+    assert len(ranking) == 0
+
+
+def test_only_passages_with_a_term_are_returned() -> None:
+    index = BM25Index.build(TEXTS)
+    assert sorted(index.search([_query(index, "river")], 5)[0].ids.tolist()) == [0, 1, 4]
+    allowed = np.array([True, False, True, True, False])
+    assert index.search([_query(index, "river")], 5, allowed)[0].ids.tolist() == [0]
+
+
+@pytest.mark.parametrize("texts", [[], ["", ""], ["the and", "of"]])
+def test_passages_without_terms_can_be_indexed(texts: list[str], tmp_path: Path) -> None:
+    BM25Index.build(texts).save(tmp_path)
+    index = BM25Index.load(tmp_path)
+    assert len(index) == len(texts)
+    assert len(index.search([_query(index, "river")], 2)[0]) == 0
+
+
+def test_a_corpus_of_many_blocks_is_ranked_as_a_whole() -> None:
+    rng = np.random.default_rng(0)
+    count = 2 * SPARSE_BLOCK + 77
+    table = np.round(rng.random((5, count)), 2).astype(np.float32) * (rng.random((5, count)) < 0.3)
+    starts = np.concatenate([[0], np.cumsum((table > 0).sum(axis=1))]).astype(np.int64)
+    postings = Postings(starts, np.nonzero(table)[1].astype(np.int32), table[table > 0], table.max(axis=1))
+    index = BM25Index(list("abcde"), postings, count, PLAIN)
+    terms = np.array([0, 2, 2, 4], dtype=np.int32)
+    totals = table[terms].astype(np.float64).sum(axis=0).astype(np.float32)
+    expected = np.lexsort((np.arange(count), -totals))[:500]
+    ranking = index.search([Query("", terms=terms)], 500)[0]
+    np.testing.assert_allclose(ranking.scores, totals[expected], rtol=1e-6)
+    own = index.score([Query("", terms=terms)], np.arange(count))[0]
+    assert ranking.ids.tolist() == np.lexsort((np.arange(count), -own))[:500].tolist()
+
+
+def test_the_files_do_not_depend_on_hash_seeds(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from specrag.retrieval.index.bm25 import BM25Index;"
+        f"BM25Index.build({TEXTS!r}).save(Path(sys.argv[1]))"
+    )
+    sums = set()
+    for seed in ("1", "2"):
+        folder = tmp_path / seed
+        folder.mkdir()
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        subprocess.run([sys.executable, "-c", code, str(folder)], env=environment, check=True)
+        assert sorted(path.name for path in folder.iterdir()) == sorted(FILES)
+        sums.add(hashlib.sha256(b"".join((folder / name).read_bytes() for name in FILES)).hexdigest())
+    assert len(sums) == 1
+
+
+def test_parts_that_do_not_belong_together_are_named(tmp_path: Path) -> None:
+    BM25Index.build(TEXTS).save(tmp_path)
+    np.save(tmp_path / "bm25_starts.npy", np.zeros(3, dtype=np.int64))
+    with pytest.raises(InputError, match=r"^postings: "):
+        BM25Index.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("k1", -1.0), ("k1", math.nan), ("b", 1.5), ("stemmer", "klingon"), ("stop_words", "klingon")],
+)
+def test_unusable_settings_are_named(field: str, value: object) -> None:
+    with pytest.raises(InputError, match=f"^{field}: "):
+        BM25Settings(**{field: value})  # type: ignore[arg-type]
