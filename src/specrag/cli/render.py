@@ -318,19 +318,16 @@ def _show_table(console: Console, table: Table) -> None:
             line.append(f"  {'  '.join(printable(other) for other in others)}", style="dim")
             console.print(line, soft_wrap=True)
         return
-    shown = range(len(table.columns))
-    if console.width < _WIDE:  # the first three say what it is, the last how good
-        shown = range(min(3, len(table.columns)))
-        shown_columns = [*shown, len(table.columns) - 1] if len(table.columns) > 3 else list(shown)
-    else:
-        shown_columns = list(shown)
+    shown = list(range(len(table.columns)))
+    if console.width < _WIDE and len(shown) > 3:  # the first three say what it is, the last how good
+        shown = [*shown[:3], shown[-1]]
     grid = Grid(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for place in shown_columns:
+    for place in shown:
         widest = max(len(row[place]) for row in table.rows)
         grid.add_column(table.columns[place], no_wrap=widest <= 8, ratio=None if widest <= 8 else 1)
     for number, row in enumerate(table.rows):
         style = "bold" if number == table.best else ""
-        cells = ["\n".join(printable(line) for line in row[place].split("\n")) for place in shown_columns]
+        cells = ["\n".join(printable(line) for line in row[place].split("\n")) for place in shown]
         grid.add_row(*(Text(cell) for cell in cells), style=style)
     console.print(grid)
 

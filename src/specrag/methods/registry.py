@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from importlib import import_module
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from pydantic import ValidationError
 
+from specrag import checks
 from specrag.errors import InputError, SpecragError
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def make_method(
     """A method with its options.
 
     Args:
-        values: options by name, as JSON has them; texts where they come from a command line (:func:`from_texts`).
+        values: options by name, as JSON has them.
         field, place: what an error names: of the method, of an option.
 
     Raises:
@@ -93,16 +93,6 @@ def make_method(
     """
     made = method_class(name, field)
     return made(check_values(made.Options, values or {}, name, place))
-
-
-def from_texts(name: str, texts: Mapping[str, str], *, field: str = "method", place: str = "-o") -> Method:
-    """A method whose options are written as texts, such as ``eta=10``.
-
-    Raises:
-        InputError: as of :func:`make_method`.
-    """
-    made = method_class(name, field)
-    return made(check_values(made.Options, texts, name, place, texts=True))
 
 
 def check_values(
@@ -214,8 +204,8 @@ def _join(place: str, name: str) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """``; did you mean NAME?``, or nothing where no name is near."""
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+    near = checks.nearest(name, known)
+    return f"; did you mean {near}?" if near else ""
 
 
 def check_name(name: str, known: Collection[str], field: str = "method", purpose: str = "") -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from specrag.errors import InputError
-from specrag.methods.registry import nearest
+from specrag.methods.registry import check_name
 
 if TYPE_CHECKING:
     from specrag.engine.executor import Executor
@@ -276,9 +276,8 @@ class Resources:
         Raises:
             InputError: it may not.
         """
-        if self.drafters is not None and name not in (*own, *self.drafters):
-            known = (*own, *self.drafters)
-            raise InputError(field, name, f"take one of {', '.join(known)}{nearest(name, known)}")
+        if self.drafters is not None:
+            check_name(name, (*own, *self.drafters), field)
 
     def learned(self, make: Callable[[], T], *words: Hashable) -> T:
         """What requests over the same passages learn together."""
