@@ -8,11 +8,10 @@ FROM python:3.12.8-slim-bookworm@sha256:2199a62885a12290dc9c5be3ca0681d367576ab7
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python -m venv /usr/local/lib/specrag
 WORKDIR /src
-# The CPU build of torch; the plain one brings gigabytes for GPUs.
-RUN /usr/local/lib/specrag/bin/pip install --no-deps --index-url https://download.pytorch.org/whl/cpu torch==2.13.0
-# Everything else by its hash; scripts/lock.sh writes the file.
+# Everything by its hash, torch in its CPU build (the plain one brings gigabytes for GPUs); scripts/lock.sh writes the file.
 COPY requirements.lock ./
-RUN /usr/local/lib/specrag/bin/pip install --require-hashes --no-deps --requirement requirements.lock
+RUN /usr/local/lib/specrag/bin/pip install --require-hashes --no-deps --requirement requirements.lock \
+    --extra-index-url https://download.pytorch.org/whl/cpu
 COPY pyproject.toml README.md LICENSE ./
 COPY src ./src
 COPY weights ./weights

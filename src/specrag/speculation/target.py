@@ -149,6 +149,14 @@ class Alternative:
     log_prob: float
 
 
+def alternatives(row: Row) -> tuple[Alternative, ...]:
+    """The likeliest tokens of a row, as many as were asked for."""
+    if row.top_tokens is None or row.top_log_probs is None:
+        return ()
+    pairs = zip(row.top_tokens.tolist(), row.top_log_probs.tolist(), strict=True)
+    return tuple(Alternative(token, log_prob) for token, log_prob in pairs)
+
+
 @dataclass(frozen=True, slots=True)
 class Described:
     """A token's log-probability and the likeliest alternatives there."""
@@ -205,11 +213,9 @@ class Target:
         """What the caller asked to know of a token that follows a row."""
         if self.log_probs is None:
             return Described()
-        assert row.top_tokens is not None
-        assert row.top_log_probs is not None
-        top = [Alternative(int(t), float(p)) for t, p in zip(row.top_tokens, row.top_log_probs, strict=True)]
+        top = alternatives(row)
         log_prob = next((other.log_prob for other in top if other.token == token), None)
         if log_prob is None:
             assert row.logits is not None
             log_prob = float(log_softmax(np.asarray(row.logits))[token])
-        return Described(log_prob, tuple(top[: self.log_probs]))
+        return Described(log_prob, top[: self.log_probs])

@@ -10,16 +10,16 @@ from itertools import accumulate
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("fastapi")
 
-from specrag.serving.openai.logprobs import TokenNames, completion_log_probs
+from specrag.engine.outputs import Row
+from specrag.serving.openai.logprobs import PromptScored, TokenNames, completion_log_probs
 from specrag.serving.openai.streaming import to_json
-from specrag.speculation.decode import TARGET, DecodedToken
-from specrag.speculation.target import Alternative
 from tests.serving.live_server import MODEL, LiveServer, post
 
 TOKENS = 300
@@ -79,11 +79,13 @@ def test_a_streamed_one_comes_in_pieces(server: LiveServer) -> None:
 def test_a_large_answer_holds_nobody_up(server: LiveServer) -> None:
     """16 texts of 2,000 tokens with 20 log-probabilities each; the tokenizer is the only thing asked of the server."""
     names = TokenNames(server.service.llm.tokenizer)
-    others = tuple(Alternative(100 + number, -float(number)) for number in range(20))
-    tokens = [DecodedToken(100 + number, TARGET, -1.0, others) for number in range(2000)]
+    top, own = np.arange(100, 120), np.array([-1.0])
+    rows = [Row(top_tokens=top, top_log_probs=-np.arange(20.0), log_probs=own) for _ in range(1999)]
+    scored = [PromptScored(range(100, 2100), rows) for _ in range(16)]
 
     def write() -> int:
-        return len(to_json([completion_log_probs(names, tokens, 0, from_start=True) for _ in range(16)]))
+        tokens = (prompt.described(0, len(prompt)) for prompt in scored)
+        return len(to_json([completion_log_probs(names, told, 0, from_start=True) for told in tokens]))
 
     async def stalls() -> list[float]:
         writing = asyncio.ensure_future(asyncio.to_thread(write))

@@ -180,10 +180,10 @@ class _Writer(AnswerWriter):
                     reason = self.answering.result(index).finish_reason
                     yield self._chunk(index, "", reason=reason, event=self.done(index), offsets=offsets)
                 elif isinstance(value, PromptScored):
-                    for start in range(0, len(value.tokens), _PIECE):
-                        tokens = value.tokens[start : start + _PIECE]
+                    for start in range(0, len(value), _PIECE):
+                        piece = value.described(start, start + _PIECE)
                         text = "" if start else self._job.prompts[index]
-                        yield self._chunk(index, text, tokens, offsets=offsets, prompt=True)
+                        yield self._chunk(index, text, piece, offsets=offsets, prompt=True)
                         await asyncio.sleep(0)  # others have their turn
                 else:
                     text = shown_text(value)
@@ -200,7 +200,7 @@ class _Writer(AnswerWriter):
             text = self._job.prompts[index] + text
         if self._shows_log_probs:
             shown = self.names.shown(tokens, self.ends)
-            prompt = [] if scored is None else list(scored.tokens)
+            prompt = [] if scored is None else scored.described(0, len(scored))
             log_probs = completion_log_probs(self.names, [*prompt, *shown], 0, from_start=scored is not None)
         return {
             "index": index,

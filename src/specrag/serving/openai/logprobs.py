@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from specrag.engine.outputs import NOTHING, Outputs
+from specrag.engine.outputs import Outputs, Row
 from specrag.engine.passes import Coroutine, Emit
 from specrag.engine.session import Session
 from specrag.models.tokenizer import Tokenizer
 from specrag.request import Result, Timing, Usage
 from specrag.speculation.decode import TARGET, DecodedToken
-from specrag.speculation.target import Alternative
+from specrag.speculation.target import alternatives
 
 if TYPE_CHECKING:
     from specrag.language_model import LanguageModel
@@ -102,11 +102,32 @@ _CHUNK = 64
 class PromptScored:
     """An event: what the model thinks of the prompt.
 
+    A long prompt has as many alternatives as a garbage collector takes a tenth of a second to visit or to free, so they
+    stay in arrays until they are written.
+
     Attributes:
-        tokens: of the prompt; the first has no log-probability.
+        tokens: of the prompt.
+        rows: of the tokens behind the first, whose likelihood nobody knows.
     """
 
-    tokens: tuple[DecodedToken, ...]
+    tokens: Sequence[int]
+    rows: Sequence[Row]
+
+    def __len__(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.tokens)
+
+    def described(self, start: int, stop: int) -> list[DecodedToken]:
+        """Some of the tokens with their log-probabilities and alternatives."""
+        return [self._described(position) for position in range(start, min(stop, len(self)))]
+
+    def _described(self, position: int) -> DecodedToken:
+        token = int(self.tokens[position])
+        if not position:
+            return DecodedToken(token, TARGET)
+        row = self.rows[position - 1]
+        assert row.log_probs is not None
+        return DecodedToken(token, TARGET, float(row.log_probs[0]), alternatives(row))
 
 
 def scoring(
@@ -121,20 +142,11 @@ def scoring(
     session = Session(llm.model)
     try:
         wanted = [Outputs(top_k=top, log_probs_of=(int(token),)) for token in tokens[1:]]
-        scored = [DecodedToken(int(tokens[0]), TARGET)]
-        if wanted:
-            # The last token is not fed: what follows it is not asked for here.
-            rows = yield from session.extend(tokens, wanted or NOTHING, _CHUNK)
-            for token, row in zip(tokens[1:], rows, strict=True):
-                assert row.log_probs is not None
-                others: tuple[Alternative, ...] = ()
-                if top and row.top_tokens is not None and row.top_log_probs is not None:
-                    pairs = zip(row.top_tokens, row.top_log_probs, strict=True)
-                    others = tuple(Alternative(int(other), float(log_prob)) for other, log_prob in pairs)
-                scored.append(DecodedToken(int(token), TARGET, float(row.log_probs[0]), others))
+        # The last token is not fed: what follows it is not asked for here.
+        rows = (yield from session.extend(tokens, wanted, _CHUNK)) if wanted else []
     finally:
         session.close()
-    yield Emit(PromptScored(tuple(scored)))
+    yield Emit(PromptScored(tokens, rows))
     if then is None:
         return Result("", (), "length", Usage(len(tokens), 0, 0, 0, {}, {}), Timing(0.0, 0.0))
     return (yield from then())

@@ -126,7 +126,7 @@ def _note(error: Exception) -> None:
 
 # -- large answers ----------------------------------------------------------------------------------------------
 
-_DEPTH = 6  # from a whole answer to the alternatives of one token
+_DEPTH = 5  # from a whole answer to one token, which is written at once with its alternatives
 
 
 def to_json(value: Any) -> bytes:
