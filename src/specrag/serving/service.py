@@ -168,6 +168,7 @@ class Service:
         if self.packed_passes is not None:
             llm.executor.on_pass = self.packed_passes
         self._llm = llm
+        _ = self.grammars.backend  # else the first request with a schema makes it, which no thread can interrupt
         self.admission.budget = memory.running
         # Else a full collection looks at all that was imported and loaded, for half a second in mid-request.
         gc.collect()
@@ -195,7 +196,8 @@ class Service:
         """Makes grammars for the model's tokens."""
         from specrag.models.grammar import GrammarVocabulary
 
-        return GrammarVocabulary(self.llm.tokenizer, self.llm.model.vocab_size)
+        llm = self._llm or self.llm  # the latter tells why there is none
+        return GrammarVocabulary(llm.tokenizer, llm.model.vocab_size)
 
     def encoder(self) -> Encoder:
         """The sentence encoder of ``/v1/embeddings``, loaded on first use; takes a second then."""
