@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from specrag.checks import nearest
 from specrag.engine.processors import LogitsProcessor
 from specrag.engine.sampling import SamplingParams
 from specrag.engine.stopping import FinishReason, StopConditions
@@ -116,8 +116,8 @@ def check_options(options: Options) -> CheckedOptions:
     unknown = set(options) - set(Options.__annotations__)
     if unknown:
         name = min(unknown)
-        near = difflib.get_close_matches(name, Options.__annotations__, n=1)
-        known = f"did you mean {near[0]}?" if near else f"take one of {', '.join(Options.__annotations__)}"
+        near = nearest(name, Options.__annotations__)
+        known = f"did you mean {near}?" if near else f"take one of {', '.join(Options.__annotations__)}"
         raise InputError("option", name, known)
     return CheckedOptions(
         method=_method(options.get("method", DEFAULT_DECODER)),

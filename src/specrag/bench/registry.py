@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
+from specrag.checks import nearest
 from specrag.errors import InputError, SpecragError
 
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ class SuiteRegistry:
         """
         if name not in self._suites:
             exist = f"this version has {', '.join(self.names)}" if self.names else "this version has none"
-            near = get_close_matches(name, self.names, n=1)
-            raise InputError("suite", name, f"did you mean {near[0]}? {exist}" if near else exist)
+            near = nearest(name, self.names)
+            raise InputError("suite", name, f"did you mean {near}? {exist}" if near else exist)
         return self._suites[name]()
 
 

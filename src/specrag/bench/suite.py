@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -16,6 +15,7 @@ from specrag.bench.measurement import Extra, Measurement
 from specrag.bench.progress import Progress
 from specrag.bench.records import Record, RecordStore
 from specrag.bench.summary import Summary, summarise
+from specrag.checks import nearest
 from specrag.errors import InputError
 
 
@@ -55,8 +55,8 @@ class Selection:
         ):
             for pattern in patterns:
                 if not any(_matches(name, (pattern,)) for name in seen):
-                    near = get_close_matches(pattern, seen, n=1)
-                    hint = f"; did you mean {near[0]}?" if near else ""
+                    near = nearest(pattern, seen)
+                    hint = f"; did you mean {near}?" if near else ""
                     raise InputError(option, pattern, f"it matches none of {', '.join(seen)}{hint}")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import sys
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from specrag.checks import nearest
 from specrag.cli import common
 from specrag.errors import InputError
 from specrag.extras import needed_by
@@ -149,8 +149,8 @@ def _other_flags(words: Sequence[str], named: dict[str, Any]) -> dict[str, str]:
         flag, equals, value = word.partition("=")
         name = flag.removeprefix("--").replace("-", "_")
         if not flag.startswith("--") or name not in known:
-            near = difflib.get_close_matches(name, [*known, *named], n=1)
-            hint = f"did you mean --{near[0].replace('_', '-')}? " if near else ""
+            near = nearest(name, [*known, *named])
+            hint = f"did you mean --{near.replace('_', '-')}? " if near else ""
             raise InputError("option", word, f"{hint}specrag serve --list-settings names all of them")
         if not equals:
             if not rest:

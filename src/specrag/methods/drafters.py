@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import threading
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -11,6 +10,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from specrag.engine.outputs import NOTHING, Outputs
 from specrag.errors import InputError
+from specrag.methods.registry import nearest
 from specrag.models.weights import supports
 from specrag.speculation.drafters.base import Drafter, NoDrafter
 from specrag.speculation.drafters.cross_vocabulary import CrossVocabulary
@@ -48,10 +48,8 @@ class NamedDrafter:
     def __init__(self, name: str) -> None:
         named = any(name.startswith(prefix) and name != prefix for prefix in (MODEL_PREFIX, EAGLE_PREFIX))
         if name not in DRAFTERS and not named:
-            near = difflib.get_close_matches(name, DRAFTERS, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
             known = f"{', '.join(DRAFTERS)}, model:NAME or eagle:NAME"
-            raise InputError("drafter", name, f"take one of {known}{hint}")
+            raise InputError("drafter", name, f"take one of {known}{nearest(name, DRAFTERS)}")
         self.name = name
         self._tokenizer: Tokenizer | None = None
         self._model: LoadedModel | None = None

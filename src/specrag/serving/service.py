@@ -168,7 +168,8 @@ class Service:
         if self.packed_passes is not None:
             llm.executor.on_pass = self.packed_passes
         self._llm = llm
-        _ = self.grammars.backend  # else the first request with a schema makes it, which no thread can interrupt
+        # Else the first request with a schema makes it, in one step that lets no other thread in.
+        _ = self.grammars.backend
         self.admission.budget = memory.running
         # Else a full collection looks at all that was imported and loaded, for half a second in mid-request.
         gc.collect()

@@ -6,13 +6,13 @@ in this order. Whatever has to be downloaded or converted is so once, into the h
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from specrag.checks import nearest
 from specrag.errors import InputError, ModelFilesError
 from specrag.models.catalog import conversion, download
 from specrag.models.catalog.sources import SOURCES, Source
@@ -250,8 +250,8 @@ def _unknown(name: str) -> InputError:
     known = ", ".join(SOURCES)
     if "/" in name or name.startswith((".", "~")):
         return InputError("model", name, f"no such folder or file; the catalog has {known}")
-    near = difflib.get_close_matches(name.lower(), SOURCES, n=1, cutoff=0.4)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    near = nearest(name.lower(), SOURCES, cutoff=0.4)
+    hint = f"did you mean {near!r}? " if near else ""
     return InputError(
         "model", name, f"{hint}the catalog has {known}; or give a folder, a .gguf file or a hub id org/name"
     )
