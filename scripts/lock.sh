@@ -7,8 +7,10 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 readonly EXTRAS="local serve stores tracing"
 # The CPU build for Python 3.12, on x86_64 and on aarch64; a new version of torch needs new ones.
 readonly TORCH="torch==2.13.0+cpu"
-readonly TORCH_HASHES="4ca4a9394b0c771238a4f73590fdbbc4debad85ed0fa63d026ae1b085da7d6e2
-6f307c2c32d764ffc6ff6893b801fad6d4752f3e67966cb8abf1843427c02604"
+readonly TORCH_HASHES=(
+    4ca4a9394b0c771238a4f73590fdbbc4debad85ed0fa63d026ae1b085da7d6e2
+    6f307c2c32d764ffc6ff6893b801fad6d4752f3e67966cb8abf1843427c02604
+)
 
 main() {
     local options=() extra name
@@ -19,8 +21,7 @@ main() {
     done
     {
         echo "# Made by scripts/lock.sh. What the image installs, and hatchling, which builds specrag in it."
-        # shellcheck disable=SC2086 # one word a hash
-        printf '%s' "$TORCH"; printf ' \\\n    --hash=sha256:%s' $TORCH_HASHES; echo
+        printf '%s' "$TORCH"; printf ' \\\n    --hash=sha256:%s' "${TORCH_HASHES[@]}"; echo
         compile "${options[@]}" --generate-hashes
     } >requirements.lock
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import threading
 import time
@@ -82,6 +83,10 @@ def running_server(**settings: Any) -> Iterator[LiveServer]:
     from specrag.serving.app import create_app
     from specrag.serving.settings import load_settings
 
+    # A server that has loaded freezes all that lives, which no collection looks at again: what has died since goes.
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
     app = create_app(load_settings(None, {**EXACT, "log_level": "error", **settings}))
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
