@@ -95,6 +95,14 @@ def test_large_inputs_do_not_spoil_the_other_rows_of_an_int8_product() -> None:
     assert float(error.max()) < INT8
 
 
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_an_int8_product_of_the_largest_numbers_does_not_saturate(sign: float) -> None:
+    """Without VNNI oneDNN's own is wrong: it sums pairs of products in 16 bits."""
+    weight = torch.full((64, 1024), sign).bfloat16()
+    y = Int8Linear(weight, None).product(torch.ones(3, 1024, dtype=torch.bfloat16))
+    assert torch.allclose(y, torch.full((3, 64), 1024 * sign), rtol=1e-6)
+
+
 def test_a_row_of_zeros_gives_the_bias() -> None:
     bias = normal(3, 64).bfloat16()
     y = Int8Linear(normal(1, 64, 96).bfloat16(), bias)(torch.zeros(2, 96, dtype=torch.bfloat16))
