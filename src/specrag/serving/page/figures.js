@@ -5,6 +5,8 @@ import { count, element, figure, percent, seconds } from "./dom.js";
 const SPENT = {
   queue: "waiting for others", rewrite: "rewriting the question", retrieval: "searching", prefill: "reading", decode: "writing",
 };
+// These are inside of others.
+const INSIDE = new Set(["drafting", "verifying", "total"]);
 // A part of the time that is told is at least this share of it.
 const TOLD = 0.01;
 
@@ -13,8 +15,8 @@ export function headline(run) {
   if (run.state === "stopped") return `Stopped after ${seconds(run.total)}.`;
   if (run.state !== "done") return "";
   const spent = run.usage?.seconds ?? {};
-  const parts = Object.entries(SPENT).filter(([name]) => spent[name] > TOLD * run.total)
-    .map(([name, words]) => `${seconds(spent[name])} ${words}`);
+  const parts = Object.entries(spent).filter(([name, time]) => time > TOLD * run.total && !INSIDE.has(name))
+    .map(([name, time]) => `${seconds(time)} ${SPENT[name] ?? name}`);
   return `${run.abstained ? "Ended after" : "Answered in"} ${seconds(run.total)}${parts.length ? `: ${parts.join(", ")}` : ""}.`;
 }
 

@@ -58,13 +58,14 @@ export class Run {
       element("summary", {}, "Sources"), sources);
     this.how = element("details", { class: "how", open: ROOMY.matches },
       element("summary", {}, "How it was answered"), this.figures, this.legend, drafts, timeline);
+    this.more = element("div", { class: "run-more" }, this.headline, this.how);
     this.root = element("article", { class: "run", "aria-labelledby": `${prefix}-title` },
       element("div", { class: "run-main" },
         element("div", { class: "run-head" },
           element("h3", { id: `${prefix}-title` }, title), this.place),
         answer, this.notes),
       this.sourcesPlace,
-      element("div", { class: "run-more" }, this.headline, this.how));
+      this.more);
     this.show();
   }
 
@@ -238,7 +239,7 @@ export class Run {
     this.headline.textContent = headline(this);
     this.figures.replaceChildren(...figureItems(this));
     // A refused request has nothing to show but the reason.
-    for (const place of [this.how, this.answerPlace]) place.hidden = this.state === "failed" && !this.answer.text;
+    for (const place of [this.more, this.answerPlace]) place.hidden = this.state === "failed" && !this.answer.text;
     const { families, relaxed } = this.answer.counts();
     this.legend.replaceChildren(...legendItems(families, relaxed));
     const now = performance.now();
