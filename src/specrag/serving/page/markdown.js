@@ -240,34 +240,35 @@ function spanAt(said, at, to, linked) {
   return null;
 }
 
-function runAt(said, at) {
+/** How often the sign at a place is repeated, before `to`. */
+function runAt(said, at, to) {
   let end = at + 1;
-  while (said[end] === said[at]) end += 1;
+  while (end < to && said[end] === said[at]) end += 1;
   return end - at;
 }
 
 function codeAt(said, at, to) {
-  const size = runAt(said, at);
-  for (let end = said.indexOf("`", at + size); end >= 0 && end + size <= to; end = said.indexOf("`", end + runAt(said, end))) {
-    if (runAt(said, end) === size) return { tag: "code", isPlain: true, from: at + size, to: end, end: end + size };
+  const size = runAt(said, at, to);
+  for (let end = said.indexOf("`", at + size); end >= 0 && end + size <= to; end = said.indexOf("`", end + runAt(said, end, to))) {
+    if (runAt(said, end, to) === size) return { tag: "code", isPlain: true, from: at + size, to: end, end: end + size };
   }
   return { from: at, to: at + size, end: at + size };
 }
 
 function emphasisAt(said, at, to) {
   const sign = said[at];
-  const run = runAt(said, at);
+  const run = runAt(said, at, to);
   const size = Math.min(run, 2);
   const asWords = { from: at, to: at + run, end: at + run };
   const isWord = (place) => /[\p{L}\p{N}]/u.test(said[place] ?? "");
   if (run > 3 || (sign === "~" && run !== 2) || !/\S/.test(said[at + run] ?? "") || (sign === "_" && isWord(at - 1))) return asWords;
   const mark = sign.repeat(size);
-  for (let end = said.indexOf(mark, at + run); end >= 0 && end + size <= to; end = said.indexOf(mark, end + runAt(said, end))) {
-    const closing = runAt(said, end);
+  for (let end = said.indexOf(mark, at + run); end >= 0 && end + size <= to; end = said.indexOf(mark, end + runAt(said, end, to))) {
+    const closing = runAt(said, end, to);
     const closes = /\S/.test(said[end - 1]) && !(sign === "_" && isWord(end + closing)) && (closing === size || closing === 3);
     // Of three signs that close, the inner ones are somebody else's.
-    const behind = closing === 3 && run !== 3 ? end + closing - size : end + (closing === 3 ? 1 : 0);
-    if (closes) return { tag: { "*": ["em", "strong"], _: ["em", "strong"], "~": ["", "del"] }[sign][size - 1], from: at + size, to: behind, end: behind + size };
+    const behind = end + closing - size;
+    if (closes) return { tag: sign === "~" ? "del" : ["em", "strong"][size - 1], from: at + size, to: behind, end: behind + size };
   }
   return asWords;
 }
@@ -275,7 +276,7 @@ function emphasisAt(said, at, to) {
 /** [words](address), where the address is one that may be followed. */
 function linkAt(said, at, to) {
   const bounds = bracketsAt(said, at, to);
-  if (!bounds || !ADDRESS.test(bounds.address)) return null;
+  if (!bounds || !ADDRESS.test(bounds.address) || !URL.canParse(bounds.address)) return null;
   return { tag: "a", attributes: outward(bounds.address), from: at + 1, to: bounds.close, end: bounds.end };
 }
 
@@ -301,6 +302,7 @@ function addressAt(said, at, to) {
   const found = ADDRESS.exec(said.slice(at, Math.min(to, at + LONGEST)));
   if (!found) return null;
   const address = found[0].replace(/[.,;:!?'*_~)\]]+$/, "");
+  if (!URL.canParse(address)) return null;
   return { tag: "a", isPlain: true, attributes: outward(address), from: at, to: at + address.length, end: at + address.length };
 }
 
