@@ -340,7 +340,9 @@ def test_a_fresh_request_finds_nothing_and_leaves_nothing_of_its_prompt(server: 
     def cached(fresh: bool) -> int:
         body = {
             "model": MODEL,
-            "messages": [{"role": "user", "content": "Count the lighthouses of Orla, all of them, one by one. " * 4}],
+            "messages": [
+                {"role": "user", "content": "Count the lighthouses of Orla, all of them, one by one. " * 4}
+            ],
             "max_tokens": 2,
             "specrag": {"method": "plain", "fresh": fresh},
         }

@@ -43,7 +43,9 @@ def test_an_answer_with_its_sources(visit: Callable[..., Visit], server: LiveSer
     assert said.strip()
 
     # Tokens of more than one origin, each told by its class and in words; the legend's counts add up.
-    kinds = set(page.eval_on_selector_all("#turn-1-run-1-answer .token", "all => all.map(one => one.className)"))
+    kinds = set(
+        page.eval_on_selector_all("#turn-1-run-1-answer .token", "all => all.map(one => one.className)")
+    )
     assert "token target" in kinds
     assert len(kinds - {"token target", "token given"}) >= 1
     titles = page.eval_on_selector_all("#turn-1-run-1-answer .token", "all => all.map(one => one.title)")
@@ -127,11 +129,11 @@ def test_two_methods_one_after_the_other(visit: Callable[..., Visit]) -> None:
     assert rates == shown
     assert min(rates) > 0
     # The headline is about the whole time: what each run's own headline says.
-    whole = [text.removesuffix(" s") for text in page.locator(".comparison td:nth-child(2)").all_inner_texts()]
+    whole = [
+        text.removesuffix(" s") for text in page.locator(".comparison td:nth-child(2)").all_inner_texts()
+    ]
     headlines = page.locator(".headline").all_inner_texts()
-    assert all(
-        text.startswith(f"Answered in {time} s") for text, time in zip(headlines, whole, strict=True)
-    )
+    assert all(text.startswith(f"Answered in {time} s") for text, time in zip(headlines, whole, strict=True))
     assert all("s reading" in text for text in headlines)  # neither found the prompt read by the other
     first, second = map(float, whole)
     verdict = page.inner_text(".comparison h3")
@@ -221,7 +223,9 @@ def test_drafts_of_speculative_rag(visit: Callable[..., Visit]) -> None:
     assert page.locator(".draft-card.won").count() == 1
     won = page.locator(".draft-card.won")
     assert won.locator(".badge").inner_text() == "chosen"
-    assert page.inner_text("#turn-1-run-1-answer").strip() == won.locator(".draft-answer").inner_text().strip()
+    assert (
+        page.inner_text("#turn-1-run-1-answer").strip() == won.locator(".draft-answer").inner_text().strip()
+    )
     totals = [float(text) for text in page.locator(".draft-card .total dd").all_inner_texts()]
     assert float(won.locator(".total dd").inner_text()) == max(totals)
     assert all(re.search(r"from \d", text) for text in page.locator(".draft-head").all_inner_texts())

@@ -119,7 +119,8 @@ def test_without_room_the_oldest_chat_gives_way(visit: Callable[..., Visit]) -> 
     here.ask("The first of all")
     # All room but a few characters is taken by a chat that is as old as can be.
     page.evaluate("""() => {
-        const old = { id: "old", at: 1, context: "", turns: [{ question: "Long ago", order: "after", context: 0, runs: [] }] };
+        const turn = { question: "Long ago", order: "after", context: 0, runs: [] };
+        const old = { id: "old", at: 1, context: "", turns: [turn] };
         let fill = "";
         for (let size = 2 ** 22; size >= 1; size /= 2) {
             try {
@@ -151,7 +152,9 @@ def test_a_long_text_is_pasted_or_read_from_a_file(visit: Callable[..., Visit], 
     page.wait_for_selector(f"#context-size:has-text('{len(text.strip()):,} characters.')")
     body = here.ask("When does the ferry\n\nto Orla leave?")
     # The question is the last paragraph, whatever it looks like.
-    assert body["messages"] == [{"role": "user", "content": f"{text.strip()}\n\nWhen does the ferry\nto Orla leave?"}]
+    assert body["messages"] == [
+        {"role": "user", "content": f"{text.strip()}\n\nWhen does the ferry\nto Orla leave?"}
+    ]
     assert here.last(".run-state").inner_text() == "Done"
     assert "nine" in here.last(".answer").inner_text()
     body = here.ask("And from where?")
@@ -210,4 +213,6 @@ def test_chats_stay_with_the_key_they_were_asked_with(visit: Callable[..., Visit
         assert kept(here, "sessionStorage") == []
         assert "Gutenberg" not in page.inner_text("body")
         here.ask("Hello")
-        assert [turn["question"] for chat in kept(here, "sessionStorage") for turn in chat["turns"]] == ["Hello"]
+        assert [turn["question"] for chat in kept(here, "sessionStorage") for turn in chat["turns"]] == [
+            "Hello"
+        ]

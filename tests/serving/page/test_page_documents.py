@@ -70,7 +70,9 @@ def test_documents_are_text_and_nothing_else(visit: Callable[..., Visit], tmp_pa
     assert page.evaluate("window.injected") is None
 
 
-def test_a_bad_file_keeps_no_other_out_and_leaves_nothing(visit: Callable[..., Visit], tmp_path: Path) -> None:
+def test_a_bad_file_keeps_no_other_out_and_leaves_nothing(
+    visit: Callable[..., Visit], tmp_path: Path
+) -> None:
     picture, notes, more = (tmp_path / name for name in ("photo.md", "notes.md", "more.txt"))
     picture.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 8)
     notes.write_text("The harbour of Mistra has four piers.")

@@ -58,6 +58,7 @@ NAMELESS = """() => [...document.querySelectorAll("button, input, select, textar
         || document.getElementById(node.getAttribute("aria-labelledby") ?? "")?.textContent.trim()))
     .map((node) => node.outerHTML)"""
 
+
 def violations(page: Page) -> str:
     """What axe finds wrong with what is on the page now; empty for nothing."""
     results = Axe().run(page)
@@ -152,7 +153,9 @@ def test_a_phone_shows_the_answer_and_folds_the_rest(visit: Callable[..., Visit]
     here.choose("plain", max_tokens="12")
     here.ask(QUESTION)
     assert not page.locator("#kb").is_visible()
-    boxes: list[Any] = [page.locator(name).bounding_box() for name in (".answer", ".headline", ".how", "#ask")]
+    boxes: list[Any] = [
+        page.locator(name).bounding_box() for name in (".answer", ".headline", ".how", "#ask")
+    ]
     answer, headline, how, composer = boxes
     assert 0 <= answer["y"] < headline["y"] < how["y"] < composer["y"]
     assert not page.locator(".figures").is_visible()

@@ -31,7 +31,7 @@ export function figureItems(run) {
     ["Tokens", tokens ? count(tokens) : "–"],
     ["Drafts accepted", drafted ? percent(accepted / drafted) : "–"],
     ["Tokens a pass (MAT)", figure(told.mat ?? (run.passes ? run.tokens / run.passes : NaN))],
-    ["Decoding, tokens a second", figure(run.rate)],
+    ["Decoding, tokens/s", figure(run.rate)],
   ];
   return items.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value)));
 }
