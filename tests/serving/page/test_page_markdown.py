@@ -46,7 +46,8 @@ LINK = 'target="_blank" rel="noopener noreferrer nofollow"'
     [
         ("Two\nlines\n\nand more", "<p>Two\nlines</p><p>and more</p>"),
         ("# One\n\n### Three ###", '<h4 class="level-1">One</h4><h4 class="level-3">Three</h4>'),
-        ("a *b* **c** ***d*** __e__ ~~f~~", "<p>a <em>b</em> <strong>c</strong> <strong><em>d</em></strong> <strong>e</strong> <del>f</del></p>"),
+        ("a *b* **c** __e__ ~~f~~", "<p>a <em>b</em> <strong>c</strong> <strong>e</strong> <del>f</del></p>"),
+        ("***d*** e", "<p><strong><em>d</em></strong> e</p>"),
         ("*a **b***", "<p><em>a <strong>b</strong></em></p>"),
         ("**bold *both* bold**", "<p><strong>bold <em>both</em> bold</strong></p>"),
         ("2 * 3 * 4, snake_case_name, 5*", "<p>2 * 3 * 4, snake_case_name, 5*</p>"),
