@@ -115,8 +115,11 @@ def test_two_methods_one_after_the_other(visit: Callable[..., Visit]) -> None:
         new MutationObserver(() => window.states.push(look()))
             .observe(document.getElementById("thread"), { childList: true, subtree: true, attributes: true });
     }""")
+    sent: list[Any] = []
+    page.on("request", lambda request: sent.append(request.post_data_json) if request.post_data else None)
     here.choose("respec", "plain", max_tokens="40")
     here.ask(QUESTION)
+    assert [body["specrag"].get("fresh") for body in sent] == [True, True]  # neither finds the prompt read
     states = set(page.evaluate("window.states"))
     assert {"running waiting", "done running", "done done"} <= states
     assert "running running" not in states
@@ -134,7 +137,7 @@ def test_two_methods_one_after_the_other(visit: Callable[..., Visit]) -> None:
     ]
     headlines = page.locator(".headline").all_inner_texts()
     assert all(text.startswith(f"Answered in {time} s") for text, time in zip(headlines, whole, strict=True))
-    assert all("s reading" in text for text in headlines)  # neither found the prompt read by the other
+    assert all("s reading" in text for text in headlines)
     first, second = map(float, whole)
     verdict = page.inner_text(".comparison h3")
     if second > first * 1.04:
