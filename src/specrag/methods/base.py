@@ -88,12 +88,14 @@ class Method(ABC):
         name: as people type it.
         summary: one line, for help, page and documentation.
         needs: what it cannot do without.
+        reads_history: whether earlier messages of a conversation count; where not, the question alone does.
         Options: every setting.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     needs: ClassVar[Needs] = Needs.SESSIONS
+    reads_history: ClassVar[bool] = True
     Options: ClassVar[type[MethodOptions]] = MethodOptions
 
     def __init__(self, options: MethodOptions | None = None, **values: Any) -> None:

@@ -154,6 +154,7 @@ def _describe(method: type[Method], names: Names, default: str) -> dict[str, Any
         "title": method.summary,
         "needs_kb": Needs.RETRIEVER in method.needs,
         "needs_context": Needs.CONTEXT in method.needs,
+        "reads_history": method.reads_history,
         "default": method.name == default,
         "options": options,
     }

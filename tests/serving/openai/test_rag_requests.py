@@ -336,6 +336,27 @@ def test_the_official_client_sends_the_field_and_reads_the_answer(server: LiveSe
     assert len(completed.model_extra["specrag"]["sources"]) == 1
 
 
+def test_a_fresh_request_finds_nothing_and_leaves_nothing_of_its_prompt(server: LiveServer) -> None:
+    def cached(fresh: bool) -> int:
+        body = {
+            "model": MODEL,
+            "messages": [
+                {"role": "user", "content": "Count the lighthouses of Orla, all of them, one by one. " * 4}
+            ],
+            "max_tokens": 2,
+            "specrag": {"method": "plain", "fresh": fresh},
+        }
+        answer = post(server, "/v1/chat/completions", body)
+        assert answer.status_code == 200, answer.text
+        return int(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    shared = 40  # a chat's head is the same in every request
+    assert cached(fresh=True) == cached(fresh=True) == 0
+    assert cached(fresh=False) < shared  # the fresh ones left nothing
+    assert cached(fresh=False) > shared
+    assert cached(fresh=True) == 0
+
+
 def test_the_methods_describe_their_options(server: LiveServer) -> None:
     import httpx
 
@@ -345,12 +366,15 @@ def test_the_methods_describe_their_options(server: LiveServer) -> None:
         "title": Plain.summary,
         "needs_kb": False,
         "needs_context": False,
+        "reads_history": True,
         "default": False,
         "options": {},
     }
     assert [name for name, method in methods.items() if method["default"]] == ["adaptive"]
     assert methods["ralmspec"]["needs_kb"]
     assert methods["rapid"]["needs_context"]
+    alone = {name for name, method in methods.items() if not method["reads_history"]}
+    assert alone == {"ralmspec", "sequential", "speculative-rag"}
     # All there are, but for those that need what this server has not.
     assert set(methods) == {*method_names()} - {"draft-model", "eagle-2"}
     assert methods["adaptive"]["options"]["tolerance"] == {

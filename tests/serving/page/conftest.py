@@ -14,7 +14,7 @@ from tests.sample import build_sample
 from tests.serving.page.live import LiveServer, serve
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Locator, Page
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
@@ -63,6 +63,7 @@ class Visit:
     def choose(self, method: str, other: str = "", *, kb: str | None = "sample", **settings: str) -> None:
         """Fill the form, by the settings' names."""
         page = self.page
+        page.locator("#choices").evaluate("details => details.open = true")
         if kb is not None:
             page.select_option("#kb", kb)
         page.select_option("#method-1", method)
@@ -72,13 +73,18 @@ class Visit:
         for name, value in settings.items():
             page.fill(f"#setting-{name}", value)
 
-    def ask(self, question: str) -> None:
-        """Ask, and wait until every answer has ended."""
+    def ask(self, question: str) -> dict[str, Any]:
+        """Ask, and wait until every answer has ended; what the first request sent."""
         page = self.page
         page.fill("#question", question)
-        with page.expect_request("**/v1/chat/completions"):  # the buttons have changed by then
+        with page.expect_request("**/v1/chat/completions") as asked:  # the buttons have changed by then
             page.press("#question", "Enter")
         page.wait_for_selector("#submit", state="visible", timeout=60_000)
+        return dict(asked.value.post_data_json or {})
+
+    def last(self, selector: str) -> Locator:
+        """What the newest turn of the conversation holds."""
+        return self.page.locator(f".turn:last-child {selector}")
 
 
 @pytest.fixture

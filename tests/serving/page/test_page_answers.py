@@ -39,14 +39,16 @@ def test_an_answer_with_its_sources(visit: Callable[..., Visit], server: LiveSer
     here.ask(QUESTION)
     expected = served(server, QUESTION, "prompt-lookup", 48)
     said = expected["choices"][0]["message"]["content"]
-    assert page.inner_text("#run-1-answer").strip() == said.strip()
+    assert page.inner_text("#turn-1-run-1-answer").strip() == said.strip()
     assert said.strip()
 
     # Tokens of more than one origin, each told by its class and in words; the legend's counts add up.
-    kinds = set(page.eval_on_selector_all("#run-1-answer .token", "all => all.map(one => one.className)"))
+    kinds = set(
+        page.eval_on_selector_all("#turn-1-run-1-answer .token", "all => all.map(one => one.className)")
+    )
     assert "token target" in kinds
     assert len(kinds - {"token target", "token given"}) >= 1
-    titles = page.eval_on_selector_all("#run-1-answer .token", "all => all.map(one => one.title)")
+    titles = page.eval_on_selector_all("#turn-1-run-1-answer .token", "all => all.map(one => one.title)")
     assert all(titles)
     counts = [int(text.split()[0]) for text in page.locator(".run .legend .muted").all_inner_texts()]
     tokens = expected["specrag"]["usage"]["completion_tokens"]
@@ -58,11 +60,17 @@ def test_an_answer_with_its_sources(visit: Callable[..., Visit], server: LiveSer
     cited = [source["number"] for source in sources if source["cited"]]
     assert page.locator(".source.cited").count() == len(cited) >= 1
     passage = sources[cited[0] - 1]["text"]
-    marked = page.locator(f"#run-1-source-{cited[0]} mark").all_inner_texts()
+    marked = page.locator(f"#turn-1-run-1-source-{cited[0]} mark").all_inner_texts()
     assert marked
     assert all(text in passage for text in marked)
-    page.click("#run-1-answer a.citation >> nth=0")
-    assert page.url.endswith(f"#run-1-source-{cited[0]}")
+    # A citation opens its passage at the words that its sentence shares with it.
+    page.click("#turn-1-run-1-answer a.citation >> nth=0")
+    assert page.evaluate("document.activeElement.id") == f"turn-1-run-1-source-{cited[0]}"
+    sought = page.locator(f"#turn-1-run-1-source-{cited[0]} mark.sought")
+    assert "printing press" in " ".join(sought.all_inner_texts())
+    seen: Any = sought.first.bounding_box()
+    composer: Any = page.locator("#ask").bounding_box()
+    assert 0 <= seen["y"] < composer["y"]
 
     # The passes: one bar group each, and the same as a table.
     page.click(".passes summary")
@@ -76,7 +84,7 @@ def test_an_answer_with_its_sources(visit: Callable[..., Visit], server: LiveSer
     assert page.locator("svg[role=img] .block.verifying").count() == rows.count()
     label = page.get_attribute(".timeline svg[role=img]", "aria-label") or ""
     assert f"{rows.count()} rounds made {tokens} tokens" in label
-    assert page.get_attribute("#run-1-answer", "aria-busy") is None
+    assert page.get_attribute("#turn-1-run-1-answer", "aria-busy") is None
     assert "done" in page.inner_text("#status")
 
 
@@ -89,7 +97,7 @@ def test_the_timeline_grows_while_the_answer_comes(visit: Callable[..., Visit]) 
             const blocks = document.querySelectorAll(".timeline .block.verifying").length;
             window.drawn.push([state, blocks]);
         };
-        new MutationObserver(look).observe(document.getElementById("runs"), { childList: true, subtree: true });
+        new MutationObserver(look).observe(document.getElementById("thread"), { childList: true, subtree: true });
     }""")
     here.choose("plain", max_tokens="60")
     here.ask(QUESTION)
@@ -105,24 +113,40 @@ def test_two_methods_one_after_the_other(visit: Callable[..., Visit]) -> None:
         window.states = [];
         const look = () => [...document.querySelectorAll(".run-state")].map((place) => place.dataset.state).join(" ");
         new MutationObserver(() => window.states.push(look()))
-            .observe(document.getElementById("runs"), { childList: true, subtree: true, attributes: true });
+            .observe(document.getElementById("thread"), { childList: true, subtree: true, attributes: true });
     }""")
+    sent: list[Any] = []
+    page.on("request", lambda request: sent.append(request.post_data_json) if request.post_data else None)
     here.choose("respec", "plain", max_tokens="40")
     here.ask(QUESTION)
+    assert [body["specrag"].get("fresh") for body in sent] == [True, True]  # neither finds the prompt read
     states = set(page.evaluate("window.states"))
     assert {"running waiting", "done running", "done done"} <= states
     assert "running running" not in states
     answers = page.locator(".answer").all_inner_texts()
     assert answers[0] == answers[1]
-    assert page.locator("#comparison").is_visible()
-    assert "Both wrote the same text" in page.inner_text("#comparison")
-    rates = [float(text) for text in page.locator("#comparison td.number:nth-child(2)").all_inner_texts()]
-    shown = [float(text) for text in page.locator(".figures div:first-child dd").all_inner_texts()]
+    assert page.locator(".comparison").is_visible()
+    assert "Both wrote the same text" in page.inner_text(".comparison")
+    rates = [float(text) for text in page.locator(".comparison td.number:nth-child(5)").all_inner_texts()]
+    shown = [float(text) for text in page.locator(".figures div:last-child dd").all_inner_texts()]
     assert rates == shown
     assert min(rates) > 0
-    assert all(
-        text.endswith(" s") for text in page.locator("#comparison td.number:nth-child(n+4)").all_inner_texts()
-    )
+    # The headline is about the whole time: what each run's own headline says.
+    whole = [
+        text.removesuffix(" s") for text in page.locator(".comparison td:nth-child(2)").all_inner_texts()
+    ]
+    headlines = page.locator(".headline").all_inner_texts()
+    assert all(text.startswith(f"Answered in {time} s") for text, time in zip(headlines, whole, strict=True))
+    assert all("s reading" in text for text in headlines)
+    first, second = map(float, whole)
+    verdict = page.inner_text(".comparison h3")
+    if second > first * 1.04:
+        assert verdict.startswith("respec answered ")
+        assert verdict.endswith(" times as fast as plain")
+    elif first > second * 1.04:
+        assert verdict == f"respec was slower than plain: {whole[0]} s against {whole[1]} s"
+    else:
+        assert "respec" in verdict
     boxes = [page.locator(".run").nth(index).bounding_box() for index in (0, 1)]
     assert boxes[0]
     assert boxes[1]
@@ -135,17 +159,17 @@ def test_stopping_frees_the_server(visit: Callable[..., Visit], server: LiveServ
     here.choose("plain", kb="", max_tokens="2000")
     page.fill("#question", LONG)
     page.press("#question", "Enter")
-    page.locator("#run-1-answer .token").nth(5).wait_for()
+    page.locator("#turn-1-run-1-answer .token").nth(5).wait_for()
     page.press("body", "Escape")
     page.wait_for_selector("#submit", state="visible")
     assert page.inner_text(".run-state") == "Stopped"
     assert "stopped" in page.inner_text("#status")
-    so_far = page.inner_text("#run-1-answer")
+    so_far = page.inner_text("#turn-1-run-1-answer")
     wait_until(lambda: server.app.state.service.admission.running == 0, 5)
-    assert page.inner_text("#run-1-answer") == so_far != ""
+    assert page.inner_text("#turn-1-run-1-answer") == so_far != ""
     here.choose("plain", kb="", max_tokens="4")
     here.ask("Hello")
-    assert page.inner_text(".run-state") == "Done"
+    assert here.last(".run-state").inner_text() == "Done"
 
 
 def test_refusals_and_a_lost_server_are_told_in_words(visit: Callable[..., Visit]) -> None:
@@ -153,26 +177,38 @@ def test_refusals_and_a_lost_server_are_told_in_words(visit: Callable[..., Visit
     page = here.page
     here.choose("respec", k="99")
     here.ask(QUESTION)
-    told = page.inner_text(".run [role=alert]")
+    told = here.last(".run [role=alert]").inner_text()
     assert told.startswith("specrag.k: 99 is not usable: give a whole number from 1 to ")
-    assert page.inner_text(".run-state") == "Failed"
+    assert here.last(".run-state").inner_text() == "Failed"
     here.choose("respec", k="3")
     page.context.set_offline(True)
     here.ask(QUESTION)
-    assert "does not answer" in page.inner_text(".run [role=alert]")
+    assert "does not answer" in here.last(".run [role=alert]").inner_text()
     page.context.set_offline(False)
     here.choose("respec", max_tokens="8")
     here.ask(QUESTION)
-    assert page.locator(".run [role=alert]").count() == 0
-    assert page.inner_text(".run-state") == "Done"
+    assert here.last(".run [role=alert]").count() == 0
+    assert here.last(".run-state").inner_text() == "Done"
 
 
-def test_abstention_is_no_models_text(visit: Callable[..., Visit]) -> None:
+def test_an_abstention_says_why_and_is_answered_all_the_same(visit: Callable[..., Visit]) -> None:
     here = visit()
-    here.choose("respec")
+    page = here.page
+    here.choose("respec", max_tokens="12")
     here.ask("How do I reset my router password?")
-    assert "holds nothing about this question" in here.page.inner_text("#run-1-answer")
-    assert here.page.locator("#run-1-answer .token:not(.given)").count() == 0
+    assert "holds nothing about this question" in page.inner_text(".answer")
+    assert page.locator(".answer .token:not(.given)").count() == 0  # no model's text
+    best = re.search(r"has a similarity of (0\.\d\d)", page.inner_text(".abstention"))
+    assert best
+    assert float(best[1]) < 0.4
+    with page.expect_request("**/v1/chat/completions") as asked:
+        page.click("text=Answer anyway")
+    page.wait_for_selector("#submit", state="visible", timeout=60_000)
+    body: Any = asked.value.post_data_json
+    assert body["specrag"]["abstain"] is False
+    assert page.locator(".turn").count() == page.locator(".run").count() == 1
+    assert page.locator(".answer .token:not(.given)").count() > 0
+    assert page.locator(".abstention").count() == 0
 
 
 def test_drafts_of_speculative_rag(visit: Callable[..., Visit]) -> None:
@@ -190,7 +226,9 @@ def test_drafts_of_speculative_rag(visit: Callable[..., Visit]) -> None:
     assert page.locator(".draft-card.won").count() == 1
     won = page.locator(".draft-card.won")
     assert won.locator(".badge").inner_text() == "chosen"
-    assert page.inner_text("#run-1-answer").strip() == won.locator(".draft-answer").inner_text().strip()
+    assert (
+        page.inner_text("#turn-1-run-1-answer").strip() == won.locator(".draft-answer").inner_text().strip()
+    )
     totals = [float(text) for text in page.locator(".draft-card .total dd").all_inner_texts()]
     assert float(won.locator(".total dd").inner_text()) == max(totals)
     assert all(re.search(r"from \d", text) for text in page.locator(".draft-head").all_inner_texts())
@@ -200,39 +238,32 @@ def test_options_of_every_kind_are_sent_as_what_they_are(visit: Callable[..., Vi
     here = visit()
     page = here.page
 
-    def sent(question: str) -> dict[str, Any]:
-        page.fill("#question", question)
-        with page.expect_request("**/v1/chat/completions") as asked:
-            page.press("#question", "Enter")
-        page.wait_for_selector("#submit", state="visible", timeout=60_000)
-        body = asked.value.post_data_json
-        assert body is not None
-        return dict(body["specrag"])
-
     here.choose("speculative-rag", max_tokens="8")
     page.fill("#option-1-without", "draft, self-reflect")
     page.fill("#option-1-drafts", "2")
     page.select_option("#option-1-decoder", "prompt-lookup")
-    assert sent(QUESTION)["options"] == {
+    assert here.ask(QUESTION)["specrag"]["options"] == {
         "without": ["draft", "self-reflect"],
         "drafts": 2,
         "decoder": "prompt-lookup",
     }
+    page.click("#new-chat")
+    page.locator("#choices").evaluate("details => details.open = true")
     # What reads a long text of the question itself cannot be chosen with a knowledge base.
     assert page.locator("#method-1 option[value=rapid]").is_disabled()
     here.choose("rapid", kb="")
     assert page.input_value("#option-1-suffix") == ""
     page.select_option("#option-1-suffix", "false")
     page.check("#option-1-truncate_middle")
-    told = sent("The ferry leaves at nine. " * 40)
+    told = here.ask("The ferry leaves at nine. " * 40)["specrag"]
     assert told == {
         "method": "rapid",
         "events": True,
         "options": {"suffix": False, "truncate_middle": True},
     }
-    assert "no long text" in page.inner_text(".run [role=alert]")  # nothing is asked about it
+    assert "no long text" in here.last(".run [role=alert]").inner_text()  # nothing is asked about it
     assert (
-        page.inner_text("#about-1")
+        page.locator("#about-1").text_content()
         == "RAPID: a drafter that reads the relevant part of a long text guesses for the model that reads all."
     )
 

@@ -37,17 +37,17 @@ def test_upload_shows_progress_and_the_passages_can_be_asked(
             .observe(document.getElementById("upload-stage"), { childList: true, characterData: true, subtree: true });
     }""")
     told = upload(here, "bridges", notes)
-    assert "bridges: 1 added" in told
+    assert "bridges: 1 of 1 added." in told
     stages = page.evaluate("window.stages")
-    assert stages[0].startswith("Sending")
+    assert stages[0].startswith("zoltan.md: sending")
     assert len(set(stages)) >= 2
     assert not page.locator("#upload-progress").is_visible()
-    assert page.locator(".bases th[scope=row]").all_inner_texts().count("bridges") == 1
+    assert page.locator("#document-list .document-name").all_inner_texts() == ["zoltan.md"]
     page.click("#documents [data-close]")
     assert page.input_value("#kb") == "bridges"
     here.choose("respec", kb="bridges", k="1", max_tokens="32")
     here.ask("When was the Zoltan bridge opened?")
-    assert "1931" in page.inner_text("#run-1-answer")
+    assert "1931" in page.inner_text("#turn-1-run-1-answer")
     assert page.locator(".source").count() == 1
 
 
@@ -60,7 +60,7 @@ def test_documents_are_text_and_nothing_else(visit: Callable[..., Visit], tmp_pa
     document.write_text(json.dumps(record))
     here = visit()
     page = here.page
-    assert "gates: 1 added" in upload(here, "gates", document)
+    assert "gates: 1 of 1 added." in upload(here, "gates", document)
     page.click("#documents [data-close]")
     here.choose("respec", kb="gates", k="1", max_tokens="32")
     here.ask(f"What is the gate code of Karst? {HOSTILE}")
@@ -70,20 +70,49 @@ def test_documents_are_text_and_nothing_else(visit: Callable[..., Visit], tmp_pa
     assert page.evaluate("window.injected") is None
 
 
-def test_files_that_cannot_be_read_are_named(visit: Callable[..., Visit], tmp_path: Path) -> None:
-    picture = tmp_path / "photo.md"
+def test_a_bad_file_keeps_no_other_out_and_leaves_nothing(
+    visit: Callable[..., Visit], tmp_path: Path
+) -> None:
+    picture, notes, more = (tmp_path / name for name in ("photo.md", "notes.md", "more.txt"))
     picture.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 8)
+    notes.write_text("The harbour of Mistra has four piers.")
+    more.write_text("Mistra lies on a hill.")
     here = visit()
+    page = here.page
     told = upload(here, "pictures", picture)
-    assert "photo.md" in told or "error" in (here.page.get_attribute("#upload-result", "class") or "")
-    assert not here.page.locator("#upload-submit").is_disabled()
-    # The name is free: the same dialog takes a good file under it.
-    assert "pictures" not in here.page.inner_text("#bases")
-    notes = tmp_path / "notes.md"
-    notes.write_text("Some text.")
-    here.page.set_input_files("#files", [str(notes)])
-    here.page.click("#upload-submit")
-    here.page.wait_for_selector("#upload-result:has-text('pictures: 1 added')", timeout=60_000)
+    assert "pictures: 0 of 1 added." in told
+    assert "photo.md: its content is an image" in told
+    assert "error" in (page.get_attribute("#upload-result", "class") or "")
+    # The name is free: the same dialog takes good files under it, beside the bad one.
+    assert "pictures" not in page.inner_text("#upload-kb")
+    page.set_input_files("#files", [str(file) for file in (picture, notes, more)])
+    page.click("#upload-submit")
+    page.wait_for_selector("#upload-result:has-text('pictures: 2 of 3 added.')", timeout=60_000)
+    results = page.locator("#upload-result li").all_inner_texts()
+    assert [text.partition(":")[0] for text in results] == ["photo.md", "notes.md", "more.txt"]
+    assert results[1:] == ["notes.md: added", "more.txt: added"]
+    assert page.locator(".document-name").all_inner_texts() == ["more.txt", "notes.md"]
+
+
+def test_a_document_is_removed(visit: Callable[..., Visit], tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("gone.md", "stays.md")]
+    for file in files:
+        file.write_text(f"The file {file.name} is about the lighthouse of Orla.")
+    here = visit()
+    page = here.page
+    upload(here, "lights", *files)
+    page.once("dialog", lambda dialog: dialog.dismiss())
+    page.click("button[aria-label='Remove gone.md']")
+    assert page.locator(".document-name").all_inner_texts() == ["gone.md", "stays.md"]
+    page.once("dialog", lambda dialog: dialog.accept())
+    page.click("button[aria-label='Remove gone.md']")
+    page.wait_for_selector("#documents-note:has-text('gone.md was removed.')", timeout=60_000)
+    assert page.locator(".document-name").all_inner_texts() == ["stays.md"]
+    assert "lights (1 document" in page.locator("#upload-kb option:checked").inner_text()
+    # What the server was started with is not the page's to remove.
+    page.select_option("#upload-kb", "sample")
+    page.wait_for_selector(".document-name:has-text('summaries.jsonl')")
+    assert page.locator("#document-list button").count() == 0
 
 
 def test_a_name_that_no_knowledge_base_can_have(visit: Callable[..., Visit], tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ class _Iterative(Method):
     """A method that retrieves every few tokens."""
 
     needs = Needs.SESSIONS | Needs.RETRIEVER
+    reads_history = False
 
     class Options(MethodOptions):
         """How often to retrieve and how much to read; the defaults are the paper's."""

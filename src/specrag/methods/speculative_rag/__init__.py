@@ -41,6 +41,7 @@ class SpeculativeRAG(Method):
     name = "speculative-rag"
     summary = "Speculative RAG: a small model drafts from subsets of the passages, the model chooses"
     needs = Needs.GENERATOR | Needs.SCORER | Needs.RETRIEVER
+    reads_history = False
 
     class Options(MethodOptions):
         """Of Speculative RAG."""

@@ -117,7 +117,9 @@ class Planner:
         Raises:
             InputError: a token of ``logit_bias`` is no number.
         """
-        options: Options = {**_sampling(body), "tenant": self.key.name}
+        # Nobody else's keys and values serve a tenant of its own, nor do its own serve anybody.
+        tenant = f"{self.key.name}/{secrets.token_hex(16)}" if body.wish.fresh else self.key.name
+        options: Options = {**_sampling(body), "tenant": tenant}
         if body.stop is not None:
             options["stop"] = tuple([body.stop] if isinstance(body.stop, str) else body.stop)
         if body.logit_bias:

@@ -68,6 +68,9 @@ class SpecragField(Body, SearchOptions):
         default_factory=list, description="Conditions on metadata, such as year>=2000 or title=A,B."
     )
     rerank: None = Field(None, description="Of Python and the command line alone.")
+    fresh: bool = Field(
+        False, description="Read the whole prompt, whatever earlier requests left of it; to compare methods."
+    )
     events: bool = Field(False, description="Tell of sources and rounds in the stream's chunks.")
     deadline: Annotated[float, Field(gt=0, le=86_400)] | None = Field(
         None, description="Seconds from the request's arrival after which it is ended."

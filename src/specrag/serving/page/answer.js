@@ -1,15 +1,16 @@
 // The text of an answer, each part marked by where it came from.
 
 import { element } from "./dom.js";
+import { readBlocks } from "./markdown.js";
 import { familyOf, originInWords } from "./origins.js";
-import { citations, segments } from "./quotes.js";
+import { citations } from "./quotes.js";
 
 export class AnswerText {
   /** @param root where the text goes. */
   constructor(root) {
     this.root = root;
     this.parts = []; // {text, source, relaxed, pass}: neighbours of one origin and one pass are one part
-    this.waiting = 0; // parts from here on are not on the page yet
+    this.shown = []; // the blocks that are on the page: {kind, start, end, node}
   }
 
   get text() {
@@ -32,7 +33,7 @@ export class AnswerText {
   /** Add the text of `tokens` tokens of one origin; with `pass` null a text that no pass made. */
   add(text, source, relaxed, pass, tokens = 1) {
     const last = this.parts.at(-1);
-    if (last && this.waiting < this.parts.length && last.source === source && last.relaxed === relaxed && last.pass === pass) {
+    if (last && last.source === source && last.relaxed === relaxed && last.pass === pass) {
       last.text += text;
       last.tokens += tokens;
     } else {
@@ -52,51 +53,77 @@ export class AnswerText {
       at += part.text.length;
     }
     this.parts = kept;
-    this.waiting = 0;
+    this.shown = [];
     this.root.replaceChildren();
   }
 
-  /** Put what was added on the page. */
-  render() {
-    this.root.append(...this.parts.slice(this.waiting).flatMap((part) => nodesOf(part, part.text)));
-    this.waiting = this.parts.length;
+  /**
+   * Put what was added on the page; blocks that are there and have not changed stay, with what is selected in them.
+   *
+   * @param idOf the id of a source's place, or null; with it all is made anew, its citations as links to the passages.
+   * @param follow called with a source's number and the sentence that cites it.
+   */
+  render(idOf = null, follow = null) {
+    const { text } = this;
+    const blocks = readBlocks(text);
+    const isSame = (block, index) => {
+      const shown = this.shown[index];
+      return index < this.shown.length - 1 && shown.kind === block.kind && shown.start === block.start && shown.end === block.end;
+    };
+    const changed = idOf ? 0 : blocks.findIndex((block, index) => !isSame(block, index));
+    if (changed < 0) return;
+    const leaf = this.leaves(text, idOf ? linksOf(text, idOf, follow) : []);
+    for (const { node } of this.shown.splice(changed)) node.remove();
+    for (const block of blocks.slice(changed)) {
+      const node = block.build(leaf);
+      this.root.append(node);
+      this.shown.push({ ...block, node });
+    }
   }
 
-  /** The whole text anew, its citations as links to the passages. @param idOf the id of a source's place, or null. */
-  finish(idOf) {
-    const { text } = this;
-    const found = citations(text);
+  /** What makes the nodes of some characters: words marked by their origin, and links where something is cited. */
+  leaves(text, links) {
     let at = 0;
     const places = this.parts.map((part) => {
       at += part.text.length;
       return { part, start: at - part.text.length, end: at };
     });
-    const cuts = segments(text.length, {
-      part: places.map(({ start, end }) => [start, end]),
-      cited: found.map(({ start, end }) => [start, end]),
-    });
-    const nodes = [];
-    let link = null;
-    for (const { start, end } of cuts) {
-      const place = places.find((each) => each.start <= start && start < each.end);
-      if (!place) continue;
-      const pieces = nodesOf(place.part, text.slice(start, end));
-      const citation = found.find((each) => each.start <= start && start < each.end);
-      const target = citation?.numbers.map(idOf).find((id) => id !== null);
-      if (!target) {
-        link = null;
-        nodes.push(...pieces);
-      } else if (link?.citation === citation) {
-        link.node.append(...pieces);
-      } else {
-        link = { citation, node: element("a", { class: "citation", href: `#${target}` }, ...pieces) };
-        link.node.setAttribute("aria-label", `Source ${citation.numbers.join(", ")}`);
-        nodes.push(link.node);
-      }
-    }
-    this.root.replaceChildren(...nodes);
-    this.waiting = this.parts.length;
+    const overlap = (list, start, end) => list.filter((each) => each.start < end && start < each.end);
+    return (start, end, linked) => {
+      const cited = linked ? [] : overlap(links, start, end);
+      const here = overlap(places, start, end);
+      const edges = [...here, ...cited].flatMap((each) => [each.start, each.end]).filter((edge) => start < edge && edge < end);
+      const cuts = [...new Set([start, ...edges, end])].sort((a, b) => a - b);
+      const nodes = [];
+      let open = null;
+      cuts.slice(0, -1).forEach((from, index) => {
+        const { part } = here.find((each) => each.start <= from && from < each.end);
+        const pieces = nodesOf(part, text.slice(from, cuts[index + 1]));
+        const link = cited.find((each) => each.start <= from && from < each.end) ?? null;
+        if (!link) nodes.push(...pieces);
+        else if (link === open) nodes.at(-1).append(...pieces);
+        else nodes.push(link.build(pieces));
+        open = link;
+      });
+      return nodes;
+    };
   }
+}
+
+/** The citations of a text that lead somewhere: {start, end, build}. */
+function linksOf(text, idOf, follow) {
+  return citations(text).flatMap(({ start, end, numbers, sentence }) => {
+    const number = numbers.find((each) => idOf(each) !== null);
+    if (number === undefined) return [];
+    const click = (event) => {
+      event.preventDefault();
+      follow(number, sentence);
+    };
+    const build = (pieces) => element("a", {
+      class: "citation", href: `#${idOf(number)}`, "aria-label": `Source ${numbers.join(", ")}`, click,
+    }, ...pieces);
+    return [{ start, end, build }];
+  });
 }
 
 /** A part as nodes: the blank in front of its first word stays outside the mark. */

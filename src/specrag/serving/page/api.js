@@ -25,13 +25,17 @@ export function setKey(key) {
 
 let memory = "";
 
-export function headers() {
-  let key = memory;
+/** The key that requests are sent with; empty for none. */
+export function currentKey() {
   try {
-    key = sessionStorage.getItem(KEY) ?? memory;
+    return sessionStorage.getItem(KEY) ?? memory;
   } catch {
-    // A browser that forbids storage keeps the key as long as the page.
+    return memory; // a browser that forbids storage keeps the key as long as the page
   }
+}
+
+function headers() {
+  const key = currentKey();
   return key ? { Authorization: `Bearer ${key}` } : {};
 }
 
@@ -49,6 +53,11 @@ export async function hindrances() {
 
 export async function getJson(path, signal) {
   return (await ask(path, { signal })).json();
+}
+
+/** Ask for something to be deleted; the server's answer. */
+export async function remove(path) {
+  return (await ask(path, { method: "DELETE" })).json();
 }
 
 /** The objects of a stream of server-sent events, as they come. Leaving the loop ends the request. */
@@ -77,20 +86,20 @@ export async function* events(path, body, signal) {
   }
 }
 
-/** Send files with `progress(share)` of what has left this machine; the server's answer to it. */
-export async function upload(path, files, progress) {
+/** Send a file with `progress(share)` of what has left this machine; the server's answer to it. */
+export async function upload(path, file, progress) {
   for (;;) {
-    const answer = await send(path, files, progress);
+    const answer = await send(path, file, progress);
     if (answer.status === 401 && (await askForKey(messageOf(answer.body)))) continue;
     if (answer.status >= 200 && answer.status < 300) return answer.body;
     throw failure(answer.status, answer.body, answer.retryAfter);
   }
 }
 
-function send(path, files, progress) {
+function send(path, file, progress) {
   return new Promise((resolve, reject) => {
     const form = new FormData();
-    for (const file of files) form.append("files", file, file.name);
+    form.append("files", file, file.name);
     // fetch tells nothing of how much it has sent.
     const request = new XMLHttpRequest();
     request.open("POST", path);

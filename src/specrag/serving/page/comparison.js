@@ -1,48 +1,52 @@
-// Two finished answers to one question, beside each other.
+// Two finished answers to one question, beside each other, by their whole time.
 
-import { element, figure, seconds, shape } from "./dom.js";
+import { counted, element, figure, seconds, shape } from "./dom.js";
 
 const ORDER = {
-  after: "One after the other, so that neither slows the other.",
+  after: "One after the other, so that neither slows the other; each read its prompt anew.",
   together: "Both at once: they shared the machine, so each was slower than alone.",
 };
+// Times that are nearer to each other than this are equal.
+const EQUAL = 1.03;
 
 /** Fill `root` with what can be said of two runs; hide it where one of them did not finish. */
 export function compare(root, runs, order) {
-  const finished = runs.length === 2 && runs.every((run) => run.state === "done" && Number.isFinite(run.rate));
+  const finished = runs.length === 2 && runs.every((run) => run.state === "done" && run.tokens + run.passes > 0);
   root.hidden = !finished;
   if (!finished) return;
-  const [first, second] = runs;
-  const fastest = Math.max(...runs.map((run) => run.rate));
+  const slowest = Math.max(...runs.map((run) => run.total));
   root.replaceChildren(
-    element("h2", { id: "comparison-title" }, verdict(first, second)),
+    element("h3", {}, verdict(...runs)),
     element("table", {},
       element("thead", {}, element("tr", {},
         element("th", { scope: "col" }, "Method"),
-        element("th", { scope: "col", class: "number" }, "Tokens per second"),
+        element("th", { scope: "col", class: "number" }, "Whole time"),
         element("td", { class: "bar-cell" }),
         element("th", { scope: "col", class: "number" }, "First token"),
-        element("th", { scope: "col", class: "number" }, "Whole time"))),
+        element("th", { scope: "col", class: "number" }, "Tokens per second"))),
       element("tbody", {}, ...runs.map((run) => element("tr", {},
         element("th", { scope: "row" }, run.title),
-        element("td", { class: "number" }, figure(run.rate)),
-        element("td", { class: "bar-cell" }, bar(run.rate / fastest)),
+        element("td", { class: "number" }, seconds(run.total)),
+        element("td", { class: "bar-cell" }, bar(run.total / slowest)),
         element("td", { class: "number" }, seconds(run.wait)),
-        element("td", { class: "number" }, seconds(run.total)))))),
-    element("p", { class: "hint" }, `${sameness(first, second)} ${ORDER[order]} `,
+        element("td", { class: "number" }, figure(run.rate)))))),
+    element("p", { class: "hint" }, `${sameness(...runs)} ${ORDER[order]} `,
       "One question on one machine is an example, no measurement; specrag bench measures."));
 }
 
+/** What the first took against the second, whichever way it went. */
 function verdict(first, second) {
-  const [fast, slow] = first.rate >= second.rate ? [first, second] : [second, first];
-  const ratio = fast.rate / slow.rate;
-  return ratio < 1.03 ? `${fast.title} and ${slow.title} wrote equally fast`
-    : `${fast.title} wrote ${ratio.toFixed(2)} times as fast as ${slow.title}`;
+  const ratio = second.total / first.total;
+  if (Math.max(ratio, 1 / ratio) < EQUAL) return `${first.title} and ${second.title} took equally long`;
+  return ratio > 1 ? `${first.title} answered ${ratio.toFixed(2)} times as fast as ${second.title}`
+    : `${first.title} was slower than ${second.title}: ${seconds(first.total)} against ${seconds(second.total)}`;
 }
 
 function sameness(first, second) {
-  return first.answer.text === second.answer.text ? "Both wrote the same text."
-    : "The texts differ: the methods answer differently, or round differently (batch_invariant on the server prevents that).";
+  if (first.answer.text === second.answer.text) return "Both wrote the same text.";
+  const [one, other] = [first, second].map((run) => counted(run.usage?.completion_tokens ?? run.tokens, "token"));
+  return `The texts differ (${one} and ${other}), and so does the work: the methods answer differently, or round ` +
+    "differently (batch_invariant on the server prevents that).";
 }
 
 function bar(share) {

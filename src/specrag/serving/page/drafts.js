@@ -43,7 +43,7 @@ export class Drafts {
     const cards = [...this.drafts.values()].sort((a, b) => a.index - b.index).map((draft) => this.card(draft));
     const notes = [this.scores.size ? "Scores are logarithms of probabilities: larger is better." : "", this.fallback];
     this.root.replaceChildren(
-      element("h3", {}, "Drafts"),
+      element("h4", {}, "Drafts"),
       element("ol", { class: "drafts" }, ...cards),
       ...notes.filter(Boolean).map((note) => element("p", { class: "hint" }, note)));
   }

@@ -1,28 +1,28 @@
-// The page: choose, ask, watch, compare.
+// The page: a conversation, and what it is asked with.
 
-import { getJson, hindrances, onKeyWanted, setKey } from "./api.js";
-import { compare } from "./comparison.js";
+import { currentKey, getJson, hindrances, onKeyWanted, setKey } from "./api.js";
+import { forget, forgetAll, forgetTab, keep, keptChats, lastChat, newChat, showing, titleOf } from "./chats.js";
+import { Choices } from "./choices.js";
+import { LongText, messagesOf } from "./context.js";
 import { Documents } from "./documents.js";
-import { byId, counted, element } from "./dom.js";
+import { byId, element } from "./dom.js";
 import { everyFamily, legendItems } from "./origins.js";
-import { Run } from "./run.js";
-import { Fields, Settings } from "./settings.js";
-import { Scale } from "./timeline.js";
+import { Turn } from "./turn.js";
 
-const NOTHING = "";
 const LOADING_POLL = 500;
+const ROOM_FOR_CHATS = "(min-width: 1101px)";
+const ROOM_FOR_CHOICES = "(min-width: 861px)";
 
 class Page {
   constructor() {
-    this.methods = [];
-    this.runs = [];
+    this.chat = newChat();
+    this.turns = [];
     this.abort = null;
-    this.model = "";
-    const changed = () => this.sumUpSettings();
-    this.settings = new Settings(changed);
-    this.options = [1, 2].map((place) =>
-      new Fields(byId(`options-${place}`).querySelector(".settings-grid"), `option-${place}`, changed));
-    this.documents = new Documents((bases, added) => this.showBases(bases, added));
+    this.asking = Promise.resolve();
+    this.longText = new LongText();
+    this.choices = new Choices((methods) => this.longText.show(methods));
+    this.documents = new Documents((bases, added) => this.choices.showBases(bases, added));
+    this.around = { say, again: (turn, run) => this.answerAnyway(turn, run) };
     byId("ask").addEventListener("submit", (event) => {
       event.preventDefault();
       this.ask();
@@ -37,9 +37,13 @@ class Page {
       if (event.key === "Escape" && !document.querySelector("dialog[open]")) this.stop();
     });
     byId("stop").addEventListener("click", () => this.stop());
-    byId("kb").addEventListener("change", () => this.showMethods());
-    for (const place of [1, 2]) byId(`method-${place}`).addEventListener("change", () => this.showOptions());
+    byId("new-chat").addEventListener("click", () => this.open(newChat()));
+    byId("open-chats").addEventListener("click", () => this.showChats(byId("chats").hidden));
+    byId("forget-all").addEventListener("click", () => this.forgetAll());
+    window.addEventListener("storage", () => this.listChats()); // another tab's chats
     byId("empty-legend").replaceChildren(...legendItems(everyFamily()));
+    byId("choices").open = matchMedia(ROOM_FOR_CHOICES).matches;
+    this.showChats(matchMedia(ROOM_FOR_CHATS).matches);
   }
 
   /** Learn what the server has; waits for one that still loads its model. */
@@ -51,113 +55,140 @@ class Page {
       }
       say("");
       const [models, methods] = await Promise.all([getJson("v1/models"), getJson("v1/specrag/methods"), this.documents.refresh()]);
-      this.model = models.data[0].id;
-      this.methods = methods;
-      byId("model").textContent = this.model;
-      this.showMethods();
+      const writers = models.data.filter(({ specrag }) => specrag?.kind !== "embedding").map(({ id }) => id);
+      this.choices.show(writers, methods);
+      await this.open(lastChat() ?? this.chat); // only now, since it may lie behind a key
     } catch (error) {
       notice(error.message);
     }
   }
 
-  // -- choices ------------------------------------------------------------------------------------------------
+  // -- chats --------------------------------------------------------------------------------------------------
 
-  showBases(bases, added) {
-    const select = byId("kb");
-    const chosen = added ?? (select.options.length ? select.value : (bases.find(({ passages }) => passages) ?? bases[0])?.id);
-    select.replaceChildren(
-      ...bases.map(({ id, passages }) => element("option", { value: id },
-        Number.isFinite(passages) ? `${id} (${counted(passages, "passage")})` : id)),
-      element("option", { value: NOTHING }, "None: the model alone"));
-    select.value = bases.some(({ id }) => id === chosen) ? chosen : NOTHING;
-    if (this.methods.length) this.showMethods();
+  async open(chat) {
+    await this.stop();
+    for (const turn of this.turns) turn.close();
+    this.chat = chat;
+    showing(chat);
+    this.longText.value = chat.context ?? "";
+    byId("notices").replaceChildren();
+    try {
+      this.turns = chat.turns.map((turn, index) => Turn.of(index + 1, turn, this.around));
+    } catch {
+      this.turns = [];
+      notice("This chat cannot be shown: another version of the page kept it.");
+    }
+    this.turns.slice(0, -1).forEach((turn) => turn.fold());
+    byId("thread").replaceChildren(...this.turns.map((turn) => turn.root));
+    byId("empty").hidden = this.turns.length > 0;
+    this.turns.at(-1)?.root.scrollIntoView();
+    if (!matchMedia(ROOM_FOR_CHATS).matches) this.showChats(false);
+    this.listChats();
   }
 
-  /** The methods that can be chosen: without a knowledge base not those that need one, with it none of a long text. */
-  showMethods() {
-    const hasBase = byId("kb").value !== NOTHING;
-    const fits = (method) => hasBase ? !method.needs_context : !method.needs_kb;
-    const options = () => this.methods.map((method) =>
-      element("option", { value: method.name, disabled: !fits(method) }, method.name));
-    const [first, second] = [byId("method-1"), byId("method-2")];
-    const chosen = [first.value, second.value];
-    first.replaceChildren(...options());
-    second.replaceChildren(element("option", { value: NOTHING }, "Nothing"), ...options());
-    const usable = (name) => this.methods.some((method) => method.name === name && fits(method));
-    const usual = this.methods.find((method) => method.default && fits(method)) ?? this.methods.find(fits);
-    first.value = usable(chosen[0]) ? chosen[0] : usual?.name;
-    second.value = usable(chosen[1]) ? chosen[1] : NOTHING;
-    this.showOptions();
+  showChats(shown) {
+    byId("chats").hidden = !shown;
+    byId("open-chats").setAttribute("aria-expanded", String(shown));
   }
 
-  showOptions() {
-    this.options.forEach((fields, index) => {
-      const group = byId(`options-${index + 1}`);
-      const method = this.method(byId(`method-${index + 1}`).value);
-      const described = method?.options ?? {};
-      byId(`about-${index + 1}`).textContent = aboutOf(method);
-      group.hidden = !Object.keys(described).length;
-      group.querySelector("legend").textContent = method ? `${method.name}${index ? ", compared" : ""}` : "";
-      if (fields.method !== method?.name) fields.described = {}; // another method's values are not kept
-      fields.method = method?.name;
-      fields.show(described);
-    });
-    this.sumUpSettings();
+  listChats() {
+    const chats = keptChats();
+    byId("chat-list").replaceChildren(...chats.map((chat) => element("li", {},
+      element("button", {
+        type: "button", class: "chat", "aria-current": chat.id === this.chat.id ? "true" : null, click: () => this.open(chat),
+      }, titleOf(chat)),
+      element("button", {
+        type: "button", class: "quiet", "aria-label": `Delete the chat: ${titleOf(chat)}`, click: () => this.forget(chat),
+      }, "×"))));
+    byId("no-chats").hidden = chats.length > 0;
+    byId("forget-all").hidden = !chats.length;
   }
 
-  method(name) {
-    return this.methods.find((method) => method.name === name);
+  async forget(chat) {
+    forget(chat.id);
+    if (chat.id === this.chat.id) await this.open(newChat());
+    this.listChats();
+    byId("new-chat").focus();
   }
 
-  sumUpSettings() {
-    const changed = [this.settings, ...this.options].reduce((sum, fields) => sum + Object.keys(fields.values()).length, 0);
-    byId("settings-changed").textContent = changed ? `${changed} changed` : "";
+  async forgetAll() {
+    if (!confirm("Delete every chat that this browser keeps?")) return;
+    await this.stop();
+    forgetAll();
+    await this.open(newChat());
+    byId("new-chat").focus();
+  }
+
+  /** Another key reads here now: nothing of the one before stays, and nothing of it is kept any more. */
+  startAnew() {
+    forgetTab();
+    for (const turn of this.turns) turn.close();
+    this.turns = [];
+    return this.open(newChat());
+  }
+
+  keep() {
+    if (!this.turns.length) return;
+    this.chat.at = Date.now();
+    this.chat.turns = this.turns.map((turn) => turn.record());
+    if (!keep(this.chat)) notice("The browser has no room for this chat; it is gone when the page is closed.");
+    this.listChats();
   }
 
   // -- asking -------------------------------------------------------------------------------------------------
 
-  async ask() {
+  ask() {
     const question = byId("question").value.trim();
-    if (this.abort || !question) return;
-    const names = [byId("method-1").value, byId("method-2").value].filter((name) => name !== NOTHING);
-    if (!names.length) return;
-    const { order = "after", ...general } = this.settings.values();
-    const titles = titlesOf(names);
-    const scale = new Scale();
-    for (const run of this.runs) run.close();
-    this.runs = names.map((name, index) => new Run(
-      `run-${index + 1}`, titles[index], this.request(question, name, general, this.options[index].values()), scale, say));
-    this.abort = new AbortController();
+    const requests = this.choices.requests();
+    if (this.abort || !question || !requests.length) return;
+    const context = this.longText.value;
+    const turn = new Turn(this.turns.length + 1, { question, order: this.choices.order, context: context.length }, this.around);
+    const bodies = requests.map((request) => ({ ...request, messages: this.messages(this.turns, question, request.method, context) }));
+    const alone = requests.filter(({ method }) => this.turns.length && method.reads_history === false).map(({ title }) => title);
+    if (alone.length) turn.note(`${alone.join(" and ")} answers each question by itself: what was said before is not read.`);
+    this.turns.at(-1)?.fold();
+    this.turns.push(turn);
+    this.chat.context = context;
     byId("notices").replaceChildren();
     byId("empty").hidden = true;
-    byId("comparison").hidden = true;
-    byId("runs").className = names.length > 1 ? "runs two" : "runs";
-    byId("runs").replaceChildren(...this.runs.map((run) => run.root));
+    byId("thread").append(turn.root);
+    byId("question").value = "";
+    byId("choices").open = false; // the answer needs the room
+    this.work((signal) => turn.ask(bodies, signal));
+    turn.root.scrollIntoView();
+  }
+
+  /** Ask again what the server found nothing about, and have it answered from what it found. */
+  answerAnyway(turn, run) {
+    if (this.abort) return;
+    const body = { ...run.body, specrag: { ...run.body.specrag, abstain: false } };
+    const before = this.turns.slice(0, this.turns.indexOf(turn));
+    const method = this.choices.method(run.body.specrag.method);
+    const messages = this.messages(before, turn.asked.question, method, "");
+    this.work((signal) => turn.replace(run, { body, messages }, signal));
+  }
+
+  messages(turns, question, method, context) {
+    const earlier = method?.reads_history === false ? [] : turns.map(({ asked, answer }) => ({ question: asked.question, answer }));
+    return messagesOf(earlier, question, context);
+  }
+
+  /** Do something that can be stopped; what came of it is kept. */
+  work(task) {
+    this.abort = new AbortController();
     this.setBusy(true);
     const { signal } = this.abort;
-    if (order === "together") {
-      await Promise.all(this.runs.map((run) => run.start(signal)));
-    } else {
-      for (const run of this.runs) await run.start(signal); // a stopped one ends at once
-    }
-    this.abort = null;
-    this.setBusy(false);
-    compare(byId("comparison"), this.runs, order);
+    this.asking = task(signal).then(() => {
+      this.abort = null;
+      this.setBusy(false);
+      this.keep();
+    });
   }
 
-  request(question, method, { k, abstain, ...sampling }, options) {
-    const kb = byId("kb").value;
-    const specrag = { method, events: true };
-    if (Object.keys(options).length) specrag.options = options;
-    if (kb !== NOTHING) Object.assign(specrag, { kb }, defined({ k, abstain }));
-    return {
-      model: this.model, messages: [{ role: "user", content: question }], max_tokens: 256, temperature: 0, seed: 0,
-      ...sampling, stream: true, stream_options: { include_usage: true }, specrag,
-    };
-  }
-
-  stop() {
+  /** Stop what is asked, and wait until it has ended. */
+  async stop() {
     this.abort?.abort();
+    await this.asking;
   }
 
   setBusy(busy) {
@@ -171,16 +202,6 @@ class Page {
   }
 }
 
-/** What a method does, as a sentence. */
-const aboutOf = (method) => method ? `${method.title}.` : "";
-
-/** What the runs are called; the same method twice gets two names. */
-function titlesOf(names) {
-  return names[0] === names[1] ? [`${names[0]}, first`, `${names[1]}, second`] : names;
-}
-
-const defined = (values) => Object.fromEntries(Object.entries(values).filter(([, value]) => value !== undefined));
-
 function say(text) {
   byId("status").textContent = text;
 }
@@ -189,7 +210,8 @@ function notice(text) {
   byId("notices").append(element("p", { class: "notice error", role: "alert" }, text));
 }
 
-function setUpDialogs() {
+/** @param changed called when another key was given than the one before. */
+function setUpDialogs(changed) {
   for (const button of document.querySelectorAll("[data-close]")) {
     button.addEventListener("click", () => button.closest("dialog").close());
   }
@@ -210,7 +232,10 @@ function setUpDialogs() {
   byId("open-key").addEventListener("click", () => open(""));
   byId("key-form").addEventListener("submit", (event) => {
     event.preventDefault();
-    setKey(byId("key").value.trim());
+    const key = byId("key").value.trim();
+    const isOther = currentKey() && key !== currentKey();
+    setKey(key);
+    if (isOther) changed();
     waiting?.resolve(true);
     waiting = null;
     dialog.close();
@@ -221,5 +246,6 @@ function setUpDialogs() {
   });
 }
 
-setUpDialogs();
-await new Page().load();
+const page = new Page();
+setUpDialogs(() => page.startAnew());
+await page.load();

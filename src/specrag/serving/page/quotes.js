@@ -91,6 +91,16 @@ export function supporting(passage, said) {
   return best;
 }
 
+/** Where a passage says what a sentence says, as [start, end]: shared runs of words, else a sentence, else single words. */
+export function matching(passage, sentence) {
+  const runs = quoted(passage, sentence);
+  if (runs.length) return runs;
+  const whole = supporting(passage, sentence);
+  if (whole) return [whole];
+  const wanted = new Set(words(sentence).filter(weighs).map(({ word }) => word));
+  return words(passage).filter(({ word }) => wanted.has(word)).map(({ start, end }) => [start, end]);
+}
+
 /** Cut a text of `length` characters where any span begins or ends: {start, end, kinds: names of spans around it}. */
 export function segments(length, spansByKind) {
   const spans = Object.entries(spansByKind).flatMap(([kind, list]) => list.map(([start, end]) => ({ kind, start, end })));

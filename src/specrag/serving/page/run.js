@@ -1,56 +1,90 @@
-// One answer by one method: the request, what comes back, and where it is shown.
+// One answer by one method: the request, what comes back, and where it is shown. What came is kept, so that it can be shown
+// again: the same news in the same order.
 
 import { AnswerText } from "./answer.js";
 import { events } from "./api.js";
 import { Drafts } from "./drafts.js";
-import { count, counted, element, figure, percent, seconds } from "./dom.js";
+import { counted, element, seconds } from "./dom.js";
+import { figureItems, headline } from "./figures.js";
 import { legendItems } from "./origins.js";
 import { Sources } from "./sources.js";
 import { Timeline } from "./timeline.js";
 
 // Marking the sources compares every passage with the answer, so not at every token.
 const MARKING_PERIOD = 300;
+// Where there is no room, what is not the answer is folded away.
+const ROOMY = matchMedia("(min-width: 861px)");
+
+// What of a browser's clock is kept of a run: seconds since the request.
+const TIMES = ["firstToken", "firstText", "lastToken", "total"];
 
 export class Run {
   /**
-   * @param prefix makes ids differ. @param title of the method. @param body of the request.
-   * @param scale of timelines. @param say tells a screen reader.
+   * @param prefix makes ids differ. @param title of the method. @param body of the request, without its messages.
+   * @param question that is asked. @param paired whether another run stands beside it. @param scale of timelines. @param say tells a screen reader.
+   * @param again called with this run by the reader who wants an answer where the server gave none.
    */
-  constructor(prefix, title, body, scale, say) {
+  constructor(prefix, title, body, { question, paired, scale, say, again }) {
     this.title = title;
     this.body = body;
+    this.question = question;
     this.say = say;
+    this.again = again;
     this.state = "waiting"; // waiting, running, done, stopped, failed
+    this.news = []; // {content, reason, usage, event}, as they came
+    this.error = "";
+    this.abstained = false;
     this.passes = 0;
     this.tokens = 0;
     this.usage = null;
     this.finishReason = null;
-    this.firstToken = NaN;
-    this.firstText = NaN;
-    this.lastToken = NaN;
-    this.total = NaN;
+    for (const name of TIMES) this[name] = NaN;
 
     const answer = element("div", { class: "answer", id: `${prefix}-answer` });
     this.place = element("p", { class: "run-state" });
+    this.headline = element("p", { class: "headline" });
     this.figures = element("dl", { class: "figures" });
     this.legend = element("ul", { class: "legend" });
-    this.failure = element("div", {});
+    this.notes = element("div", { class: "run-notes" });
     const drafts = element("div", {});
     const timeline = element("div", { class: "timeline-place" });
-    const sources = element("div", { class: "sources-place" });
+    const sources = element("div", {});
     this.answerPlace = answer;
-    this.timelinePlace = timeline;
     this.answer = new AnswerText(answer);
     this.drafts = new Drafts(drafts);
     this.timeline = new Timeline(timeline, scale, title);
     this.sources = new Sources(sources, prefix);
+    this.sourcesPlace = element("details", { class: "sources-place", open: ROOMY.matches && !paired, hidden: true },
+      element("summary", {}, "Sources"), sources);
+    this.how = element("details", { class: "how", open: ROOMY.matches },
+      element("summary", {}, "How it was answered"), this.figures, this.legend, drafts, timeline);
+    this.more = element("div", { class: "run-more" }, this.headline, this.how);
     this.root = element("article", { class: "run", "aria-labelledby": `${prefix}-title` },
       element("div", { class: "run-main" },
         element("div", { class: "run-head" },
-          element("h2", { id: `${prefix}-title` }, title), this.place),
-        this.figures, this.failure, answer, this.legend, drafts, timeline),
-      sources);
+          element("h3", { id: `${prefix}-title` }, title), this.place),
+        answer, this.notes),
+      this.sourcesPlace,
+      this.more);
     this.show();
+  }
+
+  /** As it was kept. */
+  static of(prefix, { title, body, state, error, news, times }, around) {
+    const run = new Run(prefix, title, body, { ...around, say: () => {} }); // it was told when it happened
+    for (const each of news) run.apply(each);
+    for (const name of TIMES) run[name] = times[name] ?? NaN;
+    run.error = error;
+    run.state = state;
+    run.finish();
+    return run;
+  }
+
+  /** What is needed to show it again. */
+  record() {
+    const { title, body, state, error, news } = this;
+    const times = Object.fromEntries(TIMES.filter((name) => Number.isFinite(this[name])).map((name) => [name, this[name]]));
+    return { title, body, state, error, news, times };
   }
 
   get ended() {
@@ -62,14 +96,17 @@ export class Run {
   }
 
   /** Ask, and show what comes until it has ended. Never throws: a failure is shown. */
-  async start(signal) {
+  async start(messages, signal) {
     this.state = "running";
     this.answerPlace.setAttribute("aria-busy", "true");
     this.show();
     this.started = performance.now();
     try {
-      for await (const chunk of events("v1/chat/completions", this.body, signal)) {
-        this.take(chunk);
+      for await (const chunk of events("v1/chat/completions", { ...this.body, messages }, signal)) {
+        const [choice] = chunk.choices ?? [];
+        const news = { content: choice?.delta?.content, reason: choice?.finish_reason, usage: chunk.usage, event: chunk.specrag };
+        this.news.push(news);
+        this.apply(news);
         this.later();
       }
       this.state = "done";
@@ -78,7 +115,7 @@ export class Run {
         this.state = "stopped";
       } else {
         this.state = "failed";
-        this.failure.replaceChildren(element("p", { class: "notice error", role: "alert" }, error.message));
+        this.error = error.message;
       }
     }
     this.total = this.elapsed();
@@ -91,12 +128,9 @@ export class Run {
 
   // -- what comes ---------------------------------------------------------------------------------------------
 
-  take(chunk) {
-    const choice = chunk.choices?.[0];
-    const event = chunk.specrag ?? {};
-    const content = choice?.delta?.content ?? "";
-    if (choice?.finish_reason) this.finishReason = choice.finish_reason;
-    if (chunk.usage) this.usage = { ...this.usage, ...chunk.usage };
+  apply({ content, reason, usage, event = {} }) {
+    if (reason) this.finishReason = reason;
+    if (usage) this.usage = { ...this.usage, ...usage };
     switch (event.event) {
       case "sources":
         this.takeSources(event);
@@ -120,12 +154,14 @@ export class Run {
         break;
       default:
     }
-    if (event.event === "step") this.takeStep(event, content);
+    if (event.event === "step") this.takeStep(event, content ?? "");
     else if (content) this.addGiven(content);
   }
 
   takeSources(event) {
-    this.sources.show(event.sources, event.abstained ? "None is near enough to the question to answer from." : "");
+    this.abstained = event.abstained;
+    this.sources.show(event.sources, searchedFor(event.question, this.question));
+    this.sourcesPlace.hidden = false;
     this.timeline.addPhase("searching", Math.max(event.at - event.retrieval_seconds, 0), event.at);
     this.say(`${this.title}: ${counted(event.sources.length, "source")} found.`);
   }
@@ -200,9 +236,10 @@ export class Run {
       stopped: "Stopped", failed: "Failed" };
     this.place.textContent = words[this.state];
     this.place.dataset.state = this.state;
-    this.figures.replaceChildren(...this.figureItems());
+    this.headline.textContent = headline(this);
+    this.figures.replaceChildren(...figureItems(this));
     // A refused request has nothing to show but the reason.
-    for (const place of [this.figures, this.answerPlace, this.timelinePlace]) place.hidden = this.state === "failed" && !this.answer.text;
+    for (const place of [this.more, this.answerPlace]) place.hidden = this.state === "failed" && !this.answer.text;
     const { families, relaxed } = this.answer.counts();
     this.legend.replaceChildren(...legendItems(families, relaxed));
     const now = performance.now();
@@ -215,19 +252,37 @@ export class Run {
   finish() {
     this.marked = 0;
     this.show();
-    this.answer.finish((number) => this.sources.idOf(number));
+    this.answer.render((number) => this.sources.idOf(number), (number, sentence) => this.sources.open(number, sentence));
     this.answerPlace.removeAttribute("aria-busy");
     this.timeline.describe();
-    if (this.state === "done" && this.finishReason === "length") {
-      this.failure.replaceChildren(element("p", { class: "hint" }, "Ended at the longest answer that the settings allow."));
-    }
+    this.notes.replaceChildren(...this.noteItems());
     if (this.state === "failed") {
       this.say(`${this.title}: failed.`);
     } else {
       const tokens = this.usage?.completion_tokens ?? this.tokens;
-      const rate = Number.isFinite(this.rate) ? `, ${figure(this.rate)} tokens per second` : "";
-      this.say(`${this.title}: ${this.state}${tokens ? `, ${counted(tokens, "token")}` : ""}${rate}.`);
+      this.say(`${this.title}: ${this.state}${tokens ? `, ${counted(tokens, "token")}` : ""} in ${seconds(this.total)}.`);
     }
+  }
+
+  /** What a reader should know of an answer that has ended. */
+  noteItems() {
+    const hint = (text) => element("p", { class: "hint" }, text);
+    if (this.state === "failed") return [element("p", { class: "notice error", role: "alert" }, this.error)];
+    if (this.abstained) return [this.abstention()];
+    const notes = [];
+    if (this.state === "done" && this.finishReason === "length") notes.push(hint("Ended at the longest answer that the settings allow."));
+    if (this.body.specrag.abstain === false) notes.push(hint("Answered whether or not a passage is about the question."));
+    return notes;
+  }
+
+  /** Why the server gave no answer, and what can be done about it. */
+  abstention() {
+    const best = Math.max(...this.sources.sources.map(({ similarity }) => similarity).filter(Number.isFinite));
+    const reason = Number.isFinite(best)
+      ? `No passage is near enough to the question: the most similar one has a similarity of ${best.toFixed(2)}, and 1 is the same meaning.`
+      : "The search found no passage.";
+    const again = element("button", { type: "button", click: () => this.again(this) }, "Answer anyway");
+    return element("div", { class: "notice abstention" }, element("p", {}, reason), Number.isFinite(best) ? again : null);
   }
 
   /** Tokens per second of decoding: the server's own figure, or what arrived here. */
@@ -241,21 +296,9 @@ export class Run {
   get wait() {
     return Number.isNaN(this.firstToken) && this.ended ? this.firstText : this.firstToken;
   }
+}
 
-  figureItems() {
-    const { passes } = this.timeline;
-    const told = this.usage ?? {};
-    const drafted = told.drafted ?? passes.reduce((sum, pass) => sum + pass.drafted, 0);
-    const accepted = told.accepted ?? passes.reduce((sum, pass) => sum + pass.accepted, 0);
-    const tokens = told.completion_tokens ?? this.tokens;
-    const items = [
-      ["Tokens per second", figure(this.rate)],
-      ["First token after", seconds(this.wait)],
-      ["Tokens a pass (MAT)", figure(told.mat ?? (this.passes ? this.tokens / this.passes : NaN))],
-      ["Drafts accepted", drafted ? percent(accepted / drafted) : "–"],
-      ["Tokens", tokens ? count(tokens) : "–"],
-      ["Whole time", seconds(this.total)],
-    ];
-    return items.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value)));
-  }
+/** What was looked up, where it is not what was asked: a follow-up is made complete first. */
+function searchedFor(looked, asked) {
+  return looked && looked !== asked ? `Searched for: ${looked}` : "";
 }

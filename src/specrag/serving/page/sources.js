@@ -1,7 +1,7 @@
 // The passages behind an answer, with the parts that the answer uses marked.
 
 import { element, figure, percent } from "./dom.js";
-import { citations, quoted, segments, supporting } from "./quotes.js";
+import { citations, matching, quoted, segments, supporting } from "./quotes.js";
 
 // Characters of a passage that are shown at first, and of a quotation that opens a passage which nothing cites.
 const PREVIEW = 280;
@@ -20,6 +20,19 @@ export class Sources {
     this.all = false;
     this.note = "";
     this.badge = "cited";
+    this.sought = null; // {number, sentence}: the passage that was opened from the answer, and what led there
+  }
+
+  /** Show the passage behind a sentence of the answer, at the words that they share. */
+  open(number, sentence) {
+    this.sought = { number, sentence };
+    this.opened.set(number, true);
+    this.render();
+    const item = document.getElementById(this.idOf(number));
+    const fold = item.closest("details");
+    if (fold) fold.open = true;
+    item.focus({ preventScroll: true });
+    (item.querySelector("mark.sought") ?? item).scrollIntoView({ block: "center" });
   }
 
   /** @param note about all of them; the one before stays where none is given. */
@@ -47,7 +60,6 @@ export class Sources {
     const listed = this.sources.filter((source, index) => this.all || index < LISTED || this.isCited(source, cited));
     const items = listed.map((source) => this.item(source, cited));
     this.root.replaceChildren(
-      element("h3", {}, "Sources"),
       ...(this.note && items.length ? [element("p", { class: "hint note" }, this.note)] : []),
       items.length ? element("ol", { class: "sources" }, ...items)
         : element("p", { class: "hint" }, "No passage was found."),
@@ -77,8 +89,9 @@ export class Sources {
     const isLong = text.length > PREVIEW;
     const isOpen = !isLong || (this.opened.get(source.number) ?? used);
     const id = `${this.prefix}-source-${source.number}`;
+    const sought = this.sought?.number === source.number ? matching(text, this.sought.sentence) : [];
     const body = element("p", { class: `source-text${isOpen ? "" : " preview"}`, id: `${id}-text` },
-      ...marked(text, { sentence, quote: quotes }));
+      ...marked(text, { sentence, quote: quotes, sought }));
     const facts = [
       source.place,
       Number.isFinite(source.score) ? `score ${figure(source.score)}` : null,

@@ -44,7 +44,7 @@ export class Timeline {
     this.table = element("details", { class: "passes" }, element("summary", {}, "Rounds as a table"));
     this.table.addEventListener("toggle", () => this.fillTable());
     root.replaceChildren(
-      element("h3", {}, "Timeline"),
+      element("h4", {}, "Timeline"),
       element("figure", { class: "timeline" }, this.drawing, this.key),
       this.table);
     scale.timelines.add(this);
