@@ -179,7 +179,7 @@ class LanguageModel(Facade):
                 sum(step.drafting for step in steps),
                 sum(step.verifying for step in steps),
             )
-            return _sum_up(request, cached, steps, reason, timing)
+            return _sum_up(request, cached, steps, reason, timing, self.loaded.batch_invariant)
         finally:
             session.close()
 
@@ -288,10 +288,10 @@ def is_endpoint(name: str) -> bool:
 def load(
     name: str | Path,
     *,
-    dtype: str = "bf16",
+    dtype: str = "auto",
     device: str | None = None,
     adapter: str | Path | None = None,
-    batch_invariant: bool = False,
+    batch_invariant: bool | None = None,
     kv_dtype: str = "auto",
     prefix_cache_bytes: int = 0,
     progress: bool = False,
@@ -300,10 +300,13 @@ def load(
 
     Args:
         name: a name of the catalog (``specrag models list``), a folder, a GGUF file, or a hub id.
-        dtype: ``fp32``, ``bf16``, ``fp16``, or ``int8`` for 8-bit linear layers.
+        dtype: ``fp32``, ``bf16``, ``fp16``, or ``int8`` for 8-bit linear layers; ``auto`` is ``int8`` on the CPU and
+            ``bf16`` on a GPU.
         device: a torch device; by default the first GPU if there is one, else the CPU.
         adapter: a folder with a LoRA adapter, or the name of one that comes with specrag; merged into the weights.
-        batch_invariant: a token's distribution has the same bits whatever else is in its pass.
+        batch_invariant: a token's distribution has the same bits whatever else is in its pass, so that every lossless
+            method writes the same text; by default with ``int8`` on the CPU (not with Intel AMX, where it would slow
+            the reading of prompts down).
         kv_dtype: ``auto``, or ``int8`` for keys and values in 8 bits, which take about half the memory; the text may
             differ a little.
         prefix_cache_bytes: memory for keys and values of earlier texts; 0 for none. Without
@@ -323,7 +326,7 @@ def load(
 
 
 def _sum_up(
-    request: _Request, cached: int, steps: Sequence[Step], reason: FinishReason, timing: Timing
+    request: _Request, cached: int, steps: Sequence[Step], reason: FinishReason, timing: Timing, exact: bool
 ) -> Result:
     tokens = tuple(token for step in steps for token in step.tokens)
     drafted_by: Counter[str] = Counter()
@@ -337,5 +340,6 @@ def _sum_up(
         drafted_by=dict(drafted_by),
         accepted_by=dict(Counter(token.source for token in tokens if token.source != TARGET)),
         relaxed=sum(token.relaxed for token in tokens),
+        exact=exact,
     )
     return Result("".join(step.text for step in steps), tokens, reason, usage, timing)

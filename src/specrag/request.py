@@ -452,6 +452,8 @@ class Usage:
         drafted_by: tokens guessed, by source.
         accepted_by: guesses kept, by source.
         relaxed: guesses kept although the target would have chosen another token.
+        exact: whether every lossless method writes this text to the letter (``batch_invariant``); else two of them may
+            part where two tokens are almost equally likely; ``None`` where it is not known.
     """
 
     prompt_tokens: int
@@ -461,6 +463,7 @@ class Usage:
     drafted_by: Mapping[str, int]
     accepted_by: Mapping[str, int]
     relaxed: int = 0
+    exact: bool | None = None
 
     @property
     def drafted(self) -> int:
@@ -522,6 +525,7 @@ class Result:
             "drafted_by": dict(usage.drafted_by),
             "accepted_by": dict(usage.accepted_by),
             "relaxed": usage.relaxed,
+            "exact": usage.exact,
             "retrieved": self.retrieved,
             "passes": usage.passes,
             "mat": usage.mean_accepted_tokens if usage.passes else None,

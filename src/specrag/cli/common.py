@@ -136,7 +136,14 @@ Model = Annotated[
         rich_help_panel=_PANEL,
     ),
 ]
-Dtype = Annotated[str, typer.Option(metavar="TYPE", help="fp32, bf16, fp16 or int8.", rich_help_panel=_PANEL)]
+Dtype = Annotated[
+    str,
+    typer.Option(
+        metavar="TYPE",
+        help="fp32, bf16, fp16 or int8; auto: int8 on the CPU, bf16 on a GPU.",
+        rich_help_panel=_PANEL,
+    ),
+]
 Device = Annotated[
     str | None,
     typer.Option(
@@ -154,10 +161,11 @@ Adapter = Annotated[
     ),
 ]
 BatchInvariant = Annotated[
-    bool,
+    bool | None,
     typer.Option(
-        "--batch-invariant",
-        help="Equal bits whatever else is in a pass (CPU, bf16 or int8).",
+        "--batch-invariant/--no-batch-invariant",
+        help="Equal bits whatever else is in a pass, so that every lossless method writes the same text (CPU, bf16 or "
+        "int8); by default with int8, where it costs little.",
         rich_help_panel=_PANEL,
     ),
 ]
@@ -214,10 +222,11 @@ def check_weights(model: str, values: ModelValues) -> None:
     """
     from specrag.engine.memory import MemoryNeed, check_memory, free_bytes, weights_bytes
     from specrag.models.catalog import resolve
-    from specrag.models.loading import DTYPES
+    from specrag.models.loading import DTYPES, default_dtype, find_device
 
     if values.dtype not in DTYPES or values.device not in (None, "cpu"):
         return
     files = resolve(model, progress=sys.stderr.isatty())
-    need = MemoryNeed(weights_bytes(files.folder, values.dtype), 0, 0)
+    dtype = default_dtype(files, find_device("cpu")) if values.dtype == "auto" else values.dtype
+    need = MemoryNeed(weights_bytes(files.folder, dtype), 0, 0)
     check_memory(need, free_bytes("cpu"), model)

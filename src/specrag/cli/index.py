@@ -168,7 +168,7 @@ def index(
         )
     elif knn_lm:
         options = knn_index.DatastoreOptions(
-            model or "smollm2-135m", dtype or "bf16", device, window, context, hnsw, pq
+            model or "smollm2-135m", dtype or "auto", device, window, context, hnsw, pq
         )
         knn_index.index_datastore(paths or [], kb, options, bar.show, bar.close, as_json=as_json)
     else:

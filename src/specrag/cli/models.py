@@ -29,7 +29,11 @@ def list_(as_json: _Json = False) -> None:
     for model in models:
         state = "pulled" if model.pulled else f"{model.download_bytes / 1e6:,.0f} MB to fetch"
         typer.echo(f"{model.name:<20} {state:<18} {model.bytes / 1e6:>6,.0f} MB on disk  {model.licence}")
-        typer.echo(f"    {model.description}")
+        typer.echo(f"    {model.description}: {model.good_for}")
+    typer.echo("\nFrom the Hugging Face hub, not tried here:")
+    for hub in catalog.hub_models():
+        typer.echo(f"{hub.name:<20} {hub.billions:>4} B  {hub.repository}  {hub.licence}")
+        typer.echo(f"    {hub.good_for}")
 
 
 @app.command(epilog="Example: specrag models pull smollm2-135m")

@@ -118,7 +118,7 @@ class LocalResources(OpenResources):
         from specrag.language_model import load
 
         values = self._values
-        return load(
+        llm = load(
             name,
             dtype=values.dtype,
             device=values.device,
@@ -127,6 +127,9 @@ class LocalResources(OpenResources):
             kv_dtype=values.kv_dtype,
             progress=sys.stderr.isatty(),
         )
+        if not llm.loaded.batch_invariant and sys.stderr.isatty():
+            sys.stderr.write(f"note: {llm.loaded.exactness}\n")
+        return llm
 
 
 def open_passages(kb: str, opened: ExitStack, index: str | None, where: Any) -> Any:

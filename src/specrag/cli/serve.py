@@ -82,7 +82,7 @@ def serve(
         typer.Option(metavar="TYPE", help="fp32, bf16 (default), fp16 or int8.", rich_help_panel="Model"),
     ] = None,
     device: common.Device = None,
-    batch_invariant: common.BatchInvariant = False,
+    batch_invariant: common.BatchInvariant = None,
     kv_dtype: common.KvDtype = "auto",
     list_settings: Annotated[
         bool, typer.Option("--list-settings", help="Print every setting with its default, and exit.")
@@ -108,7 +108,7 @@ def serve(
         "model": model,
         "dtype": dtype,
         "device": device,
-        "batch_invariant": batch_invariant or None,
+        "batch_invariant": batch_invariant,
         "kv_dtype": None if kv_dtype == "auto" else kv_dtype,
     }
     with needed_by("serve"):

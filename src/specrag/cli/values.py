@@ -69,13 +69,15 @@ class GenerationValues(MethodOptions):
 class ModelValues(MethodOptions):
     """How the model is loaded."""
 
-    dtype: str = Field("bf16", description="fp32, bf16, fp16 or int8.")
+    dtype: str = Field("auto", description="fp32, bf16, fp16 or int8; auto: int8 on the CPU, bf16 on a GPU.")
     device: str | None = Field(None, description="cpu or cuda:0; none: the first GPU, else the CPU.")
     adapter: str | None = Field(
         None, description="A folder with a LoRA adapter, or the name of one that comes with specrag."
     )
-    batch_invariant: bool = Field(
-        False, description="Equal bits whatever else is in a pass (CPU, bf16 or int8)."
+    batch_invariant: bool | None = Field(
+        None,
+        description="Equal bits whatever else is in a pass (CPU, bf16 or int8), so that every lossless method "
+        "writes the same text; by default with int8 where it costs little.",
     )
     kv_dtype: str = Field("auto", description="Keys and values: auto, or int8 for half the memory.")
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from specrag.engine.outputs import NOTHING, Outputs
 from specrag.errors import InputError
 from specrag.methods.registry import nearest
-from specrag.models.weights import supports
 from specrag.speculation.drafters.base import Drafter, NoDrafter
 from specrag.speculation.drafters.cross_vocabulary import CrossVocabulary
 from specrag.speculation.drafters.draft_model import DraftModel, check_same_vocabulary
@@ -196,7 +194,6 @@ def pair_of(target: Tokenizer, draft: Tokenizer) -> VocabularyPair | None:
 
 def draft_dtype(files: ModelFiles, wanted: str) -> str:
     """The target's, or bf16 where only the lean decoder computes that: a guess may be rounded otherwise."""
-    from specrag.models.weights import read_config_json
+    from specrag.models.loading import is_lean
 
-    config = SimpleNamespace(**{"model_type": "", **read_config_json(files)})
-    return "bf16" if wanted == "int8" and not supports(config) else wanted
+    return "bf16" if wanted == "int8" and not is_lean(files) else wanted

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
     from specrag.engine.passes import SessionModel
 
-#: What ``dtype`` may be; int8 is 8-bit weights and activations in the linear layers, bf16 elsewhere.
-DTYPES = ("fp32", "bf16", "fp16", "int8")
+#: What ``dtype`` may be; int8 is 8-bit weights and activations in the linear layers, bf16 elsewhere; auto is
+#: :func:`default_dtype`.
+DTYPES = ("auto", "fp32", "bf16", "fp16", "int8")
 
 #: What ``kv_dtype`` may be: keys and values in the type that they are computed in, or in 8 bits.
 KV_DTYPES = ("auto", "int8")
@@ -35,7 +36,7 @@ class LoadedModel:
         files: where it lies.
         model: computes passes.
         tokenizer: of the same files.
-        dtype: one of :data:`DTYPES`.
+        dtype: one of :data:`DTYPES`, never auto.
         device: such as ``cpu`` or ``cuda:0``.
         adapter: the folder of the adapter that its weights hold.
         kv_dtype: one of :data:`KV_DTYPES`.
@@ -51,6 +52,26 @@ class LoadedModel:
     kv_dtype: str = "auto"
 
     @property
+    def batch_invariant(self) -> bool:
+        """Whether a token's distribution has the same bits whatever else is in its pass.
+
+        Only then do all lossless methods write the same text to the letter; else two of them may part where two tokens
+        are almost equally likely.
+        """
+        return bool(getattr(self.model, "batch_invariant", False))
+
+    @property
+    def exactness(self) -> str:
+        """What is promised of its texts, in one line."""
+        where = f"{self.dtype}, {self.device}"
+        if self.batch_invariant:
+            return f"every lossless method writes the same text ({where})"
+        return (
+            f"in {where} two methods may part where two tokens are almost equally likely; on the CPU "
+            "dtype=int8 with batch_invariant=true gives one text"
+        )
+
+    @property
     def is_drafter(self) -> bool:
         """Whether ``specrag train drafter`` made it: it needs no example of how a draft is written."""
         return ((self.adapter or self.files.folder) / DRAFTER_RECORD).is_file()
@@ -59,10 +80,10 @@ class LoadedModel:
 def load_model(
     name: str | Path,
     *,
-    dtype: str = "bf16",
+    dtype: str = "auto",
     device: str | None = None,
     adapter: str | Path | None = None,
-    batch_invariant: bool = False,
+    batch_invariant: bool | None = None,
     kv_dtype: str = "auto",
     progress: bool = False,
 ) -> LoadedModel:
@@ -73,7 +94,8 @@ def load_model(
         dtype: one of :data:`DTYPES`.
         device: a torch device; by default the first GPU if there is one, else the CPU.
         adapter: a folder with a LoRA adapter, or the name of one that comes with specrag; merged into the weights.
-        batch_invariant: a row's bits do not depend on the other rows of its pass (CPU, bf16 or int8).
+        batch_invariant: a row's bits do not depend on the other rows of its pass (CPU, bf16 or int8); by default where
+            it costs little (:func:`default_invariance`).
         kv_dtype: one of :data:`KV_DTYPES`; ``int8`` halves the memory of keys and values.
         progress: show a bar while fetching and converting.
 
@@ -91,7 +113,9 @@ def load_model(
     merged = None if adapter is None else find_adapter(adapter)
     files = resolve(name, progress=progress)
     tokenizer = Tokenizer(files)
-    kind = _Kind(_TORCH[dtype](torch), place, dtype == "int8", batch_invariant, kv_dtype == "int8")
+    dtype = default_dtype(files, place) if dtype == "auto" else dtype
+    invariant = default_invariance(files, dtype, place) if batch_invariant is None else batch_invariant
+    kind = _Kind(_TORCH[dtype](torch), place, dtype == "int8", invariant, kv_dtype == "int8")
     model = in_own_thread(lambda: _build(files, kind, merged))
     return LoadedModel(str(name), files, model, tokenizer, dtype, str(place), merged, kv_dtype)
 
@@ -113,6 +137,39 @@ _TORCH = {
     "fp16": lambda torch: torch.float16,
     "int8": lambda torch: torch.bfloat16,
 }
+
+
+def default_dtype(files: ModelFiles, device: torch.device) -> str:
+    """The numbers that serve best: bf16 on a GPU, 8-bit weights on the CPU.
+
+    On the CPU writing waits for weights to be read, and 8-bit products are exact, whatever the number of rows. A model
+    that runs as transformers' own module has no 8-bit layers there: bf16 where the processor multiplies it, else fp32.
+    """
+    from specrag.models.linear import PackedLinear
+
+    if device.type != "cpu":
+        return "bf16"
+    if is_lean(files) and _has_onednn():
+        return "int8"
+    return "bf16" if PackedLinear.available() else "fp32"
+
+
+def default_invariance(files: ModelFiles, dtype: str, device: torch.device) -> bool:
+    """Whether equal bits are to be had, and cost little: not with matrix tiles, whose attention they would give up."""
+    from specrag.engine.attention.products import has_tiles
+
+    return dtype == "int8" and device.type == "cpu" and is_lean(files) and not has_tiles()
+
+
+def is_lean(files: ModelFiles) -> bool:
+    """Whether the lean decoder computes this model."""
+    return supports(SimpleNamespace(**{"model_type": "", **read_config_json(files)}))
+
+
+def _has_onednn() -> bool:
+    import torch
+
+    return bool(torch.backends.mkldnn.is_available())
 
 
 def find_device(name: str | None) -> torch.device:

@@ -150,6 +150,7 @@ class Service:
         settings = self.settings
         method_class(settings.method, "method")
         loaded = _load(settings, settings.model, settings.adapter)
+        _log.info("%s: %s", loaded.name, loaded.exactness)
         for name in settings.kbs:
             self.knowledge_bases.get(name)
         for name, folder in settings.datastores.items():

@@ -76,13 +76,17 @@ class Settings(BaseSettings):
     # -- the model ------------------------------------------------------------------------------------------
     model: str = Field("smollm2-135m", description="A catalog name, a folder, a .gguf file or a hub id.")
     served_name: str | None = Field(None, description="What /v1/models calls it; else the model's name.")
-    dtype: Literal["fp32", "bf16", "fp16", "int8"] = Field("bf16", description="fp32, bf16, fp16 or int8.")
+    dtype: Literal["auto", "fp32", "bf16", "fp16", "int8"] = Field(
+        "auto", description="fp32, bf16, fp16 or int8; auto: int8 on the CPU, bf16 on a GPU."
+    )
     device: str | None = Field(
         None, description="Such as cpu or cuda:0; by default the first GPU, else the CPU."
     )
     adapter: Path | None = Field(None, description="A folder with a LoRA adapter, merged into the weights.")
     rag_drafter: str | None = Field(None, description="Drafts for speculative-rag: MODEL or MODEL+ADAPTER.")
-    batch_invariant: bool = Field(False, description="Equal bits whatever else is in a pass.")
+    batch_invariant: bool | None = Field(
+        None, description="Equal bits whatever else is in a pass; by default with int8 where it costs little."
+    )
     kv_dtype: Literal["auto", "int8"] = Field(
         "auto", description="Keys and values: as computed, or in 8 bits."
     )

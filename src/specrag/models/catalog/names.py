@@ -1,12 +1,13 @@
 """Resolves a model's name to a folder with its files.
 
 A name is one of the catalog's, a folder with safetensors, a ``.gguf`` file, or a hub id ``org/name``, tried
-in this order. Whatever has to be downloaded or converted is so once, into the home (``store.py``).
+in this order. Catalog names may be spelled as Ollama does (``qwen3:4b``, ``llama3.2:1b``). Whatever has to be downloaded or converted is so once, into the home (``store.py``).
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import shutil
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from pathlib import Path
 from specrag.checks import nearest
 from specrag.errors import InputError, ModelFilesError
 from specrag.models.catalog import conversion, download
-from specrag.models.catalog.sources import SOURCES, Source
+from specrag.models.catalog.sources import HUB, LARGE, SMALL, SOURCES, HubModel, Source
 from specrag.models.catalog.store import Store, home, sha256_of
 from specrag.models.weights import check_folder
 
@@ -46,17 +47,56 @@ class ModelStatus:
     """One line of the catalog.
 
     Attributes:
+        good_for: what it serves for, in one line.
         bytes: size on disk; what it will be, if not yet pulled.
         download_bytes: what has to be fetched to pull it.
     """
 
     name: str
     description: str
+    good_for: str
     licence: str
     source: str
     pulled: bool
     bytes: int
     download_bytes: int
+
+
+def default_model() -> str:
+    """The best instruct model that this machine's memory and disk carry; ``SPECRAG_MODEL`` names another.
+
+    The disk matters only where it is still to be fetched. Loading Qwen's 1.5 billion parameters takes 5 GB at its
+    peak, most of it the file as it is read.
+    """
+    named = os.environ.get("SPECRAG_MODEL")
+    if named:
+        return named
+    from specrag.engine.memory import free_bytes
+
+    free = free_bytes("cpu")
+    if free is not None and free < _LARGE_MEMORY:
+        return SMALL
+    store = Store(home())
+    return LARGE if store.manifest(LARGE) is not None or store.has_space(SOURCES[LARGE].space) else SMALL
+
+
+_LARGE_MEMORY = 5 * 10**9
+
+
+def catalog_name(name: str) -> str:
+    """The catalog's spelling of a name; the name itself where it is none of the catalog's.
+
+    Case, dots, hyphens and colons do not count, so ``llama3.2:1b`` is ``llama-3.2-1b``.
+    """
+    same = {_plain(known): known for known in (*SOURCES, *HUB)}
+    return same.get(_plain(name), name)
+
+
+_SPELLING = re.compile(r"[-_:.\s]")
+
+
+def _plain(name: str) -> str:
+    return _SPELLING.sub("", name.lower())
 
 
 def resolve(name: str | Path, *, progress: bool = False) -> ModelFiles:
@@ -79,9 +119,16 @@ def resolve(name: str | Path, *, progress: bool = False) -> ModelFiles:
         return ModelFiles(path.resolve().name, path, "unknown", str(path))
     if path.suffix == ".gguf":
         return _resolve_gguf(path, progress=progress)
-    if _HUB_ID.fullmatch(str(name)) and not isinstance(name, Path):
-        return _resolve_hub(str(name), refresh=False)
-    raise _unknown(str(name))
+    if isinstance(name, Path):
+        raise _unknown(str(name))
+    known = catalog_name(name)
+    if known != name:
+        return resolve(known, progress=progress)
+    if known in HUB:
+        return _resolve_hub(HUB[known].repository, refresh=False)
+    if _HUB_ID.fullmatch(name):
+        return _resolve_hub(name, refresh=False)
+    raise _unknown(name)
 
 
 def pull(name: str | Path, *, progress: bool = False) -> ModelFiles:
@@ -93,8 +140,14 @@ def pull(name: str | Path, *, progress: bool = False) -> ModelFiles:
     source = SOURCES.get(str(name))
     if source is not None:
         return make(source, progress=progress)
-    if _HUB_ID.fullmatch(str(name)) and not isinstance(name, Path) and not Path(name).expanduser().exists():
-        return _resolve_hub(str(name), refresh=True)
+    if isinstance(name, Path) or Path(name).expanduser().exists():
+        return resolve(name, progress=progress)
+    known = catalog_name(name)
+    if known != name:
+        return pull(known, progress=progress)
+    repository = HUB[known].repository if known in HUB else known
+    if _HUB_ID.fullmatch(repository):
+        return _resolve_hub(repository, refresh=True)
     return resolve(name, progress=progress)
 
 
@@ -105,7 +158,7 @@ def path(name: str) -> Path:
         InputError: there is no such model.
         ModelFilesError: it has not been pulled, or is damaged.
     """
-    source = SOURCES.get(name)
+    source = SOURCES.get(catalog_name(name))
     if source is None:
         return resolve(name).folder
     files = ready(source)
@@ -124,6 +177,7 @@ def list_models() -> list[ModelStatus]:
             ModelStatus(
                 name=source.name,
                 description=source.description,
+                good_for=source.good_for,
                 licence=source.licence,
                 source=source.origin,
                 pulled=manifest is not None,
@@ -132,6 +186,11 @@ def list_models() -> list[ModelStatus]:
             )
         )
     return statuses
+
+
+def hub_models() -> list[HubModel]:
+    """The models that come from the hub by a name of the catalog."""
+    return list(HUB.values())
 
 
 def ready(source: Source) -> ModelFiles | None:
@@ -250,7 +309,7 @@ def _unknown(name: str) -> InputError:
     known = ", ".join(SOURCES)
     if "/" in name or name.startswith((".", "~")):
         return InputError("model", name, f"no such folder or file; the catalog has {known}")
-    near = nearest(name.lower(), SOURCES, cutoff=0.4)
+    near = nearest(name.lower(), (*SOURCES, *HUB), cutoff=0.4)
     hint = f"did you mean {near!r}? " if near else ""
     return InputError(
         "model", name, f"{hint}the catalog has {known}; or give a folder, a .gguf file or a hub id org/name"

@@ -18,11 +18,13 @@ class Source:
         sha256: of the GGUF file, or of the folder's ``model.safetensors``.
         unpacked_bytes: size of what ``sha256`` is taken of.
         ready_bytes: size of the finished model folder.
+        good_for: what it serves for, in one line.
         origin: where the weights were first published.
     """
 
     name: str
     description: str
+    good_for: str
     licence: str
     origin: str
     kind: Literal["gguf", "folder"]
@@ -81,7 +83,8 @@ _GEMMA_PARTS = (
 _ALL = (
     Source(
         name="smollm2-135m",
-        description="SmolLM2-135M-Instruct, the default small model",
+        description="SmolLM2-135M-Instruct",
+        good_for="tests, first tries and guessing for larger models; its answers are often wrong",
         licence="Apache-2.0",
         origin="https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct",
         kind="gguf",
@@ -100,7 +103,8 @@ _ALL = (
     ),
     Source(
         name="qwen2.5-coder-1.5b",
-        description="Qwen2.5-Coder-1.5B-Instruct, the default larger model",
+        description="Qwen2.5-Coder-1.5B-Instruct",
+        good_for="answers from documents, code; the default where the machine carries it",
         licence="Apache-2.0",
         origin="https://huggingface.co/Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF",
         kind="gguf",
@@ -113,6 +117,7 @@ _ALL = (
     Source(
         name="gemma-3-270m",
         description="Gemma-3-270M, a base model without a chat template",
+        good_for="completing text; it does not answer",
         licence="Gemma terms of use",
         origin="https://huggingface.co/google/gemma-3-270m",
         kind="gguf",
@@ -124,7 +129,8 @@ _ALL = (
     ),
     Source(
         name="minilm-l6-v2",
-        description="all-MiniLM-L6-v2, the default sentence encoder (fp32 as published)",
+        description="all-MiniLM-L6-v2, a sentence encoder (fp32 as published)",
+        good_for="finding passages in English; the default encoder",
         licence="Apache-2.0",
         origin="https://huggingface.co/sentence-transformers/all-MiniLM-L6-v2",
         kind="folder",
@@ -144,3 +150,41 @@ _ALL = (
 )
 
 SOURCES = {source.name: source for source in _ALL}
+
+#: The default where the machine carries it, and the one for every machine.
+LARGE, SMALL = "qwen2.5-coder-1.5b", "smollm2-135m"
+
+
+@dataclass(frozen=True)
+class HubModel:
+    """A model that comes from the Hugging Face hub, for people with a network.
+
+    None was tried here, where there is no hub: their configuration classes are those of the transformers that is
+    installed, and the names are the hub's.
+
+    Attributes:
+        billions: parameters.
+        model_type: of its configuration.
+    """
+
+    name: str
+    repository: str
+    billions: float
+    model_type: str
+    licence: str
+    good_for: str
+
+
+_HUB = (
+    HubModel("qwen3-1.7b", "Qwen/Qwen3-1.7B", 1.7, "qwen3", "Apache-2.0", "answers on a laptop, many languages"),
+    HubModel("qwen3-4b", "Qwen/Qwen3-4B-Instruct-2507", 4.0, "qwen3", "Apache-2.0", "answers, many languages"),
+    HubModel("qwen3-8b", "Qwen/Qwen3-8B", 8.2, "qwen3", "Apache-2.0", "answers and reasoning; a GPU or patience"),
+    HubModel(
+        "llama-3.2-1b", "meta-llama/Llama-3.2-1B-Instruct", 1.2, "llama", "Llama 3.2", "short answers, guessing for 3b"
+    ),
+    HubModel("llama-3.2-3b", "meta-llama/Llama-3.2-3B-Instruct", 3.2, "llama", "Llama 3.2", "answers, chat"),
+    HubModel("smollm3-3b", "HuggingFaceTB/SmolLM3-3B", 3.1, "smollm3", "Apache-2.0", "answers, long texts"),
+    HubModel("gemma-3-1b", "google/gemma-3-1b-it", 1.0, "gemma3_text", "Gemma", "short answers, many languages"),
+)
+
+HUB = {model.name: model for model in _HUB}

@@ -207,14 +207,25 @@ class Store:
         Raises:
             ModelFilesError: fewer bytes are free.
         """
-        with write_errors(self.home, doing):
-            self.home.mkdir(parents=True, exist_ok=True)
-            free = shutil.disk_usage(self.home).free
+        free = self._free_bytes(doing)
         if free < needed:
             raise ModelFilesError(
                 f"SPECRAG_HOME: {str(self.home)!r} has {free / 1e9:.2f} GB free and {doing} needs "
                 f"{needed / 1e9:.2f} GB: free some space or set SPECRAG_HOME to a folder on a larger disk"
             )
+
+    def has_space(self, needed: int) -> bool:
+        """Whether so many bytes can be written below the home.
+
+        Raises:
+            ModelFilesError: the home cannot be made.
+        """
+        return self._free_bytes("looking for space") >= needed
+
+    def _free_bytes(self, doing: str) -> int:
+        with write_errors(self.home, doing):
+            self.home.mkdir(parents=True, exist_ok=True)
+            return shutil.disk_usage(self.home).free
 
     def _damaged(self, name: str, file: str, what: str) -> ModelFilesError:
         return ModelFilesError(
