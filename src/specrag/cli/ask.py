@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specrag.cli import common, values
+from specrag.cli import common, configuration, values
 from specrag.errors import InputError, SpecragError
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 def ask(
+    line: typer.Context,
     question: Annotated[
         str | None, typer.Argument(metavar="QUESTION", help="What to ask; by default standard input.")
     ] = None,
@@ -63,6 +64,10 @@ def ask(
 
     Example: specrag ask "Who discovered radium?" --kb notes-kb
     """
+    if kb is not None and context and configuration.is_from_file(line, "kb"):
+        kb = None
+    elif kb is not None and context and configuration.is_from_file(line, "context"):
+        context = None
     if kb is not None and context:
         raise InputError("--context", str(context[0]), "give a knowledge base or a context, not both")
     usual = "long-context" if context else "standard-rag"
@@ -70,7 +75,7 @@ def ask(
         "search": {"k": k, "where": where or None},
         "generation": {"max_tokens": max_tokens, "temperature": temperature},
     }
-    chosen = values.choose(method or usual, option, flags)
+    chosen = values.choose(line, method or usual, option, flags)
     _check_needs(chosen.method, kb, context)
     if chosen.method.retracts and (as_json or not sys.stdout.isatty()):
         raise InputError("-o early", True, "text can be taken back on a terminal only; leave it out")

@@ -18,6 +18,7 @@ from typing import Annotated, Any
 
 import typer
 
+from specrag.cli import configuration
 from specrag.errors import InputError, SpecragError
 from specrag.extras import missing
 
@@ -32,6 +33,7 @@ COMMANDS = (
     "serve",
     "bench",
     "train",
+    "config",
     "doctor",
 )
 """In the order of ``specrag --help``."""
@@ -47,7 +49,6 @@ app = typer.Typer(
     epilog='Example: specrag generate "Why is the sky blue?" --max-tokens 64',
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
-    add_completion=False,
 )
 
 
@@ -61,6 +62,7 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def options(
+    line: typer.Context,
     _version: Annotated[
         bool,
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
@@ -70,6 +72,8 @@ def options(
     ] = False,
 ) -> None:
     """Hold the options that every command shares; `run` reads ``--debug`` before the parser does."""
+    if (file := configuration.find_file()) is not None:
+        line.default_map = configuration.default_map(file, line.command)
 
 
 def _mount(name: str) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specrag.cli import common, store
+from specrag.cli import common, configuration, store
 from specrag.cli.printable import printable
 from specrag.errors import InputError
 
@@ -25,6 +25,7 @@ _DEFAULT_K = 5
 
 
 def search(
+    line: typer.Context,
     query: Annotated[str, typer.Argument(metavar="QUERY", help="What to look for.")],
     kb: Annotated[Path | None, typer.Option(metavar="DIR", help="A folder made by specrag index.")] = None,
     k: Annotated[
@@ -63,6 +64,8 @@ def search(
     # All that can be wrong is said before the encoder is loaded.
     check_queries([query])
     in_database = pgvector is not None or table is not None
+    if in_database and kb is not None and configuration.is_from_file(line, "kb"):
+        kb = None
     if in_database and kb is not None:
         raise InputError("--kb", str(kb), "give a knowledge base or a table of PostgreSQL, not both")
     if kb is None and not in_database:
