@@ -90,6 +90,12 @@ def is_from_file(line: typer.Context, name: str) -> bool:
     return source is not None and source.name == "DEFAULT_MAP"
 
 
+def file_of(line: typer.Context) -> Path | None:
+    """The file that the defaults stand in."""
+    file: Path | None = line.find_root().obj
+    return file
+
+
 def written(line: typer.Context) -> Mapping[str, Any]:
     """What the file says for this command, by parameter."""
     return line.default_map or {}

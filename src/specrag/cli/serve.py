@@ -127,6 +127,9 @@ def serve(
     try:
         settings = load_settings(config, given, defaults)
     except InputError as error:
+        if given.get(error.field) is None and error.field in defaults:
+            field = f"{configuration.file_of(context)}: {error.field}"
+            raise InputError(field, error.value, error.remedy) from None
         raise _as_typed(error, given) from None
     check_settings(settings)
     from specrag.serving.launch import serve as run

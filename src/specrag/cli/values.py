@@ -136,7 +136,11 @@ def choose(
             elif not configuration.is_from_file(line, key):
                 raise InputError(f"{PLACE} {key}", texts[group][key], "it has been given as a flag, too")
     given = {key for found in texts.values() for key in found}
-    _sort(method, _left(configuration.written(line).get("option", ()), given, groups), groups, texts)
+    left = _left(configuration.written(line).get("option", ()), given, groups)
+    try:
+        _sort(method, left, groups, texts)
+    except InputError as error:
+        raise InputError(f"{configuration.file_of(line)}: {error.field}", error.value, error.remedy) from None
     checked = {
         name: check_values(options, texts[name], method, PLACE, texts=True)
         for name, options in groups.items()
