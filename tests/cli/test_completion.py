@@ -15,8 +15,8 @@ from tests.cli.shell import specrag
 
 def offered(*words: str) -> list[str]:
     """What the shell may put in the place of the last word."""
-    line = {"COMP_WORDS": "\n".join(("specrag", *words)), "COMP_CWORD": str(len(words))}
-    result = specrag(**line, _SPECRAG_COMPLETE="complete_bash")
+    line, place = "\n".join(("specrag", *words)), str(len(words))
+    result = specrag(COMP_WORDS=line, COMP_CWORD=place, _SPECRAG_COMPLETE="complete_bash")
     assert result.err == ""
     return result.out.split()
 

@@ -170,7 +170,8 @@ def test_config_shows_what_holds_and_whence(
     for name in [name for name in os.environ if name.startswith("SPECRAG_")]:
         monkeypatch.delenv(name)
     write(
-        "[ask]\nk = 3\noption = { seed = 1 }\n[train.eagle]\nout = 'head'\n[serve]\napi_key = 'a secret of the server'\n"
+        "[ask]\nk = 3\noption = { seed = 1 }\n[train.eagle]\nout = 'head'\n"
+        "[serve]\napi_key = 'a secret of the server'\n"
     )
     monkeypatch.setenv("SPECRAG_PGVECTOR_URL", "postgresql://me:word@host/db")
     assert frame.run(["config"]) == 0
