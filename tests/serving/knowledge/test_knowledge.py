@@ -128,7 +128,7 @@ def test_a_document_that_cannot_be_read_is_told_and_forgotten(metals: httpx.Clie
 @pytest.mark.parametrize(
     ("name", "content", "refused"),
     [
-        ("photo.csv", b"\x89PNG\r\n\x1a\n" + bytes(range(256)), True),
+        ("picture.csv", b"\x89PNG\r\n\x1a\n" + bytes(range(256)), True),
         ("photo.md", b"\x89PNG\r\n\x1a\n" + bytes(range(256)), True),
         ("broken.pdf", b"%PDF-1.4\nthis is none\n", False),
     ],
