@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from specrag.methods.speculative_rag import SpeculativeRAG
     from specrag.methods.standard_rag import StandardRAG
     from specrag.request import Details, Event, Options, Request, Result, SearchOptions, Sources
+    from specrag.retrieval.build import build
     from specrag.retrieval.knowledge_base import KnowledgeBase
     from specrag.speculation.decode import Step
 
@@ -70,6 +71,7 @@ __all__ = [
     "StandardRAG",
     "Step",
     "ask",
+    "build",
     "load",
 ]
 
@@ -98,6 +100,7 @@ _NAMES = {
     "specrag.methods.speculative_rag": ("SpeculativeRAG",),
     "specrag.methods.standard_rag": ("StandardRAG",),
     "specrag.request": ("Details", "Event", "Options", "Request", "Result", "SearchOptions", "Sources"),
+    "specrag.retrieval.build": ("build",),
     "specrag.retrieval.knowledge_base": ("KnowledgeBase",),
     "specrag.speculation.decode": ("Step",),
 }

@@ -26,6 +26,7 @@ PACKAGES = {
         "lxml",
         "mammoth",
         "markdownify",
+        "pathspec",
         "pypdfium2",
         "semantic_text_splitter",
         "bm25s",

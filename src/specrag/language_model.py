@@ -79,6 +79,10 @@ class LanguageModel(Facade):
         self.shared = SharedMethods()
         self.resources = OpenResources(self)
 
+    def __repr__(self) -> str:
+        loaded = self.loaded
+        return f"LanguageModel({loaded.name!r}, dtype={loaded.dtype!r}, device={str(loaded.device)!r})"
+
     @property
     def context_length(self) -> int:
         """Largest number of tokens of prompt and output together."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, TypedDict
@@ -508,6 +510,17 @@ class Result:
     retrieved: int = 0
     details: Details | None = None
 
+    def __repr__(self) -> str:
+        said = textwrap.shorten(self.text, 60, placeholder=" …")
+        counts = f"tokens={self.usage.completion_tokens}, sources={len(self.sources)}"
+        return f"Result({said!r}, finish_reason={self.finish_reason!r}, {counts})"
+
+    def _repr_markdown_(self) -> str:
+        """For notebooks: the text, and below it the sources that it rests on."""
+        abstained = self.details is not None and self.details.summary().get("abstained")
+        rows = [] if abstained else [_source_line(source) for source in self.sources]
+        return "\n\n".join([self.text, "\n".join(rows)]) if rows else self.text
+
     @property
     def tokens_per_second(self) -> float:
         """Of decoding alone."""
@@ -532,6 +545,18 @@ class Result:
             "tokens_per_second": self.tokens_per_second if self.timing.decode else None,
             "seconds": self.timing.describe(),
         }
+
+
+_MARKDOWN = re.compile(r"([\\\\`*_\[\]<>#|~$&!])")
+
+
+def _source_line(source: Source) -> str:
+    """A source as a list item of Markdown; titles and names are shown as they are, whatever marks they hold."""
+    passage = source.passage
+    shown = [passage.title or passage.source, file_name(passage.source), passage.place]
+    title, *where = (_MARKDOWN.sub(r"\\\1", " ".join(text.split())) for text in shown if text)
+    name = f"**{title}**" if source.cited else title
+    return f"- \\[{source.number}\\] {', '.join([name, *where])}{' (used)' if source.cited else ''}"
 
 
 class Details:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -123,15 +124,40 @@ def test_chat_in_a_terminal_ends_with_the_input(kb: str) -> None:
     terminal = Terminal("ask", "--kb", kb, "--chat", "--max-tokens", "8")
     screen = ""
     # A key pressed before the prompt is there would be lost: the line editor empties the terminal when it starts.
-    for key in (b"What is tin?\n", b"\x04"):
+    for key in (b"What is tin?\n", b"Thanks!\n", b"/sources\n", b"/sourcs\n", b"\x04"):
         while not screen.endswith("> "):
             screen += terminal.read(at_least=1)
         os.write(terminal._keyboard, key)
         screen += " "
     session = terminal.end()
     assert session.code == 0
-    assert "decoding" in screen
-    assert "error" not in screen + session.screen
+    assert screen.count("decoding") == 1
+    assert "You are welcome." in screen
+    assert screen.count("summaries.jsonl, line ") == 10  # below the answer, and asked for
+    assert "error: there is no command /sourcs; did you mean /sources?" in screen
+
+
+def test_interrupt_in_a_chat_stops_the_answer_and_at_the_prompt_leaves(kb: str) -> None:
+    terminal = Terminal(
+        "ask", "Who discovered radium?", "--kb", kb, "--chat", "--max-tokens", "4000", "--temperature", "3"
+    )
+    terminal.read(at_least=60)
+    terminal.press_ctrl_c()
+    screen = ""
+    for key in (b"/help\n", b"/clear\n"):
+        while not screen.endswith("> "):
+            screen += terminal.read(at_least=1)
+        os.write(terminal._keyboard, key)
+        screen += " "
+    assert "stopped" in screen
+    assert "/sources" in screen
+    while not screen.endswith("> "):
+        screen += terminal.read(at_least=1)
+    time.sleep(0.5)  # the line editor has to wait for keys before one can interrupt it
+    terminal.press_ctrl_c()
+    session = terminal.end()
+    assert session.code == 130
+    assert "Traceback" not in session.screen
 
 
 def test_interrupt_leaves_a_clean_terminal(kb: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 
@@ -158,3 +159,24 @@ def test_index_refuses(
 def test_index_with_another_encoder(kb: Path) -> None:
     result = specrag("index", str(kb.parent / "my library"), "--kb", str(kb), "--encoder", "other-encoder")
     _assert_one_line(result, 1, ("encoder", "'other-encoder'", "'minilm-l6-v2'", "another folder"))
+
+
+def test_matching_words_are_bold_on_a_terminal_and_the_snippet_holds_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from specrag.cli.search import _print_hits
+    from specrag.retrieval.passage import Hit, Passage
+
+    text = f"{'Nothing of the kind stands here. ' * 20}Tin melts early, and copper is melting late."
+    hits = [Hit(Passage(0, "a.md", "Metals", "", text, {}), 0.5)]
+    _print_hits(hits, "When does tin melt?")
+    plain = capsys.readouterr().out
+    assert "\x1b" not in plain
+    assert "... " in plain
+    assert "Tin melts early, and copper" in " ".join(plain.split())
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    _print_hits(hits, "When does tin melt?")
+    bold = set(re.findall(r"\x1b\[1m(\w+)\x1b\[0m", capsys.readouterr().out))
+    assert bold == {"Metals", "Tin", "melts", "melting"}  # the title, and equal stems; no stop words

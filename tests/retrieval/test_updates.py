@@ -78,6 +78,18 @@ def test_updated_equals_built_from_scratch(seed: int, library: Path, kb: Path, t
         assert [ids for ids, _ in answers(kb)["hybrid"]] == [ids for ids, _ in answers(scratch)["hybrid"]]
 
 
+def test_what_is_ignored_now_is_removed_and_what_cannot_be_read_is_told_first(
+    library: Path, kb: Path
+) -> None:
+    index(library, kb=kb)
+    (library / ".gitignore").write_text("copper.md\n")
+    (library / "photo.txt").write_bytes(b"\x89PNG\r\n\x1a\n")
+    report = index(library, kb=kb)
+    assert (report.added, report.removed) == (0, 1)
+    assert "copper.md" not in {passage.source for passage in passages(kb)}
+    assert [entry.source for entry in report.skipped] == ["photo.txt", ".gitignore", "copper.md"]
+
+
 def test_nothing_changed_writes_nothing(library: Path, kb: Path) -> None:
     index(library, kb=kb)
     before = {path: path.stat().st_mtime_ns for path in kb.rglob("*") if path.name != "writer.lock"}

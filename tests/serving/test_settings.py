@@ -53,6 +53,7 @@ def test_knowledge_bases_are_named_in_one_line(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("SPECRAG_SERVE_KBS", "wiki=/srv/wiki, docs=/srv/docs")
     assert load_settings().kbs == {"wiki": Path("/srv/wiki"), "docs": Path("/srv/docs")}
     assert load_settings(None, {"kbs": ["a=/b"]}).kbs == {"a": Path("/b")}
+    assert load_settings(None, {"kbs": "/x/wiki,b=/c"}).kbs == {"wiki": Path("/x/wiki"), "b": Path("/c")}
 
 
 @pytest.mark.parametrize(
@@ -63,7 +64,8 @@ def test_knowledge_bases_are_named_in_one_line(monkeypatch: pytest.MonkeyPatch) 
         ({"deadline": float("nan")}, "deadline"),
         ({"max_queue": -1}, "max_queue"),
         ({"prefix_cache_bytes": -1}, "prefix_cache_bytes"),
-        ({"kbs": "wiki"}, "NAME=FOLDER"),
+        ({"kbs": "wiki="}, "NAME=FOLDER"),
+        ({"kbs": "The Wiki"}, "NAME=FOLDER"),
         ({"kbs": ["a=/b", "a=/c"]}, "once"),
         ({"kbs": ["../a=/b"]}, "kbs"),
         ({"cors_origins": "*"}, "cors_origins"),

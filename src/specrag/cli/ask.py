@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specrag.cli import common, values
-from specrag.errors import InputError, SpecragError
+from specrag.cli import common, configuration, values
+from specrag.cli.chat import Chat, interrupts_stop
+from specrag.errors import InputError
 
 if TYPE_CHECKING:
     from specrag.cli.resources import LocalResources
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 
 def ask(
+    line: typer.Context,
     question: Annotated[
         str | None, typer.Argument(metavar="QUESTION", help="What to ask; by default standard input.")
     ] = None,
@@ -63,6 +65,10 @@ def ask(
 
     Example: specrag ask "Who discovered radium?" --kb notes-kb
     """
+    if kb is not None and context and configuration.is_from_file(line, "kb"):
+        kb = None
+    elif kb is not None and context and configuration.is_from_file(line, "context"):
+        context = None
     if kb is not None and context:
         raise InputError("--context", str(context[0]), "give a knowledge base or a context, not both")
     usual = "long-context" if context else "standard-rag"
@@ -70,7 +76,7 @@ def ask(
         "search": {"k": k, "where": where or None},
         "generation": {"max_tokens": max_tokens, "temperature": temperature},
     }
-    chosen = values.choose(method or usual, option, flags)
+    chosen = values.choose(line, method or usual, option, flags)
     _check_needs(chosen.method, kb, context)
     if chosen.method.retracts and (as_json or not sys.stdout.isatty()):
         raise InputError("-o early", True, "text can be taken back on a terminal only; leave it out")
@@ -78,7 +84,7 @@ def ask(
     with ExitStack() as opened:
         asking = _open(chosen, kb, context, model, opened, system=system, chat=chat)
         if chat:
-            _chat(asking, words, details)
+            Chat(asking, details).run(words)
             return
         assert words is not None
         asking.answer(words, details=details, as_json=as_json)
@@ -101,9 +107,22 @@ class Asking:
     notes: tuple[str, ...]
 
     def answer(
-        self, question: str, history: tuple[Any, ...] = (), *, details: bool = False, as_json: bool = False
+        self,
+        question: str,
+        history: tuple[Any, ...] = (),
+        *,
+        details: bool = False,
+        as_json: bool = False,
+        stoppable: bool = False,
     ) -> Result:
-        """Answer a question and show it, as it comes or for programs."""
+        """Answer a question and show it, as it comes or for programs.
+
+        Args:
+            stoppable: whether Ctrl-C ends the answer only.
+
+        Raises:
+            Cancelled: it has.
+        """
         from specrag.cli import render
 
         method, given = self.chosen.method, self.given
@@ -119,7 +138,8 @@ class Asking:
             described = render.describe(result, method.name, given.tokenizer)
             typer.echo(json.dumps({"question": question} | described | given.describe(), ensure_ascii=False))
             return result
-        result = render.show(given.streaming(task), given.colours(details), retracts=method.retracts)
+        with interrupts_stop(task) if stoppable else nullcontext():
+            result = render.show(given.streaming(task), given.colours(details), retracts=method.retracts)
         if self.chosen.generation.log_probs is not None and given.tokenizer is not None:
             render.show_log_probs(given.tokenizer, result.tokens)
         render.show_result(result, details=details, notes=self.notes)
@@ -191,39 +211,6 @@ def _warm_up(retriever: Any, index: str | None) -> None:
         queries = retriever.encode(["warm-up"])
         for ranking in retriever.search(queries, 1):
             retriever.score(queries, ranking.ids)
-
-
-def _chat(asking: Asking, first: str | None, details: bool) -> None:
-    """Answer questions until the input ends. An answer that fails costs neither the chat nor its history."""
-    history: list[dict[str, str]] = []
-    question = first if first is not None else _next_question()
-    while question is not None:
-        if question.strip():
-            try:
-                result = asking.answer(question, tuple(history), details=details)
-            except SpecragError as error:
-                typer.echo(f"error: {error}", err=True)
-            else:
-                asking = replace(asking, notes=())  # said once
-                history += [
-                    {"role": "user", "content": question},
-                    {"role": "assistant", "content": result.text},
-                ]
-        question = _next_question()
-
-
-def _next_question() -> str | None:
-    """The next line of standard input; ``None`` at its end."""
-    if not sys.stdin.isatty():
-        line = sys.stdin.readline()
-        return line if line else None
-    import readline  # noqa: F401 - gives input() its line editing
-
-    try:
-        return input("\n> ")
-    except EOFError:
-        typer.echo()
-        return None
 
 
 def _first_question(question: str | None, file: str | None, chat: bool, as_json: bool) -> str | None:

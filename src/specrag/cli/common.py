@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specrag.cli import completion
 from specrag.errors import InputError
 
 if TYPE_CHECKING:
@@ -106,6 +107,7 @@ Method = Annotated[
         "-m",
         metavar="NAME",
         help="How to answer; specrag methods lists the ways.",
+        autocompletion=completion.methods,
         show_default=False,
     ),
 ]
@@ -133,6 +135,7 @@ Model = Annotated[
         "--model",
         metavar="NAME",
         help="A catalog name, a folder, a .gguf file or a hub id org/name.",
+        autocompletion=completion.models,
         rich_help_panel=_PANEL,
     ),
 ]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 def generate(
+    line: typer.Context,
     prompt: Annotated[
         str | None, typer.Argument(metavar="PROMPT", help="What to ask; by default standard input.")
     ] = None,
@@ -42,7 +43,7 @@ def generate(
     from specrag.request import Request, check_options
 
     flags: dict[str, dict[str, Any]] = {"generation": {"max_tokens": max_tokens, "temperature": temperature}}
-    chosen = values.choose(method or "adaptive", option, flags)
+    chosen = values.choose(line, method or "adaptive", option, flags)
     if chosen.method.needs & (Needs.RETRIEVER | Needs.CONTEXT):
         remedy = "it answers from passages or long texts; use specrag ask"
         raise InputError("--method", chosen.method.name, remedy)

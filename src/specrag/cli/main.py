@@ -18,6 +18,7 @@ from typing import Annotated, Any
 
 import typer
 
+from specrag.cli import configuration
 from specrag.errors import InputError, SpecragError
 from specrag.extras import missing
 
@@ -32,6 +33,7 @@ COMMANDS = (
     "serve",
     "bench",
     "train",
+    "config",
     "doctor",
 )
 """In the order of ``specrag --help``."""
@@ -47,7 +49,6 @@ app = typer.Typer(
     epilog='Example: specrag generate "Why is the sky blue?" --max-tokens 64',
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
-    add_completion=False,
 )
 
 
@@ -61,6 +62,7 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def options(
+    line: typer.Context,
     _version: Annotated[
         bool,
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
@@ -70,6 +72,8 @@ def options(
     ] = False,
 ) -> None:
     """Hold the options that every command shares; `run` reads ``--debug`` before the parser does."""
+    if (file := configuration.find_file()) is not None:
+        line.default_map, line.obj = configuration.default_map(file, line.command), file
 
 
 def _mount(name: str) -> None:
@@ -175,7 +179,7 @@ def _explain(error: Exception, words: Sequence[str], debug: bool) -> int:
     """Say in one line what went wrong; the exit code."""
     if isinstance(error, typer.TyperException):
         if message := error.format_message():  # empty where the help has been printed instead
-            _report_error(f"{message} (see --help)")
+            _report_error(f"{message} ({_whence(error)})")
         return error.exit_code
     if isinstance(error, typer.Abort):
         _report_error("the input ended before the command was answered")
@@ -187,6 +191,14 @@ def _explain(error: Exception, words: Sequence[str], debug: bool) -> int:
         hint = "" if debug else " (unexpected; run with --debug for the traceback)"
         _report_error(f"{type(error).__name__}: {error}{hint}")
     return EXIT_FAILED
+
+
+def _whence(error: typer.TyperException) -> str:
+    """Where the wrong value stands, or what helps with the right one."""
+    context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
+    if context is not None and parameter is not None and configuration.is_from_file(context, parameter.name):
+        return f"from {configuration.file_of(context)}"
+    return "see --help"
 
 
 def main() -> None:

@@ -9,11 +9,16 @@ from typing import Annotated, Any
 
 import typer
 
-from specrag.cli import common, values
+from specrag.cli import common, completion, values
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="A method, to see its options.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME", help="A method, to see its options.", autocompletion=completion.methods
+        ),
+    ] = None,
     as_json: common.Json = False,
 ) -> None:
     """List the methods, or the options of one with bounds, defaults and the papers' symbols.

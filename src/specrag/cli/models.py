@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from specrag.cli import completion
 from specrag.models import catalog
 
 app = typer.Typer(help="List, fetch and find models.", no_args_is_help=True)
@@ -15,7 +16,11 @@ app = typer.Typer(help="List, fetch and find models.", no_args_is_help=True)
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 _Name = Annotated[
     str,
-    typer.Argument(metavar="NAME", help="A catalog name, a model folder, a .gguf file or a hub id org/name."),
+    typer.Argument(
+        metavar="NAME",
+        help="A catalog name, a model folder, a .gguf file or a hub id org/name.",
+        autocompletion=completion.models,
+    ),
 ]
 
 

@@ -26,6 +26,7 @@ SWEPT_REACHES = (None, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 
 
 def perplexity(
+    line: typer.Context,
     paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Files and folders with text.")],
     datastore: Annotated[
         Path | None,
@@ -58,7 +59,7 @@ def perplexity(
     """
     if tokens is not None and tokens < 2:
         raise InputError("--tokens", tokens, "give a whole number of at least 2")
-    chosen = values.choose("knn-lm", option)
+    chosen = values.choose(line, "knn-lm", option)
     own: Any = chosen.method.options
     if datastore is None:
         named = [*own.model_fields_set, *(["sweep"] if sweep else [])]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specrag.cli import common, store
+from specrag.cli import common, configuration, store
 from specrag.cli.printable import printable
 from specrag.errors import InputError
 
@@ -21,10 +22,13 @@ if TYPE_CHECKING:
     from specrag.retrieval.passage import Hit
 
 _SNIPPET = 300  # characters
+_LEAD = 60  # of them in front of the first matching word
+_WORD = re.compile(r"\w+")
 _DEFAULT_K = 5
 
 
 def search(
+    line: typer.Context,
     query: Annotated[str, typer.Argument(metavar="QUERY", help="What to look for.")],
     kb: Annotated[Path | None, typer.Option(metavar="DIR", help="A folder made by specrag index.")] = None,
     k: Annotated[
@@ -63,6 +67,8 @@ def search(
     # All that can be wrong is said before the encoder is loaded.
     check_queries([query])
     in_database = pgvector is not None or table is not None
+    if in_database and kb is not None and configuration.is_from_file(line, "kb"):
+        kb = None
     if in_database and kb is not None:
         raise InputError("--kb", str(kb), "give a knowledge base or a table of PostgreSQL, not both")
     if kb is None and not in_database:
@@ -86,7 +92,7 @@ def search(
         }
         typer.echo(json.dumps(description, ensure_ascii=False))
         return
-    _print_hits(outcome.hits)
+    _print_hits(outcome.hits, query)
     _print_status(
         f"{len(outcome.hits)} of {outcome.passages:,} passages, {index}: search "
         f"{1000 * outcome.search_seconds:.1f} ms, after {outcome.load_seconds:.1f} s of loading"
@@ -177,7 +183,7 @@ def _describe(rank: int, hit: Hit) -> dict[str, object]:
     }
 
 
-def _print_hits(hits: Sequence[Hit]) -> None:
+def _print_hits(hits: Sequence[Hit], query: str) -> None:
     from rich.console import Console
     from rich.text import Text
 
@@ -191,17 +197,41 @@ def _print_hits(hits: Sequence[Hit]) -> None:
         head.append(f"  {', '.join(places)}", style="dim")
         console.print(head, soft_wrap=True)
         indent = " " * 4
-        lines = textwrap.wrap(_snippet(passage.text), max(console.width, 20) - len(indent))
-        console.print(Text("\n".join(indent + line for line in lines)), soft_wrap=True)
+        lines = textwrap.wrap(_snippet(passage.text, query), max(console.width, 20) - len(indent))
+        body = Text("\n".join(indent + line for line in lines))
+        for word in _matching(body.plain, query):
+            body.stylize("bold", word.start(), word.end())
+        console.print(body, soft_wrap=True)
 
 
-def _snippet(text: str) -> str:
-    """The beginning of a passage on one line, cut at a word."""
+def _matching(text: str, query: str) -> list[re.Match[str]]:
+    """The words of a text that BM25 finds by a query: equal stems, no stop words."""
+    from specrag.retrieval.index.bm25 import BM25Settings
+
+    settings = BM25Settings()
+    wanted = set(settings.split([query])[0])
+    words = list(_WORD.finditer(text))
+    terms = settings.split([word[0] for word in words]) if wanted and words else []
+    return [word for word, term in zip(words, terms, strict=False) if wanted.intersection(term)]
+
+
+def _snippet(text: str, query: str) -> str:
+    """The stretch of a passage on one line that has most of the matching words, the first of several; cut at words."""
     line = printable(text)
     if len(line) <= _SNIPPET:
         return line
-    cut = line[:_SNIPPET].rsplit(" ", 1)[0]
-    return f"{cut} ..."
+    found = [word.start() for word in _matching(line, query)]
+
+    def matches(start: int) -> int:
+        return sum(start <= place < start + _SNIPPET - _LEAD for place in found)
+
+    start = max([0, *(place for place in found if place >= _SNIPPET)], key=matches)
+    start = line.rfind(" ", 0, max(start - _LEAD, 0)) + 1
+    cut = line[start : start + _SNIPPET]
+    before, after = "... " if start else "", ""
+    if start + _SNIPPET < len(line):
+        cut, after = cut.rsplit(" ", 1)[0], " ..."
+    return f"{before}{cut}{after}"
 
 
 def _print_status(line: str) -> None:

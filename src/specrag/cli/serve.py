@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from specrag.checks import nearest
-from specrag.cli import common
+from specrag.cli import common, completion, configuration
 from specrag.errors import InputError
 from specrag.extras import needed_by
 
@@ -26,7 +26,10 @@ def serve(
     kb: Annotated[
         list[str] | None,
         typer.Option(
-            "--kb", "--kbs", metavar="NAME=DIR", help="A folder made by specrag index; may be repeated."
+            "--kb",
+            "--kbs",
+            metavar="[NAME=]DIR",
+            help="A folder made by specrag index, by its own name or another; may be repeated.",
         ),
     ] = None,
     kb_root: Annotated[
@@ -42,6 +45,7 @@ def serve(
             "-m",
             metavar="NAME",
             help="How to decode where a request does not say (default adaptive).",
+            autocompletion=completion.methods,
         ),
     ] = None,
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="A TOML file with settings.")] = None,
@@ -74,6 +78,7 @@ def serve(
             "--model",
             metavar="NAME",
             help="A catalog name, a folder, a .gguf file or a hub id org/name (default smollm2-135m).",
+            autocompletion=completion.models,
             rich_help_panel="Model",
         ),
     ] = None,
@@ -96,7 +101,7 @@ def serve(
     Every setting is also a flag, such as --max-queue 64, and a variable, such as SPECRAG_SERVE_MAX_QUEUE=64;
     --list-settings names them all.
 
-    Example: specrag serve --model smollm2-135m --kb docs=my-kb
+    Example: specrag serve --model smollm2-135m --kb docs
     """
     flags: dict[str, Any] = {
         "kbs": tuple(kb) if kb else None,
@@ -116,10 +121,15 @@ def serve(
     if list_settings:
         _print_settings(as_json)
         return
+    defaults = _defaults(context, flags)
+    flags |= dict.fromkeys(defaults.keys() & flags.keys())
     given = {**flags, **_other_flags(context.args, flags)}
     try:
-        settings = load_settings(config, given)
+        settings = load_settings(config, given, defaults)
     except InputError as error:
+        if given.get(error.field) is None and error.field in defaults:
+            field = f"{configuration.file_of(context)}: {error.field}"
+            raise InputError(field, error.value, error.remedy) from None
         raise _as_typed(error, given) from None
     check_settings(settings)
     from specrag.serving.launch import serve as run
@@ -131,6 +141,26 @@ def serve(
         note = "" if settings.needs_key else "; without an API key, to this machine only"
         typer.echo(f"specrag serves {settings.name} at {url}{note}", err=True)
     run(settings)
+
+
+def further_keys() -> Collection[str]:
+    """Settings, which the file with defaults may hold although they are no options of the frame's."""
+    with needed_by("serve"):
+        from specrag.serving.settings import Settings
+
+        return Settings.model_fields.keys()
+
+
+def _defaults(context: typer.Context, flags: dict[str, Any]) -> dict[str, Any]:
+    """Settings that stand in the file with defaults: environment and flags win over them."""
+    written = configuration.written(context)
+    found = {name: value for name, value in written.items() if name in further_keys() and name not in flags}
+    names = {"kbs": "kb"}  # that the frame calls otherwise
+    return found | {
+        name: flags[name]
+        for name in flags
+        if flags[name] is not None and configuration.is_from_file(context, names.get(name, name))
+    }
 
 
 def _other_flags(words: Sequence[str], named: dict[str, Any]) -> dict[str, str]:

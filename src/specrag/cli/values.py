@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic import Field
 
+from specrag.cli import completion, configuration
 from specrag.errors import InputError
 from specrag.methods.base import MethodOptions
-from specrag.methods.registry import check_values, method_class, nearest
+from specrag.methods.registry import check_values, method_class, method_names, nearest
 from specrag.request import MAX_ALTERNATIVES, SearchOptions
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ Given = Annotated[
         "-o",
         "--option",
         metavar="KEY=VALUE",
+        autocompletion=completion.option_keys,
         help="An option of the method, the search, the sampling or the model; may be repeated. "
         "`specrag methods NAME` lists them.",
     ),
@@ -106,11 +108,15 @@ class Chosen:
 
 
 def choose(
-    method: str, pairs: Sequence[str] | None, flags: dict[str, dict[str, Any]] | None = None
+    line: typer.Context,
+    method: str,
+    pairs: Sequence[str] | None,
+    flags: dict[str, dict[str, Any]] | None = None,
 ) -> Chosen:
-    """Sort and check options.
+    """Sort and check options. What is typed wins over the file with defaults, whether by ``-o`` or a flag.
 
     Args:
+        line: of the command; what the file says is in it.
         method: a name.
         pairs: ``key=value`` as typed.
         flags: values of options that have a flag of their own, by group; texts like the others, ``None`` for none.
@@ -121,21 +127,22 @@ def choose(
     made = method_class(method, "--method")
     groups: dict[str, type[Any]] = {"method": made.Options, **dict(GROUPS)}
     texts: dict[str, dict[str, Any]] = {name: {} for name in groups}
-    for pair in pairs or ():
-        key, equals, value = pair.partition("=")
-        key = key.strip().replace("-", "_")
-        group = next((name for name, options in groups.items() if key in options.model_fields), None)
-        if group is None or not equals:
-            raise _unknown(method, key, value if equals else None, groups)
-        field = groups[group].model_fields[key]
-        texts[group][key] = _gather(field.annotation, texts[group].get(key), value, key)
+    if not configuration.is_from_file(line, "option"):
+        _sort(method, pairs or (), groups, texts)
     for group, values in (flags or {}).items():
         for key, value in values.items():
             if value is None:
                 continue
-            if key in texts[group]:
+            if key not in texts[group]:
+                texts[group][key] = value
+            elif not configuration.is_from_file(line, key):
                 raise InputError(f"{PLACE} {key}", texts[group][key], "it has been given as a flag, too")
-            texts[group][key] = value
+    given = {key for found in texts.values() for key in found}
+    left = _left(configuration.written(line).get("option", ()), given, groups)
+    try:
+        _sort(method, left, groups, texts)
+    except InputError as error:
+        raise InputError(f"{configuration.file_of(line)}: {error.field}", error.value, error.remedy) from None
     checked = {
         name: check_values(options, texts[name], method, PLACE, texts=True)
         for name, options in groups.items()
@@ -146,6 +153,37 @@ def choose(
         checked["generation"],  # type: ignore[arg-type]
         checked["model"],  # type: ignore[arg-type]
     )
+
+
+def _sort(
+    method: str, pairs: Iterable[str], groups: dict[str, type[Any]], texts: dict[str, dict[str, Any]]
+) -> None:
+    """Put options into their groups.
+
+    Raises:
+        InputError: there is no such option, or one is given twice.
+    """
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        key = _key(pair)
+        group = next((name for name, options in groups.items() if key in options.model_fields), None)
+        if group is None or not equals:
+            raise _unknown(method, key, value if equals else None, groups)
+        field = groups[group].model_fields[key]
+        texts[group][key] = _gather(field.annotation, texts[group].get(key), value, key)
+
+
+def _left(written: Iterable[str], given: Collection[str], groups: dict[str, type[Any]]) -> list[str]:
+    """What the file says of options that were not typed; options of other methods than this one are passed over."""
+    others = (
+        {key for name in method_names() for key in method_class(name).Options.model_fields} if written else ()
+    )
+    foreign = set(others).difference(*(options.model_fields for options in groups.values()))
+    return [pair for pair in written if _key(pair) not in given and _key(pair) not in foreign]
+
+
+def _key(pair: str) -> str:
+    return pair.partition("=")[0].strip().replace("-", "_")
 
 
 def _gather(annotation: Any, known: Any, value: str, key: str) -> Any:

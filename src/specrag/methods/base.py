@@ -14,14 +14,19 @@ from specrag.engine.outputs import NOTHING, Outputs, Row
 from specrag.engine.passes import Coroutine
 from specrag.engine.session import PREFILL_ROWS, Session
 from specrag.engine.stopping import FinishReason
+from specrag.errors import InputError
+from specrag.methods.facade import Asked, Call, Facade, open_retriever
 from specrag.methods.registry import check_values
 from specrag.request import Options, Prompt, Request, Result
 from specrag.speculation.decode import Settings, Speculation, TextSink, decode
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from specrag.engine.executor import Executor
     from specrag.engine.prefix_cache import PrefixCache
     from specrag.methods.resources import Resources, SharedMethods
+    from specrag.methods.retriever import PassageRetriever, Retriever
     from specrag.models.loading import LoadedModel
     from specrag.models.tokenizer import Tokenizer
 
@@ -77,12 +82,17 @@ class Plan:
     prompt: tuple[int, ...] = ()
 
 
-class Method(ABC):
+class Method(Facade, ABC):
     """A way to answer. Everything about it that others need to know is here.
 
+    One that is given a model answers by itself, ``RaLMSpec(llm, kb).generate(question)``; any other is what
+    ``llm.generate(question, method=RaLMSpec())`` takes.
+
     Args:
-        options: checked ones; by default those that the method's name gives.
-        values: options by name, in place of ``options``: ``Adaptive(drafter="lookup")``.
+        given: a model (:class:`specrag.LanguageModel`, or an :class:`specrag.Answerer` where all are elsewhere), or
+            checked options; by default the options are those that the method's name gives.
+        kb: what it searches where a call does not say: a knowledge base, a table, or the folder of one.
+        values: options by name: ``Adaptive(drafter="lookup")``.
 
     Attributes:
         name: as people type it.
@@ -98,8 +108,40 @@ class Method(ABC):
     reads_history: ClassVar[bool] = True
     Options: ClassVar[type[MethodOptions]] = MethodOptions
 
-    def __init__(self, options: MethodOptions | None = None, **values: Any) -> None:
-        self.options = options or check_values(self.Options, values, self.name, "")
+    def __init__(
+        self,
+        given: MethodOptions | Facade | None = None,
+        kb: Retriever | PassageRetriever | str | Path | None = None,
+        **values: Any,
+    ) -> None:
+        checked = given if isinstance(given, MethodOptions) else None
+        self.options = checked or check_values(self.Options, values, self.name, "")
+        self._host = given if isinstance(given, Facade) else None
+        if given is not None and checked is None and self._host is None:
+            raise InputError("llm", given, f"{self._usage} with llm = specrag.load(NAME)")
+        if kb is not None and self._host is None:
+            raise InputError("kb", kb, f"give a model, too: {self._usage}")
+        self._kb = open_retriever(kb)
+
+    def __repr__(self) -> str:
+        values = self.options.model_dump(exclude_defaults=True).items()
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in values)})"
+
+    @property
+    def _usage(self) -> str:
+        return f"{type(self).__name__}(llm, kb)"
+
+    def _ask(self, prompt: Prompt, call: Call) -> Asked:
+        """See :class:`~specrag.methods.facade.Facade`: what its model answers by this method."""
+        name = type(self).__name__
+        if self._host is None:
+            raise InputError("llm", None, f"ask {self._usage}, or llm.generate(..., method={name}())")
+        if "method" in call:
+            raise InputError("method", call["method"], f"leave it out; {name} answers")
+        whole: Call = {**call, "method": self}
+        if self._kb is not None:
+            whole.setdefault("kb", self._kb)
+        return self._host._ask(prompt, whole)
 
     @abstractmethod
     def plan(self, request: Request, given: Resources) -> Plan:

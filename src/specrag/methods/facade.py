@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from specrag.engine.passes import Coroutine, Emit, gather
 from specrag.errors import InputError
-from specrag.methods.base import Method
 from specrag.methods.registry import make_method
 from specrag.methods.resources import Resources
 from specrag.request import (
@@ -26,6 +25,7 @@ from specrag.request import (
 from specrag.speculation.decode import Step
 
 if TYPE_CHECKING:
+    from specrag.methods.base import Method
     from specrag.methods.retriever import PassageRetriever, Retriever
     from specrag.retrieval.context.chunks import ContextItem
     from specrag.retrieval.passage import Passage
@@ -154,7 +154,7 @@ class Facade:
             check_options({name: call[name] for name in unknown})  # type: ignore[literal-required, arg-type]
         search = check_search({name: call[name] for name in _SEARCH if name in call})  # type: ignore[literal-required]
         checked = check_options(options)  # type: ignore[arg-type]
-        given = self.resources.over(_retriever(call.get("kb")))
+        given = self.resources.over(open_retriever(call.get("kb")))
         request = Request(
             prompt,
             options,  # type: ignore[arg-type]
@@ -173,6 +173,8 @@ def choose_method(method: Any, request: Request, given: Resources) -> Method:
     Raises:
         InputError: it is none of these.
     """
+    from specrag.methods.base import Method  # a facade itself
+
     if isinstance(method, Method):
         return method
     if method is None:
@@ -201,7 +203,8 @@ def _telling(coroutine: Coroutine[T]) -> Coroutine[None]:
     yield Emit(result)
 
 
-def _retriever(kb: Any) -> Any:
+def open_retriever(kb: Any) -> Any:
+    """What is searched: a folder is opened, anything else is it already."""
     if not isinstance(kb, str | Path):
         return kb
     from specrag.retrieval.knowledge_base import KnowledgeBase

@@ -36,6 +36,7 @@ from specrag.retrieval.assembly import (
 )
 from specrag.retrieval.documents.chunking import Chunker
 from specrag.retrieval.documents.converters import UNLIMITED, ReadingLimits
+from specrag.retrieval.documents.files import Skipped
 from specrag.retrieval.index.flat import VECTORS_FILE
 from specrag.retrieval.manifest import (
     ChunkingRecord,
@@ -54,8 +55,8 @@ if TYPE_CHECKING:
 
 
 def build(
-    paths: Sequence[Path],
-    folder: Path,
+    paths: str | Path | Sequence[str | Path],
+    folder: str | Path,
     settings: BuildSettings | None = None,
     progress: Reporter | None = None,
     *,
@@ -69,7 +70,7 @@ def build(
     If nothing has changed nothing is written.
 
     Args:
-        paths: files and folders.
+        paths: files and folders, one or several.
         folder: the knowledge base: a new or empty folder, or one made by this function.
         settings: what is not left open must agree with what the knowledge base was made with.
         progress: told now and then how far the build is.
@@ -82,16 +83,17 @@ def build(
     """
     started = time.perf_counter()
     folder = Path(folder).expanduser()
-    paths = [Path(path).expanduser() for path in paths]
+    given = [paths] if isinstance(paths, str | Path) else paths
+    sources = [Path(path).expanduser() for path in given]
     check_target(folder, "kb")
     if not folder.exists():
-        find_changes(paths, folder, (), ())  # so that a wrong path leaves no folder behind
+        find_changes(sources, folder, (), ())  # so that a wrong path leaves no folder behind
     with contextlib.ExitStack() as stack:
         with write_errors(folder):
             make_folder(folder)
             stack.enter_context(writer_lock(folder))
         run = _Build(folder, settings or BuildSettings(), progress or _silent, encoder, stack)
-        run.update(paths, limits)
+        run.update(sources, limits)
         run.clean()
     counts = run.counts
     return BuildReport(
@@ -99,7 +101,7 @@ def build(
         updated=counts.updated,
         removed=counts.removed,
         unchanged=counts.unchanged,
-        skipped=tuple(counts.skipped),
+        skipped=(*counts.skipped, *run.left_out),  # what could not be read first
         passages=Manifest.read(folder).passages,
         encoded=run.encoded,
         seconds=time.perf_counter() - started,
@@ -128,6 +130,7 @@ class _Build:
         self.folder = folder
         self.report = report
         self.counts = Counts()
+        self.left_out: tuple[Skipped, ...] = ()
         self.encoded = 0
         self.new = folder / BUILDING / "generation"
         self._given_encoder = encoder
@@ -159,7 +162,7 @@ class _Build:
         known = [] if self._store is None else self._store.files()
         roots = () if self._old is None else self._old.roots
         changes = find_changes(paths, self.folder, known, roots)
-        self.counts.skipped += changes.skipped
+        self.left_out = changes.skipped
         self.counts.removed = len(changes.removed)
         shutil.rmtree(self.new, ignore_errors=True)
         if self._old is not None:

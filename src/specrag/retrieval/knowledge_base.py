@@ -107,6 +107,10 @@ class KnowledgeBase:
     ) -> None:
         self.close()
 
+    def __repr__(self) -> str:
+        made = self.manifest
+        return f"KnowledgeBase({str(self.folder)!r}, documents={made.documents}, passages={made.passages})"
+
     # -- passages -------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:

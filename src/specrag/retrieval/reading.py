@@ -84,7 +84,8 @@ def find_changes(
 ) -> Changes:
     """Compare the files under some paths with the documents of a knowledge base.
 
-    Documents that are gone from below these paths are removed; those that were indexed from elsewhere stay. A
+    Documents that are gone from below these paths, or that a ``.gitignore`` names now, are removed; those that were
+    indexed from elsewhere stay. A
     file of the known size and time is taken as unchanged; one of the known size is compared by its content.
     A document whose file is gone while another file has its name has moved, and is the same document.
 
@@ -107,7 +108,13 @@ def find_changes(
     roots = {*old_roots, *given}
     names = {path: _name(path, roots) for path in {*old, *now}}
     # A link that was followed last time may stand for a file elsewhere below the same root.
-    removed = {path for path in old if path not in now and _is_below(path, set(given)) and _is_gone(path)}
+    removed = {
+        path
+        for path in old
+        if path not in now
+        and _is_below(path, set(given))
+        and (_is_gone(path) or any(PurePath(path).is_relative_to(ignored) for ignored in found.ignored))
+    }
     arrived = {names[path]: path for path in now if path not in old}
     moved = {
         arrived[names[path]]: old[path]

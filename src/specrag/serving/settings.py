@@ -8,6 +8,7 @@ over the file, the file over the default. Names that do not exist are refused.
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from ipaddress import ip_address
@@ -173,14 +174,17 @@ class Settings(BaseSettings):
     @field_validator("kbs", "datastores", "corpora", mode="before")
     @classmethod
     def _split_folders(cls, value: object) -> object:
-        """``NAME=FOLDER`` pairs, as a list or with commas between them."""
+        """``NAME=FOLDER`` pairs, as a list or with commas between them; a folder alone has its own name."""
         words = _split(value) if isinstance(value, str) else value
         if not isinstance(words, (list, tuple)):
             return words
-        pairs = [str(word).partition("=") for word in words]
+        pairs = [_named(str(word)).partition("=") for word in words]
         for name, equals, folder in pairs:
             if not (name and equals and folder):
                 raise InputError("folder", f"{name}{equals}{folder}", "give NAME=FOLDER")
+            if not re.fullmatch(NAME_PATTERN, name):
+                remedy = f"{name!r} is no name, which has small letters, digits, - and _; give NAME=FOLDER"
+                raise InputError("folder", folder, remedy)
         if len({name for name, _, _ in pairs}) < len(pairs):
             raise ValueError("give every name once")
         return {name: folder for name, _, folder in pairs}
@@ -291,12 +295,17 @@ class Settings(BaseSettings):
                     )
 
 
-def load_settings(file: Path | None = None, flags: Mapping[str, Any] | None = None) -> Settings:
+def load_settings(
+    file: Path | None = None,
+    flags: Mapping[str, Any] | None = None,
+    defaults: Mapping[str, Any] | None = None,
+) -> Settings:
     """Settings from flags, environment and file, checked.
 
     Args:
         file: TOML; by default what ``SPECRAG_SERVE_CONFIG`` names, else none.
         flags: values by setting; None stands for a flag that was not given.
+        defaults: values by setting where nobody else says one.
 
     Raises:
         InputError: a value cannot be used; a secret is not shown.
@@ -304,7 +313,7 @@ def load_settings(file: Path | None = None, flags: Mapping[str, Any] | None = No
     variable = os.environ.get(CONFIG_VARIABLE)
     if file is None and variable:
         file = Path(variable)
-    values = {} if file is None else _read_toml(file)
+    values = dict(defaults or {}) | ({} if file is None else _read_toml(file))
     named = {
         name.upper().removeprefix(PREFIX).lower() for name in os.environ if name.upper().startswith(PREFIX)
     }
@@ -342,6 +351,11 @@ def _read_toml(file: Path) -> dict[str, Any]:
 
 def _message(text: str) -> str:
     return text.removeprefix("Value error, ")
+
+
+def _named(word: str) -> str:
+    """A folder with its name in front, where none is there."""
+    return word if "=" in word or not word else f"{Path(word).expanduser().resolve().name}={word}"
 
 
 def _split(text: str) -> list[str]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,6 +47,50 @@ def test_binary_junk_without_a_zero_byte(tmp_path: Path) -> None:
 
 def test_unknown_binary_kinds_say_what_to_do(tmp_path: Path) -> None:
     assert "save it as DOCX" in reason(read_file(written(tmp_path, "slides.pptx", b"PK\x03\x04")))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.txt", b"\x89PNG\r\n\x1a\n" + bytes(50), "its content is a PNG image, not text"),
+        ("a.md", pdf("text"), "its content is a PDF, not text"),
+        ("photo.png", b"\x89PNG\r\n\x1a\n" + bytes(50), "its content is a PNG image, not text"),
+        ("a.json", b"RIFF\x10\0\0\0WEBPVP8 ", "its content is a WebP image, not text"),
+        ("a.pdf", word_file(), "its content is a ZIP archive, not a PDF"),
+        ("a.pdf", b"Just words.", "its content is something else, not a PDF"),
+        ("a.docx", pdf("text"), "its content is a PDF, not a DOCX"),
+        (
+            "a.docx",
+            b"\xd0\xcf\x11\xe0" + bytes(50),
+            "its content is an old or encrypted Office file, not a DOCX",
+        ),
+        ("a.txt.gz", gzip.compress(b"\x7fELF" + bytes(50)), "its content is a program, not text"),
+    ],
+)
+def test_file_that_lies_about_its_kind(tmp_path: Path, name: str, content: bytes, said: str) -> None:
+    assert reason(read_file(written(tmp_path, name, content))) == said
+
+
+def test_zip_archive_that_is_no_docx(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.docx", "w") as archive:
+        archive.writestr("notes.txt", "text")
+    assert reason(read_file(file_of(tmp_path / "a.docx"))) == "its content is a ZIP archive, not a DOCX"
+
+
+@pytest.mark.parametrize(
+    "text", ["MZ is no program here.", "ID3 tags", "Rar! it is.", "RIFF, a format", "PK"]
+)
+def test_text_that_begins_like_another_kind(tmp_path: Path, text: str) -> None:
+    assert one(read_file(written(tmp_path, "a.txt", text))).parts[0].text == text
+
+
+def test_what_a_converter_raises_costs_only_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: bytes) -> str:
+        raise LookupError("no such\nencoding")
+
+    monkeypatch.setattr("specrag.retrieval.documents.converters._decode_html", fail)
+    said = reason(read_file(written(tmp_path, "a.html", "<p>x")))
+    assert said == "it cannot be converted: LookupError: no such encoding"
 
 
 def test_ten_megabytes_of_text(tmp_path: Path) -> None:

@@ -156,24 +156,101 @@ def test_json_lines_without_a_good_row_are_one_entry(tmp_path: Path) -> None:
     assert "no records" in reason(read_file(written(tmp_path, "blank.jsonl", "\n\n")))
 
 
+def test_json_array_of_objects_with_texts_is_records(tmp_path: Path) -> None:
+    rows = [
+        {"title": "Pump", "text": "Red.", "year": 2020},
+        {"text": "Blue."},
+        {"text": " "},
+        {"title": "None"},
+    ]
+    read = read_file(written(tmp_path, "a.json", json.dumps(rows)))
+    found = [(document.title, document.parts[0].text, document.parts[0].place) for document in read.documents]
+    assert found == [("Pump", "Red.", "entry 1"), ("", "Blue.", "entry 2")]
+    assert read.documents[0].metadata == {"year": 2020}
+    assert [entry.reason for entry in read.skipped] == [
+        "entry 3: empty: its text has no words",
+        "entry 4: no field text",
+    ]
+
+
 @pytest.mark.parametrize(
-    ("content", "expected"),
+    "content",
     [
-        ({"Pump": "Red.", "Valve": "Blue."}, [("Pump", "Red."), ("Valve", "Blue.")]),
-        ({"Pump": {"text": "Red."}}, [("Pump", "Red.")]),
-        ([{"title": "Pump", "text": "Red."}, "Blue."], [("Pump", "Red."), ("", "Blue.")]),
-        ({"title": "Pump", "text": "Red."}, [("Pump", "Red.")]),
+        '{"Pump": "Red.", "Valve": {"text": "Blue."}}',
+        '{"title": "Pump", "text": "Red."}',
+        '[{"title": "Pump", "text": "Red."}, "Blue."]',
+        '["Red.", "Blue."]',
+        '[{"name": "pump"}, {"name": "valve"}]',
+        '// with a comment\n{"pump": 1}',
+        "7",
     ],
 )
-def test_json(tmp_path: Path, content: object, expected: list[tuple[str, str]]) -> None:
-    read = read_file(written(tmp_path, "a.json", json.dumps(content)))
-    assert [(document.title, document.parts[0].text) for document in read.documents] == expected
-    assert read.documents[0].parts[0].place == "entry 1"
+def test_other_json_is_text_as_it_is(tmp_path: Path, content: str) -> None:
+    read = read_file(written(tmp_path, "settings.json", content))
+    (part,) = one(read).parts
+    assert (one(read).title, part.text, part.own_lines) == ("settings", content, True)
+    assert not read.skipped
 
 
-@pytest.mark.parametrize("content", ["{", "7", "{}", "[]", '{"a": 1}', "[" * 100_000, '[{"text": ""}]'])
+@pytest.mark.parametrize("content", ["{}", "[]", "null", '""', '[{"text": ""}]'])
 def test_json_without_texts(tmp_path: Path, content: str) -> None:
     reason(read_file(written(tmp_path, "a.json", content)))
+
+
+def _notebook() -> dict[str, object]:
+    printed = [f"line {number}\n" for number in range(40)]
+    picture = {"image/png": "iVBORw0KGgo" * 100, "text/plain": ["<Figure>"]}
+    error = {"output_type": "error", "ename": "PumpError", "evalue": "dry", "traceback": ["\x1b[31m"]}
+    return {
+        "nbformat": 4,
+        "metadata": {"language_info": {"name": "julia"}},
+        "cells": [
+            {"cell_type": "markdown", "source": ["# Pump\n", "It is *red*."]},
+            {
+                "cell_type": "code",
+                "source": "turn(valve)",
+                "outputs": [
+                    {"output_type": "stream", "text": printed},
+                    {"output_type": "display_data", "data": picture},
+                ],
+            },
+            {"cell_type": "code", "source": 's = """\n```\n"""', "outputs": []},
+            {"cell_type": "code", "source": "pump()", "outputs": [error]},
+            {"cell_type": "raw", "source": "The end."},
+        ],
+    }
+
+
+def test_notebook(tmp_path: Path) -> None:
+    document = one(read_file(written(tmp_path, "a.ipynb", json.dumps(_notebook()))))
+    (part,) = document.parts
+    assert (document.title, part.markup) == ("Pump", "markdown")
+    first, code, printed, quoted, failing, error, end = part.text.split("\n\n")
+    assert first == "# Pump\nIt is *red*."
+    assert code == "```julia\nturn(valve)\n```"
+    assert printed.split("\n")[:2] == ["```", "line 0"]
+    assert printed.endswith("line 9\n…\n```")  # the rest is left out
+    assert quoted.startswith("````julia\n")  # its fence is longer than the one inside
+    assert (failing, error) == ("```julia\npump()\n```", "```\nPumpError: dry\n```")
+    assert end == "The end."
+
+
+def test_notebook_of_format_3(tmp_path: Path) -> None:
+    cells = [
+        {"cell_type": "heading", "level": 2, "source": "Pumps"},
+        {"cell_type": "code", "input": ["x = 1"], "outputs": [{"output_type": "pyout", "text": ["1"]}]},
+    ]
+    old = {"nbformat": 3, "metadata": {}, "worksheets": [{"cells": cells}]}
+    document = one(read_file(written(tmp_path, "a.ipynb", json.dumps(old))))
+    assert document.title == "Pumps"
+    assert document.parts[0].text == "## Pumps\n\n```python\nx = 1\n```\n\n```\n1\n```"
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "7", "{}", '{"cells": 7, "metadata": {}}', '{"cells": [1], "metadata": {}}']
+)
+def test_broken_notebook(tmp_path: Path, content: str) -> None:
+    assert reason(read_file(written(tmp_path, "a.ipynb", content))).startswith("broken notebook: ")
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "cp1252", "shift_jis"])

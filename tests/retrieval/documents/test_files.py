@@ -71,6 +71,53 @@ def test_hidden_entries_are_named_once(docs: Path) -> None:
     assert sources(find_files([docs / ".git"])) == ["config"]  # given itself
 
 
+def test_gitignore_files_are_minded(docs: Path) -> None:
+    inner = docs / "sub folder"
+    for name in (
+        "a.log",
+        "keep.log",
+        "build/x.txt",
+        "sub folder/build/y.txt",
+        "sub folder/a.tmp",
+        "sub folder/b.log",
+    ):
+        (docs / name).parent.mkdir(exist_ok=True)
+        (docs / name).write_text("x")
+    (docs / ".gitignore").write_text("# a comment\n*.log\n!\n!keep.log\n/build/\n*.md\n")
+    (inner / ".gitignore").write_text("*.tmp\n!b.log\n")
+    found = find_files([docs])
+    assert sources(found) == [
+        "keep.log",
+        "sub folder/b.log",  # the inner file decides
+        "sub folder/build/y.txt",  # the outer one means its own folder only
+        "sub folder/Ünïcode 東京.txt",
+    ]
+    reasons = skipped(found)
+    ignored = {source for source, reason in reasons.items() if reason.startswith("left out by .gitignore")}
+    assert ignored == {"a.log", "b.md", "build", "sub folder/a.tmp"}  # a folder is one entry
+    assert reasons.keys() - ignored == {".gitignore", "sub folder/.gitignore"}
+    assert set(found.ignored) == {docs / "a.log", docs / "b.md", docs / "build", inner / "a.tmp"}
+    assert sources(find_files([docs / "a.log", docs / "build"])) == ["a.log", "x.txt"]  # given themselves
+
+
+def test_folders_that_programs_fill_are_left_out(docs: Path) -> None:
+    for name in (
+        "node_modules/p/README.md",
+        "sub folder/__pycache__/m.pyc",
+        "env/pyvenv.cfg",
+        "env/lib/m.py",
+    ):
+        (docs / name).parent.mkdir(parents=True, exist_ok=True)
+        (docs / name).write_text("x")
+    (docs / "sub folder" / "node_modules").write_text("a file of this name is a file")
+    found = find_files([docs])
+    assert sources(found) == ["b.md", "sub folder/node_modules", "sub folder/Ünïcode 東京.txt"]
+    reasons = skipped(found)
+    assert reasons.keys() == {"node_modules", "sub folder/__pycache__", "env"}
+    assert reasons["env"].startswith("a virtual environment")
+    assert "lib/m.py" in sources(find_files([docs / "env"]))
+
+
 def test_excluded_folder(docs: Path) -> None:
     (docs / "kb").mkdir()
     (docs / "kb" / "passages.sqlite").write_text("x")

@@ -96,6 +96,9 @@ def test_documents_are_found_replaced_and_deleted(master: httpx.Client, server: 
     assert "1,085" in best("When does copper melt?")
     listed = master.get("/v1/kb/alloys").json()
     assert (listed["documents"], listed["passages"], listed["writable"]) == (2, 2, True)
+    done(upload(master, ("prices.csv", b"metal,price\nrhodium,4700\n"), kb="alloys"))
+    assert "rhodium,4700" in best("What is the price of rhodium?")
+    assert done(master.delete("/v1/kb/alloys/documents/prices.csv"))["removed"] == 1
     again = upload(master, ("copper.md", COPPER.replace(b"1,085", b"1,084.62")), kb="alloys")
     assert done(again)["updated"] == 1
     assert "1,084.62" in best("When does copper melt?")
@@ -125,6 +128,7 @@ def test_a_document_that_cannot_be_read_is_told_and_forgotten(metals: httpx.Clie
 @pytest.mark.parametrize(
     ("name", "content", "refused"),
     [
+        ("picture.csv", b"\x89PNG\r\n\x1a\n" + bytes(range(256)), True),
         ("photo.md", b"\x89PNG\r\n\x1a\n" + bytes(range(256)), True),
         ("broken.pdf", b"%PDF-1.4\nthis is none\n", False),
     ],

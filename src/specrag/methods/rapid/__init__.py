@@ -131,10 +131,8 @@ class LongContext(_Contextual):
             json_schema_extra={"resource": "decoders"},
         )
 
-    def __init__(
-        self, options: MethodOptions | None = None, *, decoding: Decoder | None = None, **values: Any
-    ) -> None:
-        super().__init__(options, **values)
+    def __init__(self, *given: Any, decoding: Decoder | None = None, **values: Any) -> None:
+        super().__init__(*given, **values)
         self._decoding = decoding
 
     def _method(self, given: Resources) -> ContextMethod | Decoder | ReadsPart:

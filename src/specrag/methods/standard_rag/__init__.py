@@ -21,7 +21,7 @@ class StandardRAG(Method):
     """Answers from passages that are found once.
 
     Args:
-        options: :class:`StandardRAG.Options`.
+        given, values: as of every method; the options are :class:`StandardRAG.Options`.
         decoding: a decoder that takes the place of the one that the options name.
     """
 
@@ -52,10 +52,8 @@ class StandardRAG(Method):
 
     options: Options
 
-    def __init__(
-        self, options: MethodOptions | None = None, *, decoding: Decoder | None = None, **values: Any
-    ) -> None:
-        super().__init__(options, **values)
+    def __init__(self, *given: Any, decoding: Decoder | None = None, **values: Any) -> None:
+        super().__init__(*given, **values)
         self._decoding = decoding
 
     def plan(self, request: Request, given: Resources) -> Plan:

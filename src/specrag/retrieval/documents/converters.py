@@ -205,6 +205,8 @@ def convert_docx(data: bytes) -> Converted:
 
     def work() -> Converted:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            if "word/document.xml" not in archive.namelist():
+                raise UnreadableError("its content is a ZIP archive, not a DOCX")
             if sum(entry.file_size for entry in archive.infolist()) > LARGEST:
                 raise UnreadableError(f"it unpacks to more than {LARGEST >> 20} MiB; split it")
             properties = (

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specrag.errors import InputError
+from specrag.retrieval.documents.ignored import IgnoreFile, why_ignored
 
 _HIDDEN = "hidden; give its path itself to index it"
 _NO_UTF8 = "its name is no UTF-8; rename it"
@@ -44,16 +45,24 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class FoundFiles:
-    """The files to read and what was left out, both sorted by source."""
+    """What is below some paths.
+
+    Attributes:
+        files: to read, sorted by source.
+        skipped: what was left out, sorted by source.
+        ignored: files and folders that are there but are not to be indexed, absolute.
+    """
 
     files: tuple[SourceFile, ...]
     skipped: tuple[Skipped, ...]
+    ignored: tuple[Path, ...] = ()
 
 
 def find_files(paths: Sequence[Path], exclude: Sequence[Path] = ()) -> FoundFiles:
     """Find all regular files under some paths; folders are walked.
 
-    Left out with a reason: names that start with a dot (a hidden folder is one entry), names that are no UTF-8,
+    Left out with a reason: names that start with a dot (a hidden folder is one entry), what a ``.gitignore`` in the
+    folder or below it names, ``node_modules``, ``__pycache__`` and virtual environments, names that are no UTF-8,
     folders that cannot be listed, devices and pipes, links that leave the folder or lead to nothing, links to
     something inside that is indexed under its own name, empty folders, and ``exclude``. A link that was given
     itself is followed, and so is a link to a file inside the folder that would otherwise be missed.
@@ -77,7 +86,8 @@ def find_files(paths: Sequence[Path], exclude: Sequence[Path] = ()) -> FoundFile
         shown = str(paths[0]) if len(paths) == 1 else [str(path) for path in paths]
         raise InputError("path", shown, _nothing(walk.skipped))
     files = sorted(_distinct(list(walk.files.values())), key=lambda file: file.source)
-    return FoundFiles(tuple(files), tuple(sorted(walk.skipped, key=lambda entry: entry.source)))
+    skipped = sorted(walk.skipped, key=lambda entry: entry.source)
+    return FoundFiles(tuple(files), tuple(skipped), tuple(walk.ignored))
 
 
 class _Walk:
@@ -87,6 +97,7 @@ class _Walk:
         self.exclude = exclude
         self.files: dict[Path, SourceFile] = {}
         self.skipped: list[Skipped] = []
+        self.ignored: list[Path] = []
 
     def start(self, path: Path) -> None:
         """Add a given path: a file, or a folder with its content."""
@@ -96,15 +107,18 @@ class _Walk:
             return
         before = len(self.files) + len(self.skipped)
         links: list[Path] = []
-        folders = [root]
+        folders: list[tuple[Path, tuple[IgnoreFile, ...]]] = [(root, ())]
         while folders:
-            folders.extend(self._folder(folders.pop(), root, links))
+            folder, rules = folders.pop()
+            own = IgnoreFile.of(folder)
+            rules = rules if own is None else (*rules, own)
+            folders.extend((inner, rules) for inner in self._folder(folder, root, rules, links))
         for link in links:
             self._link(link, root)
         if len(self.files) + len(self.skipped) == before:
             self.skipped.append(Skipped(_shown(path.as_posix()), "an empty folder"))
 
-    def _folder(self, folder: Path, root: Path, links: list[Path]) -> list[Path]:
+    def _folder(self, folder: Path, root: Path, rules: Sequence[IgnoreFile], links: list[Path]) -> list[Path]:
         """Add the files of a folder; returns its folders, notes its links for later."""
         if self._excluded(folder):
             self._skip(folder, root, "left out as asked")
@@ -116,14 +130,17 @@ class _Walk:
             return []
         folders: list[Path] = []
         for entry in entries:
-            path = folder / entry.name
+            path, is_folder = folder / entry.name, entry.is_dir(follow_symlinks=False)
             if not _is_utf8(entry.name):
                 self._skip(path, root, _NO_UTF8)
             elif entry.name.startswith("."):
                 self._skip(path, root, _HIDDEN)
+            elif reason := why_ignored(path, rules, is_folder=is_folder):
+                self._skip(path, root, reason)
+                self.ignored.append(path)
             elif entry.is_symlink():
                 links.append(path)
-            elif entry.is_dir(follow_symlinks=False):
+            elif is_folder:
                 folders.append(path)
             else:
                 self._file(path, path.relative_to(root).as_posix())

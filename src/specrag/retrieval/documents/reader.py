@@ -1,4 +1,4 @@
-"""Read files as documents: text, Markdown, HTML, PDF, DOCX, and JSON records; a reason for whatever is unreadable."""
+"""Read files as documents: text, Markdown, HTML, PDF, DOCX, notebooks, records; a reason for whatever is unreadable."""
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ from specrag.retrieval.documents.converters import (
     decode,
 )
 from specrag.retrieval.documents.files import Skipped, SourceFile
+from specrag.retrieval.documents.kinds import check_kind
+from specrag.retrieval.documents.notebooks import convert_notebook
 
 _CHANGED = "it changed while it was read; index it again"
 _TOO_LARGE = f"larger than {LARGEST >> 20} MiB; split it"
@@ -47,6 +49,7 @@ _CONVERTERS: Mapping[str, Callable[[bytes], Converted]] = {
     ".htm": convert_html,
     ".xhtml": convert_html,
     ".docx": convert_docx,
+    ".ipynb": convert_notebook,
 }
 _NO_CONVERTER = frozenset({".doc", ".odt", ".rtf", ".epub", ".ppt", ".pptx", ".xls", ".xlsx", ".ods", ".odp"})
 
@@ -86,9 +89,10 @@ class ReadFile:
 def read_file(file: SourceFile, limits: ReadingLimits = UNLIMITED) -> ReadFile:
     """Read a file and turn it into text; never raises for what the file holds.
 
-    The ending decides: Markdown, HTML, PDF, DOCX, JSON lines and JSON (each also with ``.gz``); everything else
-    is taken as plain text if it is text. A file that changes meanwhile gives no documents, so that a later run
-    reads it whole. A thread at a time: PDFium bears no more.
+    The ending decides: Markdown, HTML, PDF, DOCX, notebooks, JSON lines and JSON (each also with ``.gz``); everything
+    else is taken as plain text if it is text. JSON holds records if it is an array of objects with a text, else it is
+    text too. A file whose content is of another kind than its ending says is not read. One that changes meanwhile
+    gives no documents, so that a later run reads it whole. A thread at a time: PDFium bears no more.
 
     Args:
         limits: a file beyond them cannot be read; for one of records they hold for all of its rows together.
@@ -110,6 +114,9 @@ def read_file(file: SourceFile, limits: ReadingLimits = UNLIMITED) -> ReadFile:
         check_characters(sum(len(part.text) for made in documents for part in made.parts), limits)
     except UnreadableError as error:
         return ReadFile((), (Skipped(file.source, _one_line(str(error))),), sha256)
+    except Exception as error:  # a converter's: one file never costs the others
+        reason = _one_line(f"it cannot be converted: {type(error).__name__}: {error}")
+        return ReadFile((), (Skipped(file.source, reason),), sha256)
     return ReadFile(tuple(documents), tuple(skipped), sha256)
 
 
@@ -122,8 +129,10 @@ def _convert(source: str, data: bytes, limits: ReadingLimits) -> Iterable[Docume
     kind = name.suffix.lower()
     if kind in _NO_CONVERTER:
         raise UnreadableError(f"there is no converter for {kind}; save it as DOCX, PDF or HTML")
-    if kind in _RECORDS:
-        return _records(source, _RECORDS[kind](data))
+    check_kind(kind, data[:1024])
+    records = _RECORDS[kind](data) if kind in _RECORDS else None
+    if records is not None:
+        return _records(source, records)
     converted = convert_pdf(data, limits) if kind == ".pdf" else _CONVERTERS.get(kind, convert_text)(data)
     if not any(part.text.strip() for part in converted.parts):
         raise UnreadableError("empty: it holds no text")
@@ -197,9 +206,6 @@ def _one_line(reason: str) -> str:
     return reason if len(reason) <= _LONGEST_REASON else f"{reason[: _LONGEST_REASON - 1]}…"
 
 
-_SHAPE = "give a list of {title, text} objects or an object of {title: text}"
-
-
 @dataclass(frozen=True, slots=True)
 class Record:
     """One record of a JSON file; ``place`` is ``line 17`` or ``entry 17``, counted from 1."""
@@ -239,40 +245,31 @@ def read_json_lines(data: bytes) -> Iterator[Record | BadRecord]:
             yield BadRecord(place, str(error))
 
 
-def read_json(data: bytes) -> Iterator[Record | BadRecord]:
-    """The records of a JSON file: a list of records or texts, an object of title and text, or one record.
+def read_json(data: bytes) -> Iterable[Record | BadRecord] | None:
+    """The records of a JSON file: an array of objects of which some have a text; ``None`` for any other content.
 
     Raises:
-        UnreadableError: the file is no JSON, or holds nothing of this shape.
+        UnreadableError: the file holds nothing.
     """
     try:
         content = _parse(decode(data))
+    except ValueError:  # with comments, or cut off: a text all the same
+        return None
+    if content in ({}, [], "", None):
+        raise UnreadableError("empty: it holds no text")
+    entries = content if isinstance(content, list) else ()
+    if not all(isinstance(entry, dict) for entry in entries) or not any(
+        isinstance(entry.get("text"), str) for entry in entries
+    ):
+        return None
+    return (_checked(entry, f"entry {number}") for number, entry in enumerate(entries, 1))
+
+
+def _checked(value: object, place: str) -> Record | BadRecord:
+    try:
+        return _record(value, place)
     except ValueError as error:
-        raise UnreadableError(f"broken JSON: {error}") from None
-    if isinstance(content, dict) and isinstance(content.get("text"), str):
-        content = [content]
-    if isinstance(content, dict):
-        values = [_titled(title, value) for title, value in content.items()]
-    elif isinstance(content, list):
-        values = [{"text": value} if isinstance(value, str) else value for value in content]
-    else:
-        raise UnreadableError(f"JSON without texts: {_SHAPE}")
-    records: list[Record | BadRecord] = []
-    for number, value in enumerate(values, 1):
-        place = f"entry {number}"
-        try:
-            records.append(_record(value, place))
-        except ValueError as error:
-            records.append(BadRecord(place, str(error)))
-    if records and not any(isinstance(record, Record) for record in records):
-        raise UnreadableError(f"JSON without texts: {_SHAPE}")
-    yield from records
-
-
-def _titled(title: str, value: object) -> object:
-    if isinstance(value, str):
-        return {"title": title, "text": value}
-    return {"title": title, **value} if isinstance(value, dict) else value
+        return BadRecord(place, str(error))
 
 
 def _parse(text: str) -> Any:
@@ -324,7 +321,7 @@ def _kind(value: object) -> str:
     return kinds.get(type(value), "a number")
 
 
-_RECORDS: Mapping[str, Callable[[bytes], Iterable[Record | BadRecord]]] = {
+_RECORDS: Mapping[str, Callable[[bytes], Iterable[Record | BadRecord] | None]] = {
     ".jsonl": read_json_lines,
     ".ndjson": read_json_lines,
     ".json": read_json,

@@ -31,7 +31,8 @@ _FORBIDDEN = frozenset('/\\:*?"<>|')
 
 #: Endings of documents that can be read; each also with ``.gz``.
 ENDINGS = (
-    ".txt", ".md", ".markdown", ".html", ".htm", ".xhtml", ".pdf", ".docx", ".jsonl", ".ndjson", ".json",
+    ".txt", ".md", ".markdown", ".html", ".htm", ".xhtml", ".pdf", ".docx", ".ipynb", ".csv", ".tsv",
+    ".jsonl", ".ndjson", ".json",
 )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from starlette.requests import Request
 from specrag.artifacts import fsync, make_folder
 from specrag.errors import InputError
 from specrag.retrieval.documents.converters import UnreadableError, decode
+from specrag.retrieval.documents.kinds import check_kind
 from specrag.serving.errors import ApiError
 from specrag.serving.knowledge.places import check_document
 
@@ -31,21 +32,6 @@ _START = 64 * 2**10
 _UNPACKED = 256 * 2**20  # bytes that a DOCX may hold
 _ENTRIES = 10_000
 _RATIO = 200  # times that an archive may shrink; text shrinks 20 times, bombs 1,000 times
-
-_BINARY = {
-    b"%PDF-": "a PDF",
-    b"PK\x03\x04": "a ZIP archive",
-    b"\x1f\x8b": "a gzip file",
-    b"\x7fELF": "a program",
-    b"MZ": "a program",
-    b"\x89PNG": "an image",
-    b"GIF8": "an image",
-    b"\xff\xd8\xff": "an image",
-    b"\xd0\xcf\x11\xe0": "an old Office file",
-    b"7z\xbc\xaf": "an archive",
-    b"Rar!": "an archive",
-    b"SQLite format 3\0": "a database",
-}
 
 
 def check_content(path: Path, name: str) -> None:
@@ -68,40 +54,33 @@ def check_content(path: Path, name: str) -> None:
         start, kind = _unpack(path, name), PurePath(kind.stem)
         if kind.suffix in {".pdf", ".docx"}:
             raise InputError("files", name, "it is packed twice; upload it without .gz")
-    if kind.suffix == ".pdf":
-        if b"%PDF-" not in start[:1024]:
-            raise InputError("files", name, f"its content is {_kind(start)}, no PDF")
-    elif kind.suffix == ".docx":
-        _check_docx(path, name, start)
-    else:
+    try:
+        check_kind(kind.suffix, start)
+    except UnreadableError as error:
+        raise InputError("files", name, str(error)) from None
+    if kind.suffix == ".docx":
+        _check_docx(path, name)
+    elif kind.suffix != ".pdf":
         _check_text(name, start)
 
 
-def _kind(start: bytes) -> str:
-    return next((what for mark, what in _BINARY.items() if start.startswith(mark)), "something else")
-
-
 def _check_text(name: str, start: bytes) -> None:
-    if (what := _kind(start)) != "something else" and not start.startswith(b"MZ"):
-        raise InputError("files", name, f"its content is {what}, no text")
     try:
         decode(start)
     except UnreadableError as error:
         # The cut may stand inside a character of UTF-16.
         if not start.startswith((b"\xff\xfe", b"\xfe\xff")):
-            raise InputError("files", name, f"its content is no text: {error}") from None
+            raise InputError("files", name, f"its content is not text: {error}") from None
 
 
-def _check_docx(path: Path, name: str, start: bytes) -> None:
-    if not start.startswith(b"PK\x03\x04"):
-        raise InputError("files", name, f"its content is {_kind(start)}, no DOCX")
+def _check_docx(path: Path, name: str) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
     except (zipfile.BadZipFile, ValueError, EOFError, NotImplementedError) as error:
         raise InputError("files", name, f"it is a broken DOCX: {error}") from None
     if "word/document.xml" not in {entry.filename for entry in entries}:
-        raise InputError("files", name, "its content is a ZIP archive, no DOCX")
+        raise InputError("files", name, "its content is a ZIP archive, not a DOCX")
     packed = sum(entry.compress_size for entry in entries)
     unpacked = sum(entry.file_size for entry in entries)
     if len(entries) > _ENTRIES or unpacked > max(_RATIO * packed, 2**20) or unpacked > _UNPACKED:
