@@ -25,6 +25,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# The default is the best model that the machine carries, gigabytes of it; here, and in what tests start, the small one.
+os.environ.setdefault("SPECRAG_MODEL", "smollm2-135m")
+
+
 # What `--fast` leaves out: tests that ask for a model, folders whose tests start servers, train, or run whole pages,
 # and files that load models or kill processes throughout. Single tests are marked `slow`.
 _MODELS = frozenset({"smollm2", "llm"})

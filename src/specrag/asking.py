@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from specrag.models.roles import TextGenerator, TextScorer
     from specrag.request import Prompt, Result
 
-#: Small enough for any machine; comes from the package index.
-DEFAULT_MODEL = "smollm2-135m"
-
 
 class Answerer(Facade):
     """Answers with any resources, such as models that are all behind endpoints.
@@ -46,8 +43,8 @@ def ask(
 
     Args:
         question: in words, or a conversation that ends with one.
-        model: a name of the catalog, a folder, or a loaded model; by default ``smollm2-135m``, or none where drafter
-            and verifier are given.
+        model: a name of the catalog, a folder, or a loaded model; by default the best that this machine carries
+            (``SPECRAG_MODEL`` names another), or none where drafter and verifier are given.
         drafter: writes drafts of Speculative RAG: a name, an address such as ``http://HOST:PORT/v1#MODEL``, a loaded
             model or an open endpoint; by default the model.
         verifier: scores them; by default the model.
@@ -61,10 +58,16 @@ def ask(
         SpecragError: a model cannot be loaded, or an endpoint does not answer.
     """
     if model is not None or drafter is None or verifier is None:
-        host: Resources = _loaded(model or DEFAULT_MODEL).resources
+        host: Resources = _loaded(model or _default()).resources
         return Answerer(host.beside(_loaded(drafter), _loaded(verifier))).generate(question, **call)
     with closing(OpenResources(drafter=_loaded(drafter), verifier=_loaded(verifier))) as host:
         return Answerer(host).generate(question, **call)
+
+
+def _default() -> str:
+    from specrag.models.catalog import default_model
+
+    return default_model()
 
 
 def _loaded(model: Any) -> Any:

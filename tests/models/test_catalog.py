@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers import CONFIG_MAPPING
 
 from specrag.errors import InputError, ModelFilesError
 from specrag.models import catalog
 from specrag.models.catalog import ModelFiles
-from specrag.models.catalog.sources import SOURCES
+from specrag.models.catalog.names import catalog_name
+from specrag.models.catalog.sources import HUB, SOURCES
 from specrag.models.weights import read_config, read_config_json, read_weights
 from tests.models import tiny
 
@@ -27,7 +30,8 @@ def local_copy(files: ModelFiles, folder: Path) -> Path:
     ("name", "nearest"),
     [
         ("smollm2-135", "smollm2-135m"),
-        ("SmolLM2-135M", "smollm2-135m"),
+        ("SmolLM2-136M", "smollm2-135m"),
+        ("qwen3:40b", "qwen3-4b"),
         ("qwen-coder-1.5b", "qwen2.5-coder-1.5b"),
     ],
 )
@@ -35,6 +39,54 @@ def test_unknown_name_suggests_the_nearest(name: str, nearest: str, own_home: Pa
     with pytest.raises(InputError, match=f"did you mean '{nearest}'") as caught:
         catalog.resolve(name)
     assert all(known in str(caught.value) for known in SOURCES)
+
+
+@pytest.mark.parametrize(
+    ("spelling", "known"),
+    [
+        ("qwen3:4b", "qwen3-4b"),
+        ("llama3.2:1b", "llama-3.2-1b"),
+        ("SmolLM2:135M", "smollm2-135m"),
+        ("qwen2.5-coder:1.5b", "qwen2.5-coder-1.5b"),
+        ("Qwen/Qwen3-4B", "Qwen/Qwen3-4B"),
+        (".", "."),
+    ],
+)
+def test_names_may_be_spelled_as_ollama_does(spelling: str, known: str) -> None:
+    assert catalog_name(spelling) == known
+
+
+def test_configurations_of_the_hub_are_transformers_own() -> None:
+    assert {model.model_type for model in HUB.values()} <= set(CONFIG_MAPPING)
+    assert not HUB.keys() & SOURCES.keys()
+
+
+def test_a_name_of_the_hub_is_looked_for_there(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def download(repository: str, **_: object) -> str:
+        asked.append(repository)
+        raise OSError("no network")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    with pytest.raises(ModelFilesError, match=r"meta-llama/Llama-3\.2-1B-Instruct"):
+        catalog.resolve("llama3.2:1b")
+    with pytest.raises(ModelFilesError, match="Qwen3-8B"):
+        catalog.pull("qwen3-8b")
+    assert asked == ["meta-llama/Llama-3.2-1B-Instruct", "Qwen/Qwen3-8B"]
+
+
+def test_the_default_is_what_memory_and_disk_carry(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = {"memory": 10**11, "disk": 10**12}
+    monkeypatch.setattr("specrag.engine.memory.free_bytes", lambda _device: free["memory"])
+    monkeypatch.setattr("shutil.disk_usage", lambda _path: SimpleNamespace(free=free["disk"]))
+    assert catalog.default_model() == "smollm2-135m"  # SPECRAG_MODEL of these tests
+    monkeypatch.delenv("SPECRAG_MODEL")
+    assert catalog.default_model() == "qwen2.5-coder-1.5b"
+    free["disk"] = 10**9
+    assert catalog.default_model() == "smollm2-135m"
+    free.update(disk=10**12, memory=10**9)
+    assert catalog.default_model() == "smollm2-135m"
 
 
 def test_missing_paths(own_home: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
+from specrag.engine.attention.products import has_tiles
 from specrag.engine.executor import run
 from specrag.engine.outputs import LOGITS
 from specrag.engine.session import Session
@@ -81,7 +82,7 @@ def test_a_folder_of_transformers_loads_as_it_is(folder: Path) -> None:
     np.testing.assert_allclose(_logits(loaded), _oracle(module), atol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype != "auto"])
 def test_an_adapter_is_merged_into_fused_and_quantised_weights(
     dtype: str, folder: Path, adapter: Path
 ) -> None:
@@ -112,6 +113,20 @@ def test_another_architecture_runs_as_transformers_module(tmp_path: Path, folder
     np.testing.assert_allclose(_logits(loaded), _oracle(module), atol=1e-4)
     with pytest.raises(InputError, match=r"dtype.*int8.*gpt2"):
         load_model(tmp_path, dtype="int8")
+    usual = load_model(tmp_path, device="cpu")
+    assert usual.dtype in ("bf16", "fp32")
+    assert not usual.batch_invariant
+    assert "may part" in usual.exactness
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch lacks oneDNN")
+def test_on_the_cpu_the_default_is_8_bits_and_equal_bits(folder: Path) -> None:
+    usual = load_model(folder, device="cpu")
+    assert usual.dtype == "int8"
+    assert usual.batch_invariant is not has_tiles()
+    chosen = load_model(folder, dtype="int8", device="cpu", batch_invariant=not has_tiles())
+    np.testing.assert_array_equal(_logits(usual), _logits(chosen))
+    assert not load_model(folder, device="cpu", batch_invariant=False).batch_invariant
 
 
 def test_a_missing_tensor_is_named(tmp_path: Path, folder: Path) -> None:

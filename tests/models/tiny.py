@@ -111,6 +111,7 @@ def source(folder: Path) -> Source:
     return Source(
         name="tiny",
         description="random weights",
+        good_for="nothing",
         licence="Apache-2.0",
         origin="made by a test",
         kind="gguf",

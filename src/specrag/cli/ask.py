@@ -59,7 +59,7 @@ def ask(
     file: common.File = None,
     details: common.Details = False,
     as_json: common.Json = False,
-    model: common.Model = "smollm2-135m",
+    model: common.DefaultModel = None,
 ) -> None:
     """Answer a question from a knowledge base, citing its passages, or from a long context.
 
@@ -82,7 +82,7 @@ def ask(
         raise InputError("-o early", True, "text can be taken back on a terminal only; leave it out")
     words = _first_question(question, file, chat, as_json)
     with ExitStack() as opened:
-        asking = _open(chosen, kb, context, model, opened, system=system, chat=chat)
+        asking = _open(chosen, kb, context, common.model_name(model), opened, system=system, chat=chat)
         if chat:
             Chat(asking, details).run(words)
             return

@@ -139,6 +139,17 @@ Model = Annotated[
         rich_help_panel=_PANEL,
     ),
 ]
+DefaultModel = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="NAME",
+        help="A catalog name, a folder, a .gguf file or a hub id org/name; by default the best that this machine "
+        "carries (specrag models list).",
+        autocompletion=completion.models,
+        rich_help_panel=_PANEL,
+    ),
+]
 Dtype = Annotated[
     str,
     typer.Option(
@@ -215,6 +226,13 @@ def read_context(paths: Sequence[Path]) -> ContextFiles:
         return read(paths)
     except InputError as error:
         raise InputError("--context", error.value, error.remedy) from None
+
+
+def model_name(given: str | None) -> str:
+    """The model that was asked for, or the default."""
+    from specrag.models.catalog import default_model
+
+    return given or default_model()
 
 
 def check_weights(model: str, values: ModelValues) -> None:

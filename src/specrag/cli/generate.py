@@ -31,7 +31,7 @@ def generate(
     ] = False,
     details: common.Details = False,
     as_json: common.Json = False,
-    model: common.Model = "smollm2-135m",
+    model: common.DefaultModel = None,
 ) -> None:
     """Generate a text and show it as it comes.
 
@@ -53,7 +53,7 @@ def generate(
     words = common.read_prompt(prompt, file, raw=raw)
     asked = _with_system(words, system, raw)
     with ExitStack() as opened:
-        given = LocalResources(model, chosen.model, opened)
+        given = LocalResources(common.model_name(model), chosen.model, opened)
         given.check(chosen.method)
         plan = chosen.method.plan(Request(asked, options), given)  # type: ignore[arg-type]
         task = given.submit(chosen.method.run(plan), chosen.generation.timeout)

@@ -77,14 +77,19 @@ def serve(
         typer.Option(
             "--model",
             metavar="NAME",
-            help="A catalog name, a folder, a .gguf file or a hub id org/name (default smollm2-135m).",
+            help="A catalog name, a folder, a .gguf file or a hub id org/name; by default the best that this "
+            "machine carries. SPECRAG_MODEL names another.",
             autocompletion=completion.models,
             rich_help_panel="Model",
         ),
     ] = None,
     dtype: Annotated[
         str | None,
-        typer.Option(metavar="TYPE", help="fp32, bf16 (default), fp16 or int8.", rich_help_panel="Model"),
+        typer.Option(
+            metavar="TYPE",
+            help="fp32, bf16, fp16 or int8; by default int8 on the CPU, bf16 on a GPU.",
+            rich_help_panel="Model",
+        ),
     ] = None,
     device: common.Device = None,
     batch_invariant: common.BatchInvariant = None,

@@ -60,6 +60,12 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Words = Annotated[tuple[str, ...], NoDecode]
 
 
+def _default_model() -> str:
+    from specrag.models.catalog import default_model  # torch, which `--list-settings` does without
+
+    return default_model()
+
+
 class Settings(BaseSettings):
     """Everything that ``specrag serve`` can be told. Made by :func:`load_settings`.
 
@@ -75,7 +81,11 @@ class Settings(BaseSettings):
     )
 
     # -- the model ------------------------------------------------------------------------------------------
-    model: str = Field("smollm2-135m", description="A catalog name, a folder, a .gguf file or a hub id.")
+    model: str = Field(
+        default_factory=_default_model,
+        description="A catalog name, a folder, a .gguf file or a hub id; by default the best that this "
+        "machine carries.",
+    )
     served_name: str | None = Field(None, description="What /v1/models calls it; else the model's name.")
     dtype: Literal["auto", "fp32", "bf16", "fp16", "int8"] = Field(
         "auto", description="fp32, bf16, fp16 or int8; auto: int8 on the CPU, bf16 on a GPU."

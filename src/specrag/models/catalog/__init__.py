@@ -4,13 +4,24 @@ from specrag.models.catalog.names import (
     ModelFiles,
     ModelStatus,
     default_model,
+    hub_models,
     list_models,
     make,
     path,
     pull,
     ready,
     resolve,
-    hub_models,
 )
 
-__all__ = ["ModelFiles", "ModelStatus", "default_model", "hub_models", "list_models", "make", "path", "pull", "ready", "resolve"]
+__all__ = [
+    "ModelFiles",
+    "ModelStatus",
+    "default_model",
+    "hub_models",
+    "list_models",
+    "make",
+    "path",
+    "pull",
+    "ready",
+    "resolve",
+]

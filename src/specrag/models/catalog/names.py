@@ -1,7 +1,8 @@
 """Resolves a model's name to a folder with its files.
 
 A name is one of the catalog's, a folder with safetensors, a ``.gguf`` file, or a hub id ``org/name``, tried
-in this order. Catalog names may be spelled as Ollama does (``qwen3:4b``, ``llama3.2:1b``). Whatever has to be downloaded or converted is so once, into the home (``store.py``).
+in this order. Catalog names may be spelled as Ollama does (``qwen3:4b``, ``llama3.2:1b``). Whatever has to
+be downloaded or converted is so once, into the home (``store.py``).
 """
 
 from __future__ import annotations

@@ -176,15 +176,28 @@ class HubModel:
 
 
 _HUB = (
-    HubModel("qwen3-1.7b", "Qwen/Qwen3-1.7B", 1.7, "qwen3", "Apache-2.0", "answers on a laptop, many languages"),
-    HubModel("qwen3-4b", "Qwen/Qwen3-4B-Instruct-2507", 4.0, "qwen3", "Apache-2.0", "answers, many languages"),
-    HubModel("qwen3-8b", "Qwen/Qwen3-8B", 8.2, "qwen3", "Apache-2.0", "answers and reasoning; a GPU or patience"),
     HubModel(
-        "llama-3.2-1b", "meta-llama/Llama-3.2-1B-Instruct", 1.2, "llama", "Llama 3.2", "short answers, guessing for 3b"
+        "qwen3-1.7b", "Qwen/Qwen3-1.7B", 1.7, "qwen3", "Apache-2.0", "answers on a laptop, many languages"
+    ),
+    HubModel(
+        "qwen3-4b", "Qwen/Qwen3-4B-Instruct-2507", 4.0, "qwen3", "Apache-2.0", "answers, many languages"
+    ),
+    HubModel(
+        "qwen3-8b", "Qwen/Qwen3-8B", 8.2, "qwen3", "Apache-2.0", "answers and reasoning; a GPU or patience"
+    ),
+    HubModel(
+        "llama-3.2-1b",
+        "meta-llama/Llama-3.2-1B-Instruct",
+        1.2,
+        "llama",
+        "Llama 3.2",
+        "short answers, guessing for 3b",
     ),
     HubModel("llama-3.2-3b", "meta-llama/Llama-3.2-3B-Instruct", 3.2, "llama", "Llama 3.2", "answers, chat"),
     HubModel("smollm3-3b", "HuggingFaceTB/SmolLM3-3B", 3.1, "smollm3", "Apache-2.0", "answers, long texts"),
-    HubModel("gemma-3-1b", "google/gemma-3-1b-it", 1.0, "gemma3_text", "Gemma", "short answers, many languages"),
+    HubModel(
+        "gemma-3-1b", "google/gemma-3-1b-it", 1.0, "gemma3_text", "Gemma", "short answers, many languages"
+    ),
 )
 
 HUB = {model.name: model for model in _HUB}
