@@ -4,6 +4,7 @@ Public names are imported when they are asked for (PEP 562), so that ``import sp
 without what the extras bring.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,12 @@ if TYPE_CHECKING:
     from specrag.retrieval.build import build
     from specrag.retrieval.knowledge_base import KnowledgeBase
     from specrag.speculation.decode import Step
+
+# Threads of OpenMP that wait for their next operation spin, by default for milliseconds. Beside other busy processes they
+# then take the processors from those that they wait for: a tenth of the speed is left. The library reads this when torch
+# loads it; what the user says holds.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 __all__ = [
     "RAPID",

@@ -57,7 +57,8 @@ def texts(events: Sequence[object]) -> str:
 
 def test_answer_is_cited_and_its_source_is_the_right_one(expected: Answer) -> None:
     assert "Marie Curie" in expected.text
-    assert expected.text.startswith(LEAD)
+    assert not expected.text.startswith(LEAD.removesuffix("["))
+    assert expected.text.endswith("]")
     assert not expected.abstained
     assert [source.number for source in expected.sources] == [1, 2, 3]
     cited = [source for source in expected.sources if source.cited]
@@ -195,7 +196,6 @@ def test_a_question_longer_than_the_context_is_refused_before_any_work(
 
 def test_a_model_without_a_chat_template_gets_a_text(llm: LanguageModel, kb: KnowledgeBase) -> None:
     answer = answer_of(StandardPipeline(llm, kb, k=2), QUESTION, raw=True, max_tokens=40)
-    assert answer.text.startswith(LEAD)
     assert "\n" not in answer.text
     assert answer.citations.numbers
 

@@ -15,14 +15,8 @@ from specrag.retrieval.passage import Passage
 #: What the model is told between the passages and the question.
 INSTRUCTION = "Answer the question in one short sentence from the passages above."
 
-#: The same for a model that is to cite by itself.
-CITING_INSTRUCTION = (
-    "Answer the question in one short sentence from the passages above and end it with the number of the passage "
-    "that says so, like [1]."
-)
-
-#: How the answer begins. Small models hardly ever cite if they are asked to, and always do if they have begun to; that
-#: they choose a passage before they answer also makes their answers better (docs/answering.md).
+#: How the answers of small models begin, which are better if they choose a passage first (docs/answering.md). It is not
+#: shown.
 LEAD = "According to passage ["
 
 #: A passage cut to fewer words than this says nothing.

@@ -109,12 +109,6 @@ class Tokenizer:
         """The tokens that hold a line end, ascending."""
         return np.array([token for token in range(self.vocab_size) if b"\n" in self.token_bytes(token)])
 
-    @cached_property
-    def numerals(self) -> Mapping[int, str]:
-        """The text of every token that holds a digit, by its id."""
-        texts = enumerate(self.token_bytes(n).decode(errors="replace") for n in range(self.vocab_size))
-        return {token: text for token, text in texts if any(map(str.isdecimal, text))}
-
     def encode(self, text: str, *, special: bool) -> list[int]:
         """The tokens of a text; ``special`` adds those that the model expects around it (such as BOS)."""
         if len(text) <= _LONG:

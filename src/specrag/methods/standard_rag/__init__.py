@@ -40,11 +40,12 @@ class StandardRAG(Method):
         )
         lead: Annotated[str, Field(max_length=1000)] | None = Field(
             None,
-            description="How the answer begins; empty leaves it to the model; none: According to passage [.",
+            description="How the answer begins, in the prompt; none: According to passage [ for small models, empty "
+            "for others. Citations are chosen by what passages hold, not by the model.",
         )
         instruction: Annotated[str, Field(max_length=4000)] | None = Field(
             None,
-            description="What stands between passages and question; none: a text that fits the lead.",
+            description="What stands between passages and question; none: to answer in one short sentence.",
         )
         prompt_tokens: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(
             None, description="Most tokens of the prompt; none: what the passages take."
@@ -58,7 +59,6 @@ class StandardRAG(Method):
 
     def plan(self, request: Request, given: Resources) -> Plan:
         """See :class:`~specrag.methods.base.Method`."""
-        from specrag.methods.prompts import LEAD
         from specrag.methods.standard_rag.pipeline import StandardPipeline
 
         found = retrieval(request, given, self.name)
@@ -79,7 +79,7 @@ class StandardRAG(Method):
             max_prompt_tokens=room,
             system=request.system,
             instruction=own.instruction,
-            lead="" if request.is_formed else LEAD if own.lead is None else own.lead,
+            lead="" if request.is_formed else usual_lead(given.llm) if own.lead is None else own.lead,
             rewrite=request.search.rewrite,
             clock=given.clock,
         )
@@ -90,3 +90,22 @@ class StandardRAG(Method):
             return answer.result()
 
         return Plan(begin, room + options["max_tokens"] + GUESSES)
+
+
+#: Parameters of layers from which on a model answers better without the lead.
+_SMALL = 500_000_000
+
+
+def usual_lead(llm: Any) -> str:
+    """How the model's answers begin by default.
+
+    To choose a passage first makes SmolLM2-135M's answers better and Qwen2.5-Coder-1.5B's worse (47.4 against 53.5 % of
+    650 questions, docs/log.md). Of a model behind an endpoint the size is not known.
+    """
+    from specrag.methods.prompts import LEAD
+
+    config = getattr(getattr(llm, "model", None), "config", None)
+    if config is None:
+        return ""
+    # A layer of the Llama family has about twelve squares of its width.
+    return LEAD if 12 * config.num_hidden_layers * config.hidden_size**2 < _SMALL else ""

@@ -11,12 +11,10 @@ from specrag.engine.passes import Coroutine, Emit, Search
 from specrag.engine.stopping import FinishReason
 from specrag.errors import InputError
 from specrag.methods.base import Generator as LanguageModel
-from specrag.methods.base import HasTokenizer
 from specrag.methods.citations import Citations, find_citations, support
-from specrag.methods.events import suppress_events
+from specrag.methods.events import map_events, suppress_events
 from specrag.methods.passages import MIN_SCORE
 from specrag.methods.prompts import (
-    CITING_INSTRUCTION,
     INSTRUCTION,
     LEAD,
     Fitted,
@@ -33,7 +31,7 @@ from specrag.methods.retriever import (
     is_remote,
     similarities,
 )
-from specrag.methods.standard_rag.citation_limit import CitationLimit
+from specrag.methods.standard_rag.citing import CitedText
 from specrag.methods.standard_rag.follow_up import MAX_TOKENS, retrieval_question, rewriting_prompt
 from specrag.methods.standard_rag.result import Answer, AnswerStats
 from specrag.request import ABSTENTION, DEFAULT_MAX_TOKENS, Options, Result, Source, Sources, check_options
@@ -69,7 +67,8 @@ class StandardPipeline:
         max_prompt_tokens: most tokens of the prompt; by default what the model's context leaves.
         system: a system message in front of the conversation.
         instruction: what stands between the passages and the question; by default a text that fits the lead.
-        lead: how the answer begins; empty leaves it to the model to cite.
+        lead: how the answer begins. One that ends in an open mark makes a small model choose a passage first, and is
+            not shown: citations stand behind the sentences (:class:`CitedText`).
         rewrite: rewrite a follow-up question with the model before the search.
         clock: seconds, the executor's.
 
@@ -114,7 +113,7 @@ class StandardPipeline:
         self.min_score = min_score
         self.max_prompt_tokens = max_prompt_tokens
         self.system = system
-        self.instruction = instruction or (INSTRUCTION if lead else CITING_INSTRUCTION)
+        self.instruction = instruction or INSTRUCTION
         self.lead = lead
         self.rewrite = rewrite
         self._clock = clock
@@ -175,20 +174,20 @@ class StandardPipeline:
         yield Emit(event)
         if abstained:
             yield Emit(_said(ABSTENTION, "stop"))
-            return _sum_up(event, None, "")
+            return _sum_up(event, None, ABSTENTION, ())
         prompt = encode_prompt(self.llm, fitted.messages, options, self.lead)
-        if self.lead:
-            yield Emit(_said(self.lead))
         # Answers quote their passages, also those that did not fit the prompt.
-        more: Options = {"references": [hit.passage.text for hit in found.hits], **self._limit(kept, options)}
-        generation = yield from self.llm.generating(prompt.tokens, {**more, **prompt.options})
-        return _sum_up(event, generation, self.lead)
-
-    def _limit(self, sources: int, options: Options) -> Options:
-        """Keeps citations to the sources, where the model's tokens are known and no grammar rules the text."""
-        if options.get("processors") or not isinstance(self.llm, HasTokenizer):
-            return {}
-        return {"processors": [CitationLimit(self.llm.tokenizer, sources, self.lead)]}
+        more: Options = {"references": [hit.passage.text for hit in found.hits]}
+        generating = self.llm.generating(prompt.tokens, {**more, **prompt.options})
+        if options.get("processors"):  # a grammar's, which citations would break
+            generation = yield from generating
+            return _sum_up(event, generation, f"{self.lead}{generation.text}".strip(), ())
+        read = [passage_text(hit.passage.title, hit.passage.text) for hit in found.hits[:kept]]
+        cited = CitedText(question, read, self.lead)
+        generation = yield from map_events(generating, lambda value: _cited(value, cited))
+        if left := cited.end():  # of a text whose last step does not say so
+            yield Emit(_said(left))
+        return _sum_up(event, generation, cited.text.strip(), cited.unheld)
 
     def _rewriting(self, question: str, history: Sequence[Message], options: Options) -> Coroutine[str]:
         short: Options = {"max_tokens": MAX_TOKENS, "stop": "\n", "tenant": options.get("tenant", "")}
@@ -253,8 +252,15 @@ def _sources(found: _Found, kept: int) -> tuple[Source, ...]:
     )
 
 
-def _sum_up(event: Sources, generation: Result | None, lead: str) -> Answer:
-    text = ABSTENTION if generation is None else f"{lead}{generation.text}".strip()
+def _cited(value: object, text: CitedText) -> tuple[object, ...]:
+    """A step that shows what may be shown with citations; others as they are."""
+    if not isinstance(value, Step):
+        return (value,)
+    shown = text.push(value.text)
+    return (replace(value, text=shown if value.finish_reason is None else shown + text.end()),)
+
+
+def _sum_up(event: Sources, generation: Result | None, text: str, unheld: tuple[str, ...]) -> Answer:
     read = [passage_text(source.passage.title, source.passage.text) for source in event.sources]
     citations = find_citations(text, read) if generation is not None else Citations()
     supports = [support(text, source) if generation is not None else None for source in read]
@@ -275,6 +281,7 @@ def _sum_up(event: Sources, generation: Result | None, lead: str) -> Answer:
         question=event.question,
         abstained=event.abstained,
         citations=citations,
+        unheld=unheld,
         left_out=event.left_out,
         shortened=event.shortened,
         generation=generation,

@@ -49,6 +49,7 @@ class Answer(Details):
         question: as it was searched with, after rewriting.
         abstained: nothing relevant was found, and no text was generated.
         citations: the citations in the text, checked.
+        unheld: names and numbers of the text that no passage cited for them has.
         left_out: passages found for which the prompt had no room.
         shortened: whether the best passage was cut, because it alone did not fit.
         generation: the text as generated, with its tokens; ``None`` where the answer is an abstention.
@@ -59,6 +60,7 @@ class Answer(Details):
     question: str
     abstained: bool
     citations: Citations
+    unheld: tuple[str, ...]
     left_out: tuple[Hit, ...]
     shortened: bool
     generation: Result | None
@@ -93,6 +95,7 @@ class Answer(Details):
                 asdict(citation) | {"supported": citation.supported} for citation in self.citations.found
             ],
             "invalid_citations": list(self.citations.invalid),
+            "unheld": list(self.unheld),
             "left_out": len(self.left_out),
             "shortened": self.shortened,
         }
@@ -107,6 +110,8 @@ class Answer(Details):
             notes.append(f"the answer cites {numbers}, which is no source")
         for citation in self.citations.unsupported:
             notes.append(f"[{citation.number}] holds little of what it is cited for: {citation.sentence}")
+        if self.unheld:
+            notes.append(f"in no cited passage: {', '.join(self.unheld)}")
         if self.shortened:
             notes.append("the best passage was shortened to fit the prompt")
         if self.left_out:
