@@ -253,6 +253,24 @@ class EmbeddingRequest(Body):
     user: str | None = None
 
 
+class RankedDocument(Body):
+    """A document as an object."""
+
+    text: str
+
+
+class RerankRequest(Body):
+    """Body of ``POST /v1/rerank``."""
+
+    model: Annotated[str, Field(max_length=256)]
+    query: str
+    documents: Annotated[
+        list[str | RankedDocument], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)
+    ]
+    top_n: Annotated[int, Field(ge=1)] | None = Field(None, description="The best so many; by default all.")
+    return_documents: bool | None = Field(None, description="false leaves the texts out.")
+
+
 class ErrorDetail(BaseModel):
     """What went wrong, in OpenAI's form."""
 
