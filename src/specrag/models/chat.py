@@ -14,7 +14,15 @@ from typing import Any, NoReturn
 
 # The tokens that end a turn or a text in the common chat formats. GGUF names one end token only, but models
 # stop with either; upstream's generation_config.json lists both.
-END_TOKENS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<end_of_turn>", "<|end|>")
+END_TOKENS = (
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end_of_text|>",
+    "<end_of_turn>",
+    "<|end|>",
+)
 
 # Marks what the assistant says, for training; nothing to do here but to keep what stands inside.
 _GENERATION = re.compile(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})")

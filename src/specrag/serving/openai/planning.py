@@ -25,7 +25,7 @@ from specrag.request import Request as TextRequest
 from specrag.serving.errors import ApiError
 from specrag.serving.keys import ApiKey
 from specrag.serving.listings import default_method
-from specrag.serving.openai.schemas import GenerationBody, ResponseFormat, SpecragField
+from specrag.serving.openai.schemas import Asking, GenerationBody, ResponseFormat, SpecragField
 from specrag.serving.openai.streaming import unless_gone
 from specrag.serving.service import PREPARED
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-B = TypeVar("B", bound=GenerationBody)
+B = TypeVar("B", bound=Asking)
 
 _OPTIONS = "specrag.options"
 _SEARCH = frozenset(SearchOptions.model_fields)
@@ -97,7 +97,9 @@ async def with_named_base(body: B, service: Service, key: ApiKey) -> B:
         return body.model_copy(update={"model": name})
     kb = await anyio.to_thread.run_sync(service.kb_of, body.model, key.may_read)
     if body.wish.kb not in (None, kb):
-        raise InputError("specrag.kb", body.wish.kb, f"the model {body.model} answers from {kb}; name one base")
+        raise InputError(
+            "specrag.kb", body.wish.kb, f"the model {body.model} answers from {kb}; name one base"
+        )
     wish = body.wish.model_copy(update={"kb": kb})
     return body.model_copy(update={"model": f"{name}@{kb}", "specrag": wish})
 

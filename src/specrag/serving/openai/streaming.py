@@ -115,7 +115,13 @@ async def _send(send: Send, data: bytes) -> None:
 
 
 def _event(chunk: Mapping[str, Any]) -> bytes:
-    return b"data: " + json.dumps(chunk, ensure_ascii=False).encode() + b"\n\n"
+    kind = chunk.get("type")  # events of responses have one
+    return (
+        (f"event: {kind}\n".encode() if kind else b"")
+        + b"data: "
+        + json.dumps(chunk, ensure_ascii=False).encode()
+        + b"\n\n"
+    )
 
 
 def _note(error: Exception) -> None:

@@ -1,7 +1,7 @@
 """Tools: how a model is told of them, what grammar keeps its calls, and how the calls are read from its text.
 
-A model is told in the form that its chat template has (:data:`FORMS`); one whose template knows no tools is told in that
-of Hermes and Qwen. Whatever is no well-formed call of one of the request's tools stays text.
+A model is told by its chat template, in the template's form (:data:`FORMS`); where that knows no tools, in the form of
+Hermes and Qwen. Whatever is no well-formed call of one of the request's tools stays text.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -79,8 +78,10 @@ HERMES = CallForm("<tool_call>", opening="<tool_call>", closing="</tool_call>", 
 #: The forms of models, by what their chat templates hold.
 FORMS = (
     HERMES,
-    CallForm("[TOOL_CALLS]", start="[", between=", ", end="]", begins=re.compile(r"\s*(\[\s*(\{|$)|$)")),
-    CallForm("<|python_tag|>", arguments="parameters", between="; ", begins=re.compile(r"\s*(\{|$)")),
+    CallForm(
+        "[TOOL_CALLS]", start="[", between=", ", end="]", begins=re.compile(r"\s{0,64}(\[\s{0,64}(\{|$)|$)")
+    ),
+    CallForm("<|python_tag|>", arguments="parameters", between="; ", begins=re.compile(r"\s{0,64}(\{|$)")),
 )
 
 
@@ -167,6 +168,11 @@ class ToolUse:
         return vocabulary.lark("\n".join(["%llguidance {}", start, one, *rules]), "tools")
 
 
+def reader_of(tools: ToolUse | None) -> TextReader:
+    """Reads a text of a request."""
+    return TextReader() if tools is None else tools.form.reader(tools.names)
+
+
 def tool_use(
     tools: Sequence[Tool] | None,
     choice: str | NamedTool | None,
@@ -225,29 +231,37 @@ def parsed_arguments(written: str) -> Any:
 # -- reading ----------------------------------------------------------------------------------------------------
 
 
-class CallReader:
-    """Tells calls from text as it comes; text that may turn out to be the beginning of a call is held back.
-
-    Args:
-        form: of the calls.
-        names: of the functions that may be called.
+class TextReader:
+    """Reads a text without calls.
 
     Attributes:
         calls: that were read so far.
     """
 
-    def __init__(self, form: CallForm, names: Collection[str]) -> None:
-        self.form = form
-        self._names = frozenset(names)
+    def __init__(self) -> None:
         self.calls: list[ToolCall] = []
 
-    @abstractmethod
     def push(self, text: str) -> str:
         """Take characters; those that are text and may be shown."""
+        return text
 
-    @abstractmethod
     def finish(self) -> str:
         """The rest of the text; calls that were cut off are shown as they stand."""
+        return ""
+
+
+class CallReader(TextReader):
+    """Tells calls from text as it comes; text that may turn out to be the beginning of a call is held back.
+
+    Args:
+        form: of the calls.
+        names: of the functions that may be called.
+    """
+
+    def __init__(self, form: CallForm, names: Collection[str]) -> None:
+        super().__init__()
+        self.form = form
+        self._names = frozenset(names)
 
     def _read(self, written: str) -> bool:
         """Note the calls of a piece of JSON; whether it is calls and nothing else."""
@@ -345,8 +359,8 @@ class _ToTheEnd(CallReader):
             return shown
         begins = None if self._begun or self.form.begins is None else self.form.begins.match(held)
         if begins is not None:
-            # An end of the text in it: what comes next decides.
-            self._inside = begins.end() == 0 or held[begins.end() - 1] == "{"
+            # Where it ends before the brace, what comes next decides.
+            self._inside = begins[0].endswith("{")
             self._held = [held]
             return ""
         kept = _beginning(held, self.form.mark)
@@ -367,6 +381,11 @@ _DECODER = json.JSONDecoder(parse_constant=_no_number)
 _GAP = re.compile(r"[\s;]*")
 
 
+def _behind_gap(written: str, place: int) -> int:
+    found = _GAP.match(written, place)
+    return place if found is None else found.end()
+
+
 def _values(written: str) -> list[Any]:
     """The values of JSON texts in a row, or of one list.
 
@@ -374,11 +393,11 @@ def _values(written: str) -> list[Any]:
         ValueError: it is something else.
     """
     values: list[Any] = []
-    place = _GAP.match(written, 0).end()  # type: ignore[union-attr]
+    place = _behind_gap(written, 0)
     while place < len(written):
         value, place = _DECODER.raw_decode(written, place)
         values.append(value)
-        place = _GAP.match(written, place).end()  # type: ignore[union-attr]
+        place = _behind_gap(written, place)
     return values[0] if len(values) == 1 and isinstance(values[0], list) else values
 
 

@@ -1,7 +1,8 @@
 // The page: choose, ask, watch, compare.
 
-import { getJson, hindrances, onKeyWanted, setKey } from "./api.js";
+import { getJson, hindrances } from "./api.js";
 import { compare } from "./comparison.js";
+import { setUpDialogs } from "./dialogs.js";
 import { Documents } from "./documents.js";
 import { byId, counted, element } from "./dom.js";
 import { everyFamily, legendItems } from "./origins.js";
@@ -187,38 +188,6 @@ function say(text) {
 
 function notice(text) {
   byId("notices").append(element("p", { class: "notice error", role: "alert" }, text));
-}
-
-function setUpDialogs() {
-  for (const button of document.querySelectorAll("[data-close]")) {
-    button.addEventListener("click", () => button.closest("dialog").close());
-  }
-  const dialog = byId("key-dialog");
-  let waiting = null;
-  const open = (reason) => {
-    if (reason) byId("key-reason").textContent = reason;
-    byId("key").value = "";
-    if (!dialog.open) dialog.showModal();
-  };
-  // Several requests may be refused at once: one dialog answers all of them.
-  onKeyWanted((reason) => {
-    byId("open-key").hidden = false;
-    open(reason);
-    waiting ??= Promise.withResolvers();
-    return waiting.promise;
-  });
-  byId("open-key").addEventListener("click", () => open(""));
-  byId("key-form").addEventListener("submit", (event) => {
-    event.preventDefault();
-    setKey(byId("key").value.trim());
-    waiting?.resolve(true);
-    waiting = null;
-    dialog.close();
-  });
-  dialog.addEventListener("close", () => {
-    waiting?.resolve(false);
-    waiting = null;
-  });
 }
 
 setUpDialogs();
