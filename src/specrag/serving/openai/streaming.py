@@ -116,12 +116,8 @@ async def _send(send: Send, data: bytes) -> None:
 
 def _event(chunk: Mapping[str, Any]) -> bytes:
     kind = chunk.get("type")  # events of responses have one
-    return (
-        (f"event: {kind}\n".encode() if kind else b"")
-        + b"data: "
-        + json.dumps(chunk, ensure_ascii=False).encode()
-        + b"\n\n"
-    )
+    named = f"event: {kind}\n" if kind else ""
+    return f"{named}data: {json.dumps(chunk, ensure_ascii=False)}\n\n".encode()
 
 
 def _note(error: Exception) -> None:
