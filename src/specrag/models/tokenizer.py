@@ -111,6 +111,10 @@ class Tokenizer:
         added = self._backend.get_added_tokens_decoder()
         return {token.content: index for index, token in added.items() if token.special}
 
+    def is_added(self, text: str) -> bool:
+        """Whether a text is a token that was added to the vocabulary, special or not."""
+        return any(token.content == text for token in self._backend.get_added_tokens_decoder().values())
+
     @cached_property
     def line_ends(self) -> NDArray[np.int64]:
         """The tokens that hold a line end, ascending."""

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from specrag.serving.openai.schemas import MAX_CALLS
-from specrag.serving.openai.tools import FORMS, HERMES, LONGEST_CALL, CallForm, TextReader, form_of
+from specrag.models.catalog import ModelFiles
+from specrag.models.grammar import GrammarVocabulary
+from specrag.models.tokenizer import Tokenizer
+from specrag.serving.openai.schemas import MAX_CALLS, Tool
+from specrag.serving.openai.tools import FORMS, HERMES, LONGEST_CALL, CallForm, TextReader, form_of, tool_use
 from tests.serving.live_server import MODEL, LiveServer, post
 
 NAMES = ["get_weather", "get_time"]
@@ -40,6 +45,12 @@ RECORDED: dict[str, tuple[CallForm, str, str, list[Any]]] = {
         '<tool_call>\n{"name": "get_time", "arguments": {}}',
         "",
         [("get_time", {})],
+    ),
+    "qwen coder, in a block of code": (
+        HERMES,
+        '```json\n{\n  "name": "get_weather",\n  "arguments": {\n    "city": "Paris"\n  }\n}\n```',
+        "",
+        [PARIS],
     ),
     "llama": (LLAMA, '{"name": "get_weather", "parameters": {"city": "Paris"}}', "", [PARIS]),
     "llama, with its mark": (
@@ -99,6 +110,12 @@ MALFORMED = {
 }
 
 
+OTHERS = [
+    "Hello [1] {x}.", "[1] says so", "  \n", "[ ", "a <", "<|pyth", "", "\n" * 99 + "{", "{", "``",
+    "```json\n{}\n```", '{"name": "rm"}',
+]  # fmt: skip
+
+
 def read(reader: TextReader, text: str, size: int) -> str:
     parts = [reader.push(text[start : start + size]) for start in range(0, len(text), size)]
     return "".join([*parts, reader.finish()])
@@ -136,9 +153,7 @@ def test_more_calls_than_a_message_may_hold_stay_text(form: CallForm) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.mark)
-@pytest.mark.parametrize(
-    "text", ["Hello [1] {x}.", "[1] says so", "  \n", "[ ", "a <", "<|pyth", "", "\n" * 99 + "{"]
-)
+@pytest.mark.parametrize("text", OTHERS)
 def test_other_text_is_shown_as_it_is(form: CallForm, text: str) -> None:
     for size in (1, 100):
         reader = form.reader(NAMES)
@@ -150,6 +165,30 @@ def test_text_is_shown_as_it_comes() -> None:
     for form in FORMS:
         reader = form.reader(NAMES)
         assert [reader.push(text) for text in ("Hello", " there", ".")] == ["Hello", " there", "."]
+
+
+def test_marks_that_are_tokens_are_written_as_tokens(smollm2: Path) -> None:
+    """Qwen's tags are added tokens, which a grammar knows by name alone."""
+    tokenizer = Tokenizer(ModelFiles("smollm2", smollm2, "", ""))
+    tokenizer._backend.add_tokens([HERMES.opening, HERMES.closing])
+    vocabulary = GrammarVocabulary(tokenizer, tokenizer.vocab_size)
+    written = (
+        f'{HERMES.opening}\n{{"name": "get_weather", "arguments": {{"city": "Paris"}}}}\n{HERMES.closing}'
+    )
+    tokens = tokenizer.encode(written, special=False)
+    assert tokenizer.vocab_size - 1 in tokens
+    logits = np.zeros(tokenizer.vocab_size, dtype=np.float32)
+    for choice in ("required", "auto"):
+        tools = tool_use([Tool.model_validate(WEATHER)], choice, None)
+        grammar = tools.grammar(vocabulary) if tools else None
+        assert grammar is not None
+        state = grammar.start([])
+        for token in tokens:
+            assert np.isfinite(grammar.apply(logits, state))[token]
+            state = grammar.advance(state, token)
+        allowed = np.flatnonzero(np.isfinite(grammar.apply(logits, state)))
+        assert tokenizer.eos_tokens <= set(allowed.tolist())
+        assert (len(allowed) == len(tokenizer.eos_tokens)) == (choice == "required")
 
 
 # -- told by templates ------------------------------------------------------------------------------------------

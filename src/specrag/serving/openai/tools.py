@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 #: Characters of a call; more is text.
 LONGEST_CALL = 2**18
 
+# Characters in which it shows whether a text is calls and nothing else.
+_LONGEST_LEAD = 64
+
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
@@ -41,8 +44,8 @@ class CallForm:
         arguments: what the arguments are called.
         opening, closing: around each call; without a closing, calls go on to the end of the text.
         start, between, end: in front of the first call, between two, and behind the last one.
-        begins: what a text begins with that is calls without a mark: where the mark is a special token, the text
-            lacks it. ``None`` where there is always a mark.
+        begins: what a text begins with, apart from white space, that is calls without a mark: where the mark is a
+            special token, the text lacks it; Qwen2.5-Coder forgets it.
     """
 
     mark: str
@@ -52,7 +55,7 @@ class CallForm:
     start: str = ""
     between: str = ""
     end: str = ""
-    begins: re.Pattern[str] | None = None
+    begins: tuple[str, ...] = ("{",)
 
     def head(self, function: FunctionDefinition) -> str:
         """A call up to its arguments, behind the opening."""
@@ -61,8 +64,8 @@ class CallForm:
 
     @property
     def tail(self) -> str:
-        """A call behind its arguments."""
-        return f"}}\n{self.closing}" if self.closing else "}"
+        """A call behind its arguments, in front of the closing."""
+        return "}\n" if self.closing else "}"
 
     def reader(self, names: Collection[str]) -> CallReader:
         """Reads a text with calls.
@@ -70,18 +73,25 @@ class CallForm:
         Args:
             names: of the functions that may be called.
         """
-        return _Enclosed(self, names) if self.closing else _ToTheEnd(self, names)
+        marked = _Enclosed(self, names) if self.closing else _ToTheEnd(self, names)
+        return _Whole(self, names, marked)
 
 
-HERMES = CallForm("<tool_call>", opening="<tool_call>", closing="</tool_call>", between="\n")
+_FENCE = "```"
+
+HERMES = CallForm(
+    "<tool_call>",
+    opening="<tool_call>",
+    closing="</tool_call>",
+    between="\n",
+    begins=("{", f"{_FENCE}{{", f"{_FENCE}json{{"),
+)
 
 #: The forms of models, by what their chat templates hold.
 FORMS = (
     HERMES,
-    CallForm(
-        "[TOOL_CALLS]", start="[", between=", ", end="]", begins=re.compile(r"\s{0,64}(\[\s{0,64}(\{|$)|$)")
-    ),
-    CallForm("<|python_tag|>", arguments="parameters", between="; ", begins=re.compile(r"\s{0,64}(\{|$)")),
+    CallForm("[TOOL_CALLS]", start="[", between=", ", end="]", begins=("[{",)),
+    CallForm("<|python_tag|>", arguments="parameters", between="; "),
 )
 
 
@@ -151,19 +161,21 @@ class ToolUse:
         form = self.form
         if not (self.required or form.closing):
             return None
+        opening, closing = _mark(form.opening, vocabulary), _mark(form.closing, vocabulary)
         calls = [f"call_{number}" for number in range(len(self.functions))]
         rules = [
-            f"{rule}: {_quoted(form.head(function))} %json {_parameters(function)} {_quoted(form.tail)}"
+            f"{rule}: {_quoted(form.head(function))} %json {_parameters(function)} {_quoted(form.tail)} {closing}"
             for rule, function in zip(calls, self.functions, strict=True)
         ]
         one = f"one: {' | '.join(calls)}"
         if self.required:
-            more = f"({_quoted(form.between)} {_quoted(form.opening)} one)*" if self.several else ""
-            start = f"start: {_quoted(form.start)} {_quoted(form.opening)} one {more} {_quoted(form.end)}"
+            more = f"({_quoted(form.between)} {opening} one)*" if self.several else ""
+            start = f"start: {_quoted(form.start)} {opening} one {more} {_quoted(form.end)}"
         else:
-            # Lazy: the text ends as soon as a call is opened.
             count = "*" if self.several else "?"
-            opened = f"called: opened one\nopened[lazy]: TEXT {_quoted(form.opening)}\nTEXT: /(.|\\n)*/"
+            # Lazy: the text ends as soon as a call is opened, by letters or by a token that is in no text.
+            lazy = "" if vocabulary.is_token(form.opening) else "[lazy]"
+            opened = f"called: opened one\nopened{lazy}: TEXT {opening}\nTEXT: /(.|\\n)*/"
             start = f"start: called{count} TEXT\n{opened}"
         return vocabulary.lark("\n".join(["%llguidance {}", start, one, *rules]), "tools")
 
@@ -339,14 +351,12 @@ class _Enclosed(CallReader):
 
 
 class _ToTheEnd(CallReader):
-    """Of calls that are all that follows, behind a mark or from the beginning of the text."""
+    """Of calls that are all that follows a mark."""
 
     def __init__(self, form: CallForm, names: Collection[str]) -> None:
         super().__init__(form, names)
         self._held: list[str] = []
-        self._mark = ""
         self._inside = False
-        self._begun = False
 
     def push(self, text: str) -> str:
         if self._inside:
@@ -355,22 +365,65 @@ class _ToTheEnd(CallReader):
         held = "".join([*self._held, text])
         shown, mark, rest = held.partition(self.form.mark)
         if mark:
-            self._inside, self._mark, self._held = True, mark, [rest]
+            self._inside, self._held = True, [rest]
             return shown
-        begins = None if self._begun or self.form.begins is None else self.form.begins.match(held)
-        if begins is not None:
-            # Where it ends before the brace, what comes next decides.
-            self._inside = begins[0].endswith("{")
-            self._held = [held]
-            return ""
         kept = _beginning(held, self.form.mark)
         self._held = [held[len(held) - kept :]]
-        self._begun = self._begun or len(held) > kept
         return held[: len(held) - kept]
 
     def finish(self) -> str:
         held, self._held = "".join(self._held), []
-        return "" if self._inside and self._read(held) else f"{self._mark}{held}"
+        if not self._inside:
+            return held
+        return "" if self._read(held) else f"{self.form.mark}{held}"
+
+
+class _Whole(CallReader):
+    """Of a text that is calls and nothing else, without a mark; any other is left to another reader.
+
+    Args:
+        form: of the calls.
+        names: of the functions that may be called.
+        other: reads texts with marks.
+    """
+
+    def __init__(self, form: CallForm, names: Collection[str], other: CallReader) -> None:
+        super().__init__(form, names)
+        self._other = other
+        self.calls = other.calls
+        self._held: list[str] = []
+        self._begun = self._left = False
+
+    def push(self, text: str) -> str:
+        if self._left:
+            return self._other.push(text)
+        self._held.append(text)
+        if self._begun:
+            return ""
+        held = "".join(self._held)
+        lead = "".join(held[:_LONGEST_LEAD].split())
+        self._begun = lead.startswith(self.form.begins)
+        if self._begun or (
+            len(held) <= _LONGEST_LEAD and any(begin.startswith(lead) for begin in self.form.begins)
+        ):
+            return ""
+        self._left = True
+        return self._other.push(held)
+
+    def finish(self) -> str:
+        if self._left:
+            return self._other.finish()
+        held = "".join(self._held)
+        if self._begun and self._read(_without_fence(held)):
+            return ""
+        return self._other.push(held) + self._other.finish()
+
+
+def _without_fence(text: str) -> str:
+    """The inside of a block of code in Markdown; another text as it is."""
+    inner = text.strip()
+    fenced = inner.startswith(_FENCE) and inner.endswith(_FENCE) and len(inner) > 2 * len(_FENCE)
+    return inner.removeprefix(_FENCE).removesuffix(_FENCE).removeprefix("json") if fenced else text
 
 
 def _no_number(name: str) -> Any:
@@ -414,6 +467,10 @@ def _parameters(function: FunctionDefinition) -> str:
     nothing: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
     schema = {"type": "object", **function.parameters} if function.parameters else nothing
     return json.dumps({**schema, "x-guidance": dict(JSON_FORM)})
+
+
+def _mark(text: str, vocabulary: GrammarVocabulary) -> str:
+    return text if vocabulary.is_token(text) else _quoted(text)
 
 
 def _quoted(text: str) -> str:
