@@ -46,6 +46,18 @@ def test_an_id_answers_as_the_field_does(server: LiveServer) -> None:
     assert any(source["cited"] for source in sources)
 
 
+def test_tools_that_need_not_be_called_leave_the_passages_alone(server: LiveServer) -> None:
+    """Open WebUI offers three dozen tools with every question."""
+    tools: Any = [{"type": "function", "function": {"name": "get_time", "description": "The time. " * 200}}]
+    given: dict[str, Any] = {"model": f"{MODEL}@wiki", "messages": QUESTION}
+    create = server.client().chat.completions.create
+    answer, expected = create(**given, tools=tools, max_tokens=12), create(**given, max_tokens=12)
+    assert answer.choices[0].message.content == expected.choices[0].message.content
+    assert answer.usage == expected.usage
+    required = create(**given, tools=tools, tool_choice="required", max_tokens=40)
+    assert [call.function.name for call in required.choices[0].message.tool_calls or ()] == ["get_time"]  # type: ignore[union-attr]
+
+
 def test_a_stream_ends_with_the_sources(server: LiveServer) -> None:
     chunks: Any = list(
         server.client().chat.completions.create(

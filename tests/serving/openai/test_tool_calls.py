@@ -15,7 +15,7 @@ from specrag.models.grammar import GrammarVocabulary
 from specrag.models.tokenizer import Tokenizer
 from specrag.serving.openai.schemas import MAX_CALLS, Tool
 from specrag.serving.openai.tools import FORMS, HERMES, LONGEST_CALL, CallForm, TextReader, form_of, tool_use
-from tests.serving.live_server import MODEL, LiveServer, post
+from tests.serving.live_server import MODEL, LiveServer, post, running_server
 
 NAMES = ["get_weather", "get_time"]
 _, MISTRAL, LLAMA = FORMS
@@ -294,3 +294,22 @@ def test_tools_that_are_too_long_are_refused_before_they_are_read(
     body = {"model": MODEL, "messages": CALLED[:1], "tools": [tool], "max_tokens": 4}
     answer = post(server, "/v1/chat/completions", body)
     assert answer.json()["error"]["code"] == "context_length_exceeded"
+
+
+@pytest.mark.slow
+def test_qwen_calls_a_tool_and_answers_from_it(model_home: Path) -> None:
+    """A model that was trained to, by its own template; it forgets the tags and writes a block of code."""
+    name = "qwen2.5-coder-1.5b"
+    if not (model_home / "models" / name).is_dir():
+        pytest.skip(f"{name} is not here; specrag pull {name} fetches it")
+    asked: list[dict[str, Any]] = [{"role": "user", "content": "What is the weather in Paris right now?"}]
+    with running_server(model=name) as server:
+        assert form_of(server.service.llm.tokenizer) is HERMES
+        for choice in ("required", "auto"):
+            (answer,) = ask(server, asked, model=name, tool_choice=choice)["choices"]
+            assert answer["finish_reason"] == "tool_calls"
+            (call,) = answer["message"]["tool_calls"]
+            assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == PARIS
+        (free,) = ask(server, [{"role": "user", "content": "Write a haiku."}], model=name)["choices"]
+        assert free["message"]["content"]
+        assert "tool_calls" not in free["message"]

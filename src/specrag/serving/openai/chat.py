@@ -77,6 +77,9 @@ def prepare_chat(body: ChatCompletionRequest, planner: Planner) -> ChatJob:
     decodes = wish.kb is None and isinstance(method, DecodingMethod)
     form = form_of(tokenizer) if body.tools and decodes else None
     tools = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls, form)
+    if wish.kb is not None and tools is not None and not tools.required:
+        # Passages answer. Interfaces offer dozens of tools to every model, which would take the passages' room.
+        tools = None
     conversation = read_conversation(body.messages, tools)
     # Earlier messages give way to passages.
     planner.check_sizes(
