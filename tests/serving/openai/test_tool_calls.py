@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specrag.models.catalog import ModelFiles
+from specrag.models.catalog import ModelFiles, list_models
 from specrag.models.grammar import GrammarVocabulary
 from specrag.models.tokenizer import Tokenizer
 from specrag.serving.openai.schemas import MAX_CALLS, Tool
@@ -300,8 +300,8 @@ def test_tools_that_are_too_long_are_refused_before_they_are_read(
 def test_qwen_calls_a_tool_and_answers_from_it(model_home: Path) -> None:
     """A model that was trained to, by its own template; it forgets the tags and writes a block of code."""
     name = "qwen2.5-coder-1.5b"
-    if not (model_home / "models" / name).is_dir():
-        pytest.skip(f"{name} is not here; specrag pull {name} fetches it")
+    if not any(status.name == name and status.pulled for status in list_models()):
+        pytest.skip(f"{name} is not on this machine")
     asked: list[dict[str, Any]] = [{"role": "user", "content": "What is the weather in Paris right now?"}]
     with running_server(model=name) as server:
         assert form_of(server.service.llm.tokenizer) is HERMES
