@@ -137,7 +137,7 @@ def test_tools_as_transformers_tells_them(tiny_files: ModelFiles, tmp_path: Path
     tokenizer = Tokenizer(files)
     assert tokenizer.tool_template == template
     call = {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
-    messages = [*MESSAGES, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    messages: list[Any] = [*MESSAGES, {"role": "assistant", "content": "", "tool_calls": [call]}]
     expected = oracle(files).apply_chat_template(messages, tools=TOOLS, tokenize=False)
     assert '"né"' in expected
     assert tokenizer.chat_text(messages, TOOLS) == expected

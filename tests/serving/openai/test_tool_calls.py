@@ -296,6 +296,17 @@ def test_tools_that_are_too_long_are_refused_before_they_are_read(
     assert answer.json()["error"]["code"] == "context_length_exceeded"
 
 
+@pytest.mark.parametrize("depth", [100, 400, 900, 50_000])
+def test_deep_arguments_are_read_or_refused(server: LiveServer, native: CallForm, depth: int) -> None:
+    del native
+    called = {"name": "get_weather", "arguments": '{"city": ' + "[" * depth + "]" * depth + "}"}
+    calls = [{"id": "call_1", "type": "function", "function": called}]
+    messages = [CALLED[0], {**CALLED[1], "tool_calls": calls}, CALLED[2]]
+    body = {"model": MODEL, "messages": messages, "tools": [WEATHER], "max_tokens": 1}
+    answer = post(server, "/v1/chat/completions", body)
+    assert answer.status_code == 200 if depth == 100 else answer.status_code in (200, 400)
+
+
 @pytest.mark.slow
 def test_qwen_calls_a_tool_and_answers_from_it(model_home: Path) -> None:
     """A model that was trained to, by its own template; it forgets the tags and writes a block of code."""
