@@ -115,6 +115,44 @@ def test_chat_template_features(tiny_files: ModelFiles, tmp_path: Path) -> None:
     assert tokenizer.chat(MESSAGES) == tokenizer.encode(expected, special=False)
 
 
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": "f", "description": "né", "parameters": {"type": "object"}}}
+]
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["one template", "one of its own"])
+def test_tools_as_transformers_tells_them(tiny_files: ModelFiles, tmp_path: Path, named: bool) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_files.folder, folder)
+    template = (
+        "{% if tools %}{% for tool in tools %}{{ tool.function | tojson }}{% endfor %}{% endif %}"
+        "{% for m in messages %}{{ m.content }}{{ m.tool_calls | default([]) | tojson }}{% endfor %}"
+    )
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    plain = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    both = [{"name": "default", "template": plain}, {"name": "tool_use", "template": template}]
+    config["chat_template"] = both if named else template
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    files = ModelFiles("model", folder, "", "")
+    tokenizer = Tokenizer(files)
+    assert tokenizer.tool_template == template
+    call = {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+    messages: list[Any] = [*MESSAGES, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    expected = oracle(files).apply_chat_template(messages, tools=TOOLS, tokenize=False)
+    assert '"né"' in expected
+    assert tokenizer.chat_text(messages, TOOLS) == expected
+    assert tokenizer.chat(messages, TOOLS) == tokenizer.encode(expected, special=False)
+    assert tokenizer.chat_text(MESSAGES) == oracle(files).apply_chat_template(MESSAGES, tokenize=False)
+
+
+@pytest.mark.parametrize("template", ["{{ messages }}", "{% set tools = 1 %}{{ tools }}", "{{ tools"])
+def test_templates_that_tell_of_no_tools(tiny_files: ModelFiles, tmp_path: Path, template: str) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_files.folder, folder)
+    (folder / "chat_template.jinja").write_text(template)
+    assert Tokenizer(ModelFiles("model", folder, "", "")).tool_template is None
+
+
 def test_template_that_refuses(tiny_files: ModelFiles, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(tiny_files.folder, folder)

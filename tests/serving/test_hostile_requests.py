@@ -170,7 +170,8 @@ def check(answer: httpx.Response) -> None:
 
 @pytest.mark.parametrize("name", BODIES)
 def test_bodies(hostile_server: LiveServer, name: str) -> None:
-    for path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/kb", "/v1/kb/wiki/search"):
+    generating = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+    for path in (*generating, "/v1/embeddings", "/v1/rerank", "/v1/kb", "/v1/kb/wiki/search"):
         answer = httpx.post(
             hostile_server.url + path,
             content=BODIES[name],

@@ -14,31 +14,65 @@ from typing import Any, NoReturn
 
 # The tokens that end a turn or a text in the common chat formats. GGUF names one end token only, but models
 # stop with either; upstream's generation_config.json lists both.
-END_TOKENS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<end_of_turn>", "<|end|>")
+END_TOKENS = (
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end_of_text|>",
+    "<end_of_turn>",
+    "<|end|>",
+)
 
 # Marks what the assistant says, for training; nothing to do here but to keep what stands inside.
 _GENERATION = re.compile(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})")
 
 
-def render_chat(template: str, messages: Sequence[Mapping[str, str]], special: Mapping[str, str]) -> str:
+def render_chat(
+    template: str,
+    messages: Sequence[Mapping[str, Any]],
+    special: Mapping[str, str],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+) -> str:
     """The text of a conversation up to where the assistant's answer begins.
 
     Args:
         template: a Jinja chat template; runs in Jinja's sandbox.
         messages: ``{"role": ..., "content": ...}``, oldest first.
         special: the texts of ``bos_token`` and the like, which templates use.
+        tools: that the model may call, ``{"type": "function", "function": {...}}``.
 
     Raises:
         jinja2.TemplateError: the template is wrong or refuses the messages.
     """
     rendered: str = _compiled(template).render(
-        messages=[dict(message) for message in messages], add_generation_prompt=True, **special
+        messages=[dict(message) for message in messages], tools=tools, add_generation_prompt=True, **special
     )
     return rendered
 
 
+@lru_cache(maxsize=8)
+def takes_tools(template: str) -> bool:
+    """Whether a chat template tells the model of tools."""
+    from jinja2 import TemplateSyntaxError
+    from jinja2.meta import find_undeclared_variables
+
+    try:
+        return "tools" in find_undeclared_variables(_environment().parse(_plain(template)))
+    except TemplateSyntaxError:  # whoever renders it is told
+        return False
+
+
 @lru_cache(maxsize=8)  # compiling takes ten times as long as rendering
 def _compiled(template: str) -> Any:
+    return _environment().from_string(_plain(template))
+
+
+def _plain(template: str) -> str:
+    return _GENERATION.sub(lambda m: m[1] + ("endif" if m[2] else "if true") + m[3], template)
+
+
+def _environment() -> Any:
     import jinja2
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -51,8 +85,7 @@ def _compiled(template: str) -> Any:
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    plain = _GENERATION.sub(lambda m: m[1] + ("endif" if m[2] else "if true") + m[3], template)
-    return environment.from_string(plain)
+    return environment
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:

@@ -95,6 +95,13 @@ class GrammarVocabulary:
             raise InputError("schema", "a JSON schema", f"{reason[:200]}; correct it") from None
         return self._checked(grammar, "schema")
 
+    def is_token(self, text: str) -> bool:
+        """Whether a mark is one added token, such as ``<tool_call>``; a grammar names that one without quotes.
+
+        llguidance takes added tokens in angle brackets for control tokens, which spell no text.
+        """
+        return text.startswith("<") and text.endswith(">") and self._tokenizer.is_added(text)
+
     def lark(self, text: str, field: str) -> Grammar:
         """A grammar in llguidance's variant of Lark.
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrag.errors import InputError, ModelFilesError
-from specrag.models.chat import END_TOKENS, render_chat
+from specrag.models.chat import END_TOKENS, render_chat, takes_tools
 from specrag.models.roles import TextPrompt
 
 if TYPE_CHECKING:
@@ -53,7 +53,8 @@ class Tokenizer:
         try:
             self._backend: Any = _load_backend(files)
             self._config = _read_json(files, "tokenizer_config.json")
-            self._template = _chat_template(files, self._config)
+            self._template = _chat_template(files, self._config, "default")
+            self._tool_template = _chat_template(files, self._config, "tool_use") or self._template
         except Exception as error:
             reason = " ".join(str(error).split())[:160]
             raise ModelFilesError(
@@ -74,6 +75,12 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         """Whether the model brings a chat template."""
         return self._template is not None
+
+    @property
+    def tool_template(self) -> str | None:
+        """The chat template that tells the model of tools; ``None`` where it brings none."""
+        template = self._tool_template
+        return template if template is not None and takes_tools(template) else None
 
     @cached_property
     def longest_token(self) -> int:
@@ -103,6 +110,10 @@ class Tokenizer:
         """Every special token by its text, such as ``<|im_end|>``."""
         added = self._backend.get_added_tokens_decoder()
         return {token.content: index for index, token in added.items() if token.special}
+
+    def is_added(self, text: str) -> bool:
+        """Whether a text is a token that was added to the vocabulary, special or not."""
+        return any(token.content == text for token in self._backend.get_added_tokens_decoder().values())
 
     @cached_property
     def line_ends(self) -> NDArray[np.int64]:
@@ -135,18 +146,23 @@ class Tokenizer:
             end = max(last, end)
         return Placed(encoded.ids, starts)
 
-    def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[int]:
         """The tokens of a conversation, up to where the assistant's answer begins.
 
         Args:
             messages: ``{"role": ..., "content": ...}``, oldest first.
+            tools: that the model may call; for models with a :attr:`tool_template`.
 
         Raises:
             InputError: the model has no chat template, or the template refuses the messages.
         """
-        return self.encode(self.chat_text(messages), special=False)
+        return self.encode(self.chat_text(messages, tools), special=False)
 
-    def chat_text(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def chat_text(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> str:
         """The text that :meth:`chat` encodes.
 
         Raises:
@@ -154,7 +170,8 @@ class Tokenizer:
         """
         from jinja2 import TemplateError
 
-        if self._template is None:
+        template = self._template if tools is None else self._tool_template
+        if template is None:
             raise InputError(
                 "messages", self._files.name, "the model has no chat template; give a plain prompt"
             )
@@ -164,30 +181,29 @@ class Tokenizer:
             if key in ("bos_token", "eos_token", "unk_token", "pad_token") and value is not None
         }
         try:
-            return render_chat(self._template, [self._harmless(message) for message in messages], special)
-        except (TemplateError, TypeError, KeyError) as error:
+            return render_chat(template, self._harmless(messages), special, self._harmless(tools))
+        except (TemplateError, TypeError, KeyError, RecursionError) as error:
             raise InputError("messages", list(messages), f"the chat template says: {error}") from error
 
-    def _harmless(self, message: Mapping[str, str]) -> Mapping[str, str]:
-        """A message whose content begins and ends no turn.
+    def _harmless(self, value: Any) -> Any:
+        """The same messages or tools, whose texts begin and end no turn.
 
         A document may hold ``<|im_end|>``; a space after its first character makes plain text of it.
         """
-        content = message.get("content")
-        if not isinstance(content, str):
-            return message
-        return {
-            **message,
-            "content": self._controls.sub(lambda found: f"{found[0][0]} {found[0][1:]}", content),
-        }
+        if isinstance(value, str):
+            return self._controls.sub(lambda found: f"{found[0][0]} {found[0][1:]}", value)
+        if isinstance(value, Mapping):
+            return {self._harmless(name): self._harmless(inner) for name, inner in value.items()}
+        return [self._harmless(inner) for inner in value] if isinstance(value, list | tuple) else value
 
     @cached_property
     def _controls(self) -> re.Pattern[str]:
         """The special tokens that the chat format is made of, and those that end a text."""
+        templates = f"{self._template or ''}{self._tool_template or ''}"
         used = [
             text
             for text, token in self.special_tokens.items()
-            if text in (self._template or "") or token in self.eos_tokens
+            if text in templates or token in self.eos_tokens
         ]
         longest_first = sorted(used, key=len, reverse=True)
         return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
@@ -333,13 +349,15 @@ def _read_json(files: ModelFiles, name: str) -> dict[str, Any]:
     return content
 
 
-def _chat_template(files: ModelFiles, config: Mapping[str, Any]) -> str | None:
+def _chat_template(files: ModelFiles, config: Mapping[str, Any], name: str) -> str | None:
     path = files.folder / "chat_template.jinja"
-    if path.is_file():
+    if path.is_file() and name == "default":
         return path.read_text(encoding="utf-8")
     template = _read_json(files, "chat_template.json").get("chat_template") or config.get("chat_template")
     if isinstance(template, list):
-        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+        template = {entry["name"]: entry["template"] for entry in template}.get(name)
+    elif name != "default":
+        template = None
     return str(template) if template else None
 
 

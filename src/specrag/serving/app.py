@@ -22,7 +22,7 @@ from specrag.errors import Cancelled, DeadlineExceeded
 from specrag.serving import listings
 from specrag.serving.errors import add_error_handlers, error_response, to_api_error
 from specrag.serving.listings import add_options
-from specrag.serving.openai import chat, completions, embeddings
+from specrag.serving.openai import chat, completions, embeddings, rerank, responses
 from specrag.serving.openai.schemas import ErrorBody
 from specrag.serving.operation.setup import add_operation
 from specrag.serving.service import Service
@@ -63,7 +63,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.service = service
     _describe_options(app, service)
-    for routes in (listings, completions, chat, embeddings):
+    for routes in (listings, completions, chat, embeddings, rerank, responses):
         app.include_router(routes.router, responses=_FAILURES)
     add_error_handlers(app)
     for ended in (Cancelled, DeadlineExceeded):

@@ -7,7 +7,7 @@ text. What nobody foresaw is answered 500 with the request's id, under which the
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
+from specrag.checks import nearest
 from specrag.errors import (
     Cancelled,
     ContextLengthError,
@@ -131,6 +132,18 @@ def _invalid(problems: Sequence[Any]) -> ApiError:
     return ApiError(
         400, f"{place}: {message}" if place else message, code="invalid_value", param=place or None
     )
+
+
+def unknown_model(model: str, known: Iterable[str]) -> ApiError:
+    """The answer to a request for a model that is not served to its caller.
+
+    Args:
+        known: the ids that are.
+    """
+    near = nearest(model, known)
+    hint = f"did you mean {near!r}? " if near else ""
+    message = f"the model {model[:80]!r} is not served here; {hint}GET /v1/models lists what is"
+    return ApiError(404, message, code="model_not_found", param="model")
 
 
 def add_error_handlers(app: FastAPI) -> None:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import anyio
 from fastapi import APIRouter, Request
 
 from specrag.errors import SpecragError
@@ -18,7 +19,7 @@ from specrag.methods.decoding import decoder_names
 from specrag.methods.describe import describe_options
 from specrag.methods.facade import DEFAULT_METHOD
 from specrag.methods.registry import method_class, method_names
-from specrag.serving.errors import ApiError
+from specrag.serving.errors import unknown_model
 
 if TYPE_CHECKING:
     from specrag.serving.service import Service
@@ -28,18 +29,18 @@ router = APIRouter(tags=["listings"])
 
 @router.get("/v1/models")
 async def list_models(request: Request) -> dict[str, Any]:
-    """The model that writes and the one that makes embeddings."""
+    """The model that writes, alone and over each knowledge base (``MODEL@KB``), and the one that makes embeddings."""
     service: Service = request.app.state.service
-    return {"object": "list", "data": [_model(service, name) for name in _names(service)]}
+    return {"object": "list", "data": [_model(service, name) for name in await _names(request)]}
 
 
 @router.get("/v1/models/{model:path}")
 async def show_model(model: str, request: Request) -> dict[str, Any]:
     """One of them."""
     service: Service = request.app.state.service
-    if model not in _names(service):
-        message = f"the model {model[:80]!r} is not served here"
-        raise ApiError(404, message, code="model_not_found", param="model")
+    names = await _names(request)
+    if model not in names:
+        raise unknown_model(model, names)
     return _model(service, model)
 
 
@@ -50,12 +51,14 @@ async def list_methods(request: Request) -> list[dict[str, Any]]:
     return describe_methods(service.names(request.state.key.may_read), service.settings.method)
 
 
-def _names(service: Service) -> list[str]:
-    return [service.settings.name, service.settings.encoder]
+async def _names(request: Request) -> list[str]:
+    service: Service = request.app.state.service
+    ids = await anyio.to_thread.run_sync(service.model_ids, request.state.key.may_read)
+    return [*ids, service.settings.encoder]
 
 
 def _model(service: Service, name: str) -> dict[str, Any]:
-    writes = name == service.settings.name
+    writes = name != service.settings.encoder
     described: dict[str, Any] = {
         "id": name,
         "object": "model",
@@ -63,6 +66,9 @@ def _model(service: Service, name: str) -> dict[str, Any]:
         "owned_by": "specrag",
         "specrag": {"kind": "generation" if writes else "embedding", "ready": service.state == "ready"},
     }
+    kb = name.removeprefix(f"{service.settings.name}@")
+    if writes and kb != name:
+        described["specrag"]["kb"] = kb
     if writes and service.state == "ready":
         described["max_model_len"] = service.llm.context_length
     return described

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from specrag.engine.threads import in_own_thread
 from specrag.errors import InputError, SpecragError
-from specrag.serving.errors import ApiError
+from specrag.serving.errors import ApiError, unknown_model
 from specrag.serving.knowledge.bases import Base, KnowledgeBases
 from specrag.serving.listings import Names
 from specrag.serving.operation.admission import Admission
@@ -243,15 +243,27 @@ class Service:
 
     # -- what requests ask ------------------------------------------------------------------------------------
 
-    def check_model(self, name: str) -> None:
-        """Make sure that a request's model is the one that is served.
+    def model_ids(self, may_read: Callable[[str], bool]) -> list[str]:
+        """What a request's ``model`` may name: the model, and ``MODEL@KB`` for each knowledge base; reads folders."""
+        name = self.settings.name
+        return [name, *(f"{name}@{kb}" for kb in self.knowledge_bases.names() if may_read(kb))]
+
+    def is_model(self, model: str) -> bool:
+        """Whether this is a name of the model alone."""
+        return model in (self.settings.name, self.settings.model)
+
+    def kb_of(self, model: str, may_read: Callable[[str], bool]) -> str | None:
+        """The knowledge base in a model's id; ``None`` for the model alone. Reads folders.
 
         Raises:
-            ApiError: it is another.
+            ApiError: nothing of this name is served to the caller.
         """
-        if name not in (self.settings.name, self.settings.model):
-            message = f"the model {name[:80]!r} is not served here; take {self.settings.name!r}"
-            raise ApiError(404, message, code="model_not_found", param="model")
+        if self.is_model(model):
+            return None
+        name, _, kb = model.rpartition("@")
+        if self.is_model(name) and may_read(kb) and kb in self.knowledge_bases:
+            return kb
+        raise unknown_model(model, self.model_ids(may_read))
 
     def bytes_for(self, tokens: int) -> int:
         """Memory of keys and values of so many tokens."""

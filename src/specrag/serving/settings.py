@@ -178,7 +178,7 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="debug to error.")
     log_prompts: bool = Field(False, description="Write prompts and answers into the log.")
     metrics: bool = Field(True, description="Serve /metrics.")
-    page: bool = Field(True, description="Serve the page at /.")
+    page: bool = Field(True, description="Serve the pages at / and /docs.")
     tracing: bool = Field(False, description="Send OpenTelemetry traces; needs specrag[tracing].")
 
     @field_validator("kbs", "datastores", "corpora", mode="before")

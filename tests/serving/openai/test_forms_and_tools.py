@@ -10,8 +10,8 @@ import pytest
 
 from specrag.errors import InputError
 from specrag.models.grammar import GrammarVocabulary
-from specrag.serving.openai.messages import CallReader, tool_use
 from specrag.serving.openai.schemas import FunctionDefinition, Tool
+from specrag.serving.openai.tools import HERMES, tool_use
 from tests.serving.live_server import MODEL, LiveServer
 
 PERSON = {
@@ -212,12 +212,12 @@ def test_tools_that_cannot_be_used_are_refused(
 def test_calls_are_told_from_text_however_it_is_cut() -> None:
     written = 'Wait.\n<tool_call>\n{"name": "f", "arguments": {"a": "<b>"}}\n</tool_call>\nDone <tool'
     for size in (1, 3, 7, len(written)):
-        reader = CallReader()
+        reader = HERMES.reader(["f"])
         parts = [reader.push(written[start : start + size]) for start in range(0, len(written), size)]
         assert "".join([*parts, reader.finish()]) == "Wait.Done <tool"
         (call,) = reader.calls
         assert (call.function.name, json.loads(call.function.arguments)) == ("f", {"a": "<b>"})
-    broken = CallReader()
+    broken = HERMES.reader(["f"])
     assert broken.push("<tool_call>{no json}</tool_call>") == "<tool_call>{no json}</tool_call>"
     assert not broken.calls
 

@@ -26,7 +26,7 @@ def streamed(chunks: Any) -> str:
 
 def test_models_are_listed(server: LiveServer) -> None:
     client = server.client()
-    assert [model.id for model in client.models.list()] == [MODEL, "minilm-l6-v2"]
+    assert [model.id for model in client.models.list()] == [MODEL, f"{MODEL}@wiki", "minilm-l6-v2"]
     assert client.models.retrieve(MODEL).owned_by == "specrag"
     with pytest.raises(openai.NotFoundError) as caught:
         client.models.retrieve("gpt-4")

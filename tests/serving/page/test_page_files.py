@@ -22,13 +22,14 @@ def client() -> Iterator[TestClient]:
         yield client
 
 
-def test_index_and_every_file_that_it_names_are_served(client: TestClient) -> None:
-    index = client.get("/")
+@pytest.mark.parametrize("path", ["/", "/docs"])
+def test_a_page_and_every_file_that_it_names_are_served(client: TestClient, path: str) -> None:
+    index = client.get(path)
     assert index.headers["content-type"] == "text/html; charset=utf-8"
     named = re.findall(r'(?:src|href)="(page/[^"]+)"', index.text)
     assert len(named) >= 4
-    for path in named:
-        assert client.get(f"/{path}").status_code == 200, path
+    for part in named:
+        assert client.get(f"/{part}").status_code == 200, part
 
 
 def test_only_the_pages_own_kinds_are_served(client: TestClient) -> None:

@@ -16,13 +16,15 @@ from starlette.responses import Response
 
 from specrag.errors import InputError
 from specrag.methods.base import Plan
+from specrag.methods.decoding import DecodingMethod
+from specrag.request import Prompt, Result
 from specrag.request import Request as TextRequest
-from specrag.request import Result
 from specrag.serving.openai.answering import Answering, Ended, respond, service_of, shown_text
 from specrag.serving.openai.logprobs import TokenNames, chat_log_probs
-from specrag.serving.openai.messages import CallReader, ToolUse, read_conversation, tool_use
-from specrag.serving.openai.planning import Planner, form_processors, prepare
+from specrag.serving.openai.messages import read_conversation
+from specrag.serving.openai.planning import Planner, form_processors, prepare, with_named_base
 from specrag.serving.openai.schemas import ChatCompletionRequest
+from specrag.serving.openai.tools import TextReader, ToolUse, form_of, reader_of, tool_use
 from specrag.serving.openai.writing import AnswerWriter
 from specrag.serving.operation.limits import JsonRoute
 from specrag.speculation.decode import Step
@@ -35,13 +37,13 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request) 
     """Answer a conversation."""
     arrived = time.perf_counter()
     service = service_of(request)
-    service.check_model(body.model)
+    body = await with_named_base(body, service, request.state.key)
     planner = Planner(service, request.state.key, "messages")
     wish = body.wish
-    job = await prepare(request, service, partial(_prepare, body, planner), arrived, wish.deadline)
+    job = await prepare(request, service, partial(prepare_chat, body, planner), arrived, wish.deadline)
     said = partial(_said, body)
     answering = Answering(service, job.method, job.plans, said, arrived, wish.deadline)
-    writer = _Writer(body, job, answering, TokenNames(service.llm.tokenizer), service.settings.name)
+    writer = _Writer(body, job, answering, TokenNames(service.llm.tokenizer), body.model)
     return await respond(request, answering, writer, stream=bool(body.stream))
 
 
@@ -50,7 +52,7 @@ def _said(body: ChatCompletionRequest) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class ChatJob:
     """The texts of a request.
 
     Attributes:
@@ -64,35 +66,46 @@ class _Job:
     tools: ToolUse | None
 
 
-def _prepare(body: ChatCompletionRequest, planner: Planner) -> _Job:
+def prepare_chat(body: ChatCompletionRequest, planner: Planner) -> ChatJob:
     """Check everything and tokenize; runs beside the event loop."""
     choices = body.n or 1
     planner.check_choices(choices)
     if body.top_logprobs is not None and not body.logprobs:
         raise InputError("top_logprobs", body.top_logprobs, "set logprobs to true")
-    tools = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
+    wish, method, tokenizer = body.wish, planner.method(body), planner.service.llm.tokenizer
+    # Other methods read the messages, and write prompts of their own.
+    decodes = wish.kb is None and isinstance(method, DecodingMethod)
+    form = form_of(tokenizer) if body.tools and decodes else None
+    tools = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls, form)
+    if wish.kb is not None and tools is not None and not tools.required:
+        # Passages answer. Interfaces offer dozens of tools to every model, which would take the passages' room.
+        tools = None
     conversation = read_conversation(body.messages, tools)
-    wish = body.wish
     # Earlier messages give way to passages.
-    kept = conversation.messages if wish.kb is None else conversation.messages[-1:]
-    planner.check_sizes([message["content"] for message in kept])
+    planner.check_sizes(
+        list(conversation.texts()) if wish.kb is None else [conversation.messages[-1]["content"]]
+    )
+    prompt: Prompt = conversation.messages
+    if tools is not None and tools.native:
+        planner.check_sizes([json.dumps(tools.described())])
+        prompt = tokenizer.chat(conversation.messages, tools.described())
     processors = form_processors(planner.service, body.response_format)
     if tools is not None:
         if processors and tools.required:
             raise InputError("response_format", "a form", "leave it out where a tool must be called")
         # A text that must keep to a form cannot hold calls; whoever asks for both wants the form.
         tools = None if processors else tools
-    if tools is not None:
-        processors.append(tools.grammar(planner.service.grammars))
+    grammar = None if tools is None else tools.grammar(planner.service.grammars)
+    if grammar is not None:
+        processors.append(grammar)
     max_tokens = body.max_completion_tokens or body.max_tokens
     options = planner.options(body, max_tokens, processors)
     if body.logprobs:
         options["log_probs"] = body.top_logprobs or 0
     if wish.kb is not None and not conversation.question.strip():
         raise InputError("messages", "no question", "end with the user's question, to be looked up")
-    method = planner.method(body)
-    plans = planner.plans(wish, method, TextRequest(conversation.messages, options), choices)
-    return _Job(method.name, plans, tools)
+    plans = planner.plans(wish, method, TextRequest(prompt, options), choices)
+    return ChatJob(method.name, plans, tools)
 
 
 class _Writer(AnswerWriter):
@@ -107,7 +120,7 @@ class _Writer(AnswerWriter):
     """
 
     def __init__(
-        self, body: ChatCompletionRequest, job: _Job, answering: Answering, names: TokenNames, model: str
+        self, body: ChatCompletionRequest, job: ChatJob, answering: Answering, names: TokenNames, model: str
     ) -> None:
         objects = ("chat.completion", "chat.completion.chunk")
         super().__init__(body, answering, names, model, "chatcmpl", objects)
@@ -131,11 +144,9 @@ class _Writer(AnswerWriter):
         )
 
     def _choice(self, index: int, result: Result) -> dict[str, Any]:
-        reader = CallReader()
-        text = result.text
-        if self._job.tools is not None:
-            text = reader.push(text)
-            text += reader.finish()
+        reader = reader_of(self._job.tools)
+        text = reader.push(result.text)
+        text += reader.finish()
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         if reader.calls:
             message["content"] = text or None
@@ -153,7 +164,7 @@ class _Writer(AnswerWriter):
         """The answer as it comes."""
         count = len(self._job.plans)
         tellers = [self.answering.teller() for _ in range(count)]
-        readers = [CallReader() for _ in range(count)]
+        readers = [reader_of(self._job.tools) for _ in range(count)]
         told = [0] * count
         begun: set[int] = set()
         async with aclosing(self.answering.emissions()) as emissions:  # type: ignore[type-var]
@@ -170,9 +181,7 @@ class _Writer(AnswerWriter):
                         yield chunk
                     yield self._last(index, reader)
                     continue
-                text = shown_text(value)
-                if self._job.tools is not None:
-                    text = reader.push(text)
+                text = reader.push(shown_text(value))
                 event = tellers[index].describe(value) if self.tells_events else None
                 log_probs = self._log_probs(value.tokens) if isinstance(value, Step) else None
                 if text or event or log_probs:
@@ -183,7 +192,7 @@ class _Writer(AnswerWriter):
         for chunk in self.usage_chunks():
             yield chunk
 
-    def _calls(self, index: int, reader: CallReader, told: list[int]) -> list[dict[str, Any]]:
+    def _calls(self, index: int, reader: TextReader, told: list[int]) -> list[dict[str, Any]]:
         """Chunks for calls that are complete and were not told yet."""
         chunks = []
         for number in range(told[index], len(reader.calls)):
@@ -192,7 +201,7 @@ class _Writer(AnswerWriter):
         told[index] = len(reader.calls)
         return chunks
 
-    def _last(self, index: int, reader: CallReader) -> dict[str, Any]:
+    def _last(self, index: int, reader: TextReader) -> dict[str, Any]:
         reason = _reason(self.answering.result(index), reader)
         return self._chunk(index, {}, reason=reason, event=self.done(index))
 
@@ -215,5 +224,5 @@ class _Writer(AnswerWriter):
         return chat_log_probs(self.names, shown) if shown or self.answering.finished else None
 
 
-def _reason(result: Result, reader: CallReader) -> str:
+def _reason(result: Result, reader: TextReader) -> str:
     return "tool_calls" if reader.calls and result.finish_reason == "stop" else result.finish_reason

@@ -21,7 +21,7 @@ from specrag.request import Request as TextRequest
 from specrag.request import Result
 from specrag.serving.openai.answering import Answering, Ended, respond, service_of, shown_text
 from specrag.serving.openai.logprobs import PromptScored, TokenNames, completion_log_probs, scoring
-from specrag.serving.openai.planning import Planner, check_text, form_processors, prepare
+from specrag.serving.openai.planning import Planner, check_text, form_processors, prepare, with_named_base
 from specrag.serving.openai.schemas import CompletionRequest
 from specrag.serving.openai.writing import AnswerWriter
 from specrag.serving.operation.limits import JsonRoute
@@ -41,13 +41,13 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     """Go on from one or several prompts."""
     arrived = time.perf_counter()
     service = service_of(request)
-    service.check_model(body.model)
+    body = await with_named_base(body, service, request.state.key)
     planner = Planner(service, request.state.key, "prompt")
     wish = body.wish
     job = await prepare(request, service, partial(_prepare, body, planner), arrived, wish.deadline)
     said = partial(_said, body)
     answering = Answering(service, job.method, job.plans, said, arrived, wish.deadline)
-    writer = _Writer(body, job, answering, TokenNames(service.llm.tokenizer), service.settings.name)
+    writer = _Writer(body, job, answering, TokenNames(service.llm.tokenizer), body.model)
     return await respond(request, answering, writer, stream=bool(body.stream))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 router = APIRouter(route_class=JsonRoute, tags=["embeddings"])
 
-#: Texts encoded at once, so that a client that goes away ends the rest.
+#: Texts encoded at once.
 _BATCH = 64
 
 
@@ -37,28 +37,45 @@ async def create_embeddings(body: EmbeddingRequest, request: Request) -> Respons
     """Encode one or several texts."""
     service = service_of(request)
     if body.model not in (service.settings.encoder, service.settings.name):
-        message = f"the model {body.model[:80]!r} makes no embeddings here; take {service.settings.encoder!r}"
-        raise ApiError(404, message, code="model_not_found", param="model")
+        raise no_encoder(body.model, "makes no embeddings", service)
     texts = [body.input] if isinstance(body.input, str) else body.input
-    for place, text in enumerate(texts):
-        if not check_text(f"input.{place}", text).strip():
-            raise InputError(f"input.{place}", text[:20], "give at least one character")
+    check_texts("input", texts)
     return JSONResponse(await unless_gone(request, _encode(service, texts, body)))
+
+
+def no_encoder(model: str, what: str, service: Service) -> ApiError:
+    """The answer to a request that names a model which does not encode.
+
+    Args:
+        what: it does not do.
+    """
+    message = f"the model {model[:80]!r} {what} here; take {service.settings.encoder!r}"
+    return ApiError(404, message, code="model_not_found", param="model")
+
+
+def check_texts(field: str, texts: Sequence[str]) -> None:
+    """Raises InputError: one of them is empty or cannot be encoded."""
+    for place, text in enumerate(texts):
+        if not check_text(f"{field}.{place}", text).strip():
+            raise InputError(f"{field}.{place}", text[:20], "give at least one character")
+
+
+async def encode_in_parts(encode: Callable[[list[str]], np.ndarray], texts: list[str]) -> np.ndarray:
+    """Vectors of texts, made beside the event loop, so many at once that a client's going away ends the rest."""
+    parts = [await beside(encode, texts[start : start + _BATCH]) for start in range(0, len(texts), _BATCH)]
+    return np.concatenate(parts)
 
 
 async def _encode(service: Service, texts: list[str], body: EmbeddingRequest) -> dict[str, Any]:
     ticket = await service.encodings.enter(1, 0)
     try:
-        encoder = await _beside(service.encoder)
+        encoder = await beside(service.encoder)
         if body.dimensions is not None and body.dimensions != encoder.dimension:
             raise InputError("dimensions", body.dimensions, f"leave it out; vectors have {encoder.dimension}")
-        parts = []
-        for start in range(0, len(texts), _BATCH):
-            parts.append(await _beside(encoder.encode_passages, texts[start : start + _BATCH]))
-        count = await _beside(_count, str(encoder.tokenizer_file), texts)
+        vectors = await encode_in_parts(encoder.encode_passages, texts)
+        count = await beside(count_tokens, str(encoder.tokenizer_file), texts)
     finally:
         ticket.release()
-    vectors = np.concatenate(parts)
     return {
         "object": "list",
         "model": service.settings.encoder,
@@ -70,7 +87,7 @@ async def _encode(service: Service, texts: list[str], body: EmbeddingRequest) ->
     }
 
 
-async def _beside(function: Callable[..., T], *arguments: Any) -> T:
+async def beside(function: Callable[..., T], *arguments: Any) -> T:
     """Call a function beside the event loop and the passes."""
 
     def work() -> T:
@@ -80,7 +97,7 @@ async def _beside(function: Callable[..., T], *arguments: Any) -> T:
     return await asyncio.to_thread(work)
 
 
-def _count(tokenizer_file: str, texts: list[str]) -> int:
+def count_tokens(tokenizer_file: str, texts: list[str]) -> int:
     """Tokens of the texts, also of what the encoder does not read any more."""
     return sum(len(encoded.ids) for encoded in _tokenizer(tokenizer_file).encode_batch(texts))
 

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
+import anyio
 from starlette.requests import Request
 
 from specrag.engine.passes import Coroutine
@@ -24,7 +25,7 @@ from specrag.request import Request as TextRequest
 from specrag.serving.errors import ApiError
 from specrag.serving.keys import ApiKey
 from specrag.serving.listings import default_method
-from specrag.serving.openai.schemas import GenerationBody, ResponseFormat, SpecragField
+from specrag.serving.openai.schemas import Asking, GenerationBody, ResponseFormat, SpecragField
 from specrag.serving.openai.streaming import unless_gone
 from specrag.serving.service import PREPARED
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+B = TypeVar("B", bound=Asking)
 
 _OPTIONS = "specrag.options"
 _SEARCH = frozenset(SearchOptions.model_fields)
@@ -81,6 +83,25 @@ async def _in_turn(service: Service, function: Callable[[], T]) -> T:
     # Not where it is waited for: whoever gives up leaves the thread at work, or it never begins.
     working.add_done_callback(release)
     return await asyncio.wrap_future(working)
+
+
+async def with_named_base(body: B, service: Service, key: ApiKey) -> B:
+    """The body under the model's own name; a knowledge base that the id names (``MODEL@KB``) is in ``specrag.kb``.
+
+    Raises:
+        ApiError: no such model is served to this key.
+        InputError: the body names another knowledge base.
+    """
+    name = service.settings.name
+    if service.is_model(body.model):
+        return body.model_copy(update={"model": name})
+    kb = await anyio.to_thread.run_sync(service.kb_of, body.model, key.may_read)
+    if body.wish.kb not in (None, kb):
+        raise InputError(
+            "specrag.kb", body.wish.kb, f"the model {body.model} answers from {kb}; name one base"
+        )
+    wish = body.wish.model_copy(update={"kb": kb})
+    return body.model_copy(update={"model": f"{name}@{kb}", "specrag": wish})
 
 
 @dataclass(frozen=True, slots=True)

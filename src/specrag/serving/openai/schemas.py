@@ -25,6 +25,9 @@ MAX_PROMPTS = 64
 #: Most pieces of one message, and entries of fields that change nothing.
 MAX_PARTS, MAX_IGNORED = 256, 64
 
+#: Most calls of tools in one message.
+MAX_CALLS = 64
+
 #: Most stop strings of one request, and characters of each.
 MAX_STOPS, MAX_STOP_LENGTH = 16, 256
 
@@ -36,6 +39,11 @@ Conditions: TypeAlias = Annotated[
     list[Annotated[str, Field(max_length=1000)]], Field(max_length=32, fail_fast=True)
 ]
 StopText: TypeAlias = Annotated[str, Field(max_length=MAX_STOP_LENGTH)]
+
+
+def _example(**fields: Any) -> ConfigDict:
+    """Says in the API's description what a body may look like."""
+    return ConfigDict(json_schema_extra={"examples": [fields]})
 
 
 class Body(BaseModel):
@@ -89,10 +97,23 @@ class StreamOptions(Body):
     include_obfuscation: bool | None = None
 
 
-class GenerationBody(Body):
-    """The fields that completions and chat completions share."""
+class Asking(Body):
+    """The fields of all requests for a text."""
 
     model: Annotated[str, Field(max_length=256)]
+    specrag: SpecragField | None = None
+    # Known and without effect.
+    user: str | None = None
+
+    @property
+    def wish(self) -> SpecragField:
+        """The field ``specrag``; its defaults where it is left out."""
+        return self.specrag or SpecragField()
+
+
+class GenerationBody(Asking):
+    """The fields that completions and chat completions share."""
+
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -112,18 +133,12 @@ class GenerationBody(Body):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     ignore_eos: bool = False
-    specrag: SpecragField | None = None
-    # Known and without effect.
-    user: str | None = None
-
-    @property
-    def wish(self) -> SpecragField:
-        """The field ``specrag``; its defaults where it is left out."""
-        return self.specrag or SpecragField()
 
 
 class CompletionRequest(GenerationBody):
     """Body of ``POST /v1/completions``."""
+
+    model_config = _example(model="smollm2-135m", prompt="Copper is", max_tokens=16)
 
     prompt: (
         str
@@ -170,7 +185,7 @@ class Message(Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[ContentPart], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
     name: str | None = None
-    tool_calls: Annotated[list[ToolCall], Field(max_length=64, fail_fast=True)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_CALLS, fail_fast=True)] | None = None
     tool_call_id: str | None = None
     # What an assistant's message may carry when a client sends back what it was given.
     refusal: str | None = None
@@ -227,6 +242,8 @@ class ResponseFormat(Body):
 class ChatCompletionRequest(GenerationBody):
     """Body of ``POST /v1/chat/completions``."""
 
+    model_config = _example(model="smollm2-135m", messages=[{"role": "user", "content": "Hello!"}])
+
     messages: Annotated[list[Message], Field(min_length=1, max_length=1024, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     logprobs: bool | None = None
@@ -246,14 +263,124 @@ class ChatCompletionRequest(GenerationBody):
     prompt_cache_key: str | None = None
 
 
+class ResponsePart(Body):
+    """A piece of a message; what an answer's piece carries beside its text may be sent back."""
+
+    type: Literal["input_text", "output_text"]
+    text: str
+    annotations: Annotated[list[Any], Field(max_length=MAX_IGNORED)] | None = None
+    logprobs: Annotated[list[Any], Field(max_length=MAX_IGNORED)] | None = None
+
+
+ResponseText: TypeAlias = str | Annotated[list[ResponsePart], Field(max_length=MAX_PARTS, fail_fast=True)]
+
+
+class ResponseItem(Body):
+    """A message, a call of a function, or what it has answered."""
+
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: ResponseText | None = None
+    call_id: str | None = None
+    name: Annotated[str, Field(max_length=128)] | None = None
+    arguments: str | None = None
+    output: ResponseText | None = None
+    # Known and without effect.
+    id: str | None = None
+    status: str | None = None
+    phase: str | None = None
+    namespace: str | None = None
+    summary: Annotated[list[Any], Field(max_length=MAX_IGNORED)] | None = None
+    encrypted_content: str | None = None
+
+
+class ResponseTool(FunctionDefinition):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+
+
+class NamedResponseTool(Body):
+    """A function that the model must call."""
+
+    type: Literal["function"]
+    name: str
+
+
+class TextFormat(Body):
+    """The form of the answer: text, any JSON object, or JSON of a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: Annotated[str, Field(max_length=64)] | None = None
+    description: str | None = None
+    schema_: dict[str, JsonValue] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class TextSettings(Body):
+    """How the text is to be."""
+
+    format: TextFormat | None = None
+    verbosity: str | None = None
+
+
+class ResponseRequest(Asking):
+    """Body of ``POST /v1/responses``."""
+
+    model_config = _example(model="smollm2-135m", input="Hello!")
+
+    input: str | Annotated[list[ResponseItem], Field(min_length=1, max_length=1000, fail_fast=True)]
+    instructions: str | None = None
+    max_output_tokens: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    stream: bool | None = None
+    text: TextSettings | None = None
+    tools: Annotated[list[ResponseTool], Field(max_length=128, fail_fast=True)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedResponseTool | None = None
+    parallel_tool_calls: bool | None = None
+    store: bool | None = Field(None, description="false; nothing is kept.")
+    previous_response_id: str | None = Field(None, description="Refused: send the whole conversation.")
+    metadata: Annotated[dict[str, str], Field(max_length=MAX_IGNORED, fail_fast=True)] | None = None
+    # Known and without effect.
+    include: Annotated[list[str], Field(max_length=MAX_IGNORED, fail_fast=True)] | None = None
+    reasoning: dict[str, JsonValue] | None = None
+    service_tier: str | None = None
+    truncation: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+
 class EmbeddingRequest(Body):
     """Body of ``POST /v1/embeddings``."""
+
+    model_config = _example(model="minilm-l6-v2", input=["copper", "tin"])
 
     model: Annotated[str, Field(max_length=256)]
     input: str | Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
     user: str | None = None
+
+
+class RankedDocument(Body):
+    """A document as an object."""
+
+    text: str
+
+
+class RerankRequest(Body):
+    """Body of ``POST /v1/rerank``."""
+
+    model_config = _example(model="minilm-l6-v2", query="What conducts?", documents=["Copper does.", "Tea."])
+
+    model: Annotated[str, Field(max_length=256)]
+    query: str
+    documents: Annotated[
+        list[str | RankedDocument], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)
+    ]
+    top_n: Annotated[int, Field(ge=1)] | None = Field(None, description="The best so many; by default all.")
+    return_documents: bool | None = Field(None, description="false leaves the texts out.")
 
 
 class ErrorDetail(BaseModel):

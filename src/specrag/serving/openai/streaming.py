@@ -115,7 +115,9 @@ async def _send(send: Send, data: bytes) -> None:
 
 
 def _event(chunk: Mapping[str, Any]) -> bytes:
-    return b"data: " + json.dumps(chunk, ensure_ascii=False).encode() + b"\n\n"
+    kind = chunk.get("type")  # events of responses have one
+    named = f"event: {kind}\n" if kind else ""
+    return f"{named}data: {json.dumps(chunk, ensure_ascii=False)}\n\n".encode()
 
 
 def _note(error: Exception) -> None:

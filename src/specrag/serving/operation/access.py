@@ -17,7 +17,9 @@ from specrag.serving.errors import ApiError, error_response
 from specrag.serving.keys import KeyRing
 from specrag.serving.settings import Settings
 
-_OPEN = frozenset({"/", "/healthz", "/readyz"})
+_OPEN = frozenset(
+    {"/", "/docs", "/healthz", "/readyz"}
+)  # the pages hold nothing; what they ask for needs a key
 _OPEN_FOLDER = "/page/"
 
 

@@ -1,9 +1,10 @@
 // The page: a conversation, and what it is asked with.
 
-import { currentKey, getJson, hindrances, onKeyWanted, setKey } from "./api.js";
+import { getJson, hindrances } from "./api.js";
 import { forget, forgetAll, forgetTab, keep, keptChats, lastChat, newChat, showing, titleOf } from "./chats.js";
 import { Choices } from "./choices.js";
 import { LongText, messagesOf } from "./context.js";
+import { setUpDialogs } from "./dialogs.js";
 import { Documents } from "./documents.js";
 import { byId, element } from "./dom.js";
 import { everyFamily, legendItems } from "./origins.js";
@@ -208,42 +209,6 @@ function say(text) {
 
 function notice(text) {
   byId("notices").append(element("p", { class: "notice error", role: "alert" }, text));
-}
-
-/** @param changed called when another key was given than the one before. */
-function setUpDialogs(changed) {
-  for (const button of document.querySelectorAll("[data-close]")) {
-    button.addEventListener("click", () => button.closest("dialog").close());
-  }
-  const dialog = byId("key-dialog");
-  let waiting = null;
-  const open = (reason) => {
-    if (reason) byId("key-reason").textContent = reason;
-    byId("key").value = "";
-    if (!dialog.open) dialog.showModal();
-  };
-  // Several requests may be refused at once: one dialog answers all of them.
-  onKeyWanted((reason) => {
-    byId("open-key").hidden = false;
-    open(reason);
-    waiting ??= Promise.withResolvers();
-    return waiting.promise;
-  });
-  byId("open-key").addEventListener("click", () => open(""));
-  byId("key-form").addEventListener("submit", (event) => {
-    event.preventDefault();
-    const key = byId("key").value.trim();
-    const isOther = currentKey() && key !== currentKey();
-    setKey(key);
-    if (isOther) changed();
-    waiting?.resolve(true);
-    waiting = null;
-    dialog.close();
-  });
-  dialog.addEventListener("close", () => {
-    waiting?.resolve(false);
-    waiting = null;
-  });
 }
 
 const page = new Page();

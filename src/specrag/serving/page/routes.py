@@ -1,4 +1,4 @@
-"""The page at ``/``: a few static files, read once, sent with their right types."""
+"""The page at ``/`` and the reference at ``/docs``: a few static files, read once, sent with their right types."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _File:
 
 
 def page_routes() -> list[Route]:
-    """Routes of the page: ``/`` and ``/page/NAME`` for each of its files.
+    """Routes of the pages: ``/``, ``/docs``, and ``/page/NAME`` for each of their files.
 
     Only names that were in the folder at the start are answered, so that no path can lead out of it. Nothing in these
     files is secret: they are served without a key, and the page asks for one where the server wants it.
@@ -46,12 +46,16 @@ def page_routes() -> list[Route]:
     async def index(request: Request) -> Response:
         return _send(request, files["index.html"])
 
+    async def reference(request: Request) -> Response:
+        return _send(request, files["reference.html"])
+
     async def part(request: Request) -> Response:
         file = files.get(request.path_params["name"])
         return Response("Not found", 404, media_type="text/plain") if file is None else _send(request, file)
 
     return [
         Route("/", index, methods=["GET"], name="page", include_in_schema=False),
+        Route("/docs", reference, methods=["GET"], name="reference", include_in_schema=False),
         Route("/page/{name}", part, methods=["GET"], name="page-part", include_in_schema=False),
     ]
 
