@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from specrag.retrieval.knowledge_base import KnowledgeBase
     from specrag.speculation.decode import Step
 
-# OpenMP's threads spin while they wait for their next operation, by default for milliseconds. Beside other busy processes
-# they so keep the processors from those that they wait for, and a tenth of the speed is left. The library reads this when
-# torch loads it; what the user says holds.
+# OpenMP's threads spin while they wait for their next operation, by default for milliseconds. Beside other busy
+# processes they so keep the processors from those that they wait for, and a tenth of the speed is left. The library
+# reads this when torch loads it; what the user says holds.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
