@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from specrag.engine.cpu.threads import openmp
 from specrag.engine.executor import Executor
 from specrag.engine.passes import Coroutine, Search
 from specrag.engine.threads import in_own_thread, use_one_thread
@@ -47,3 +51,23 @@ def test_what_runs_apart_ends_with_its_thread_and_its_errors_come_back() -> None
     assert all(thread.name != names[0] for thread in threading.enumerate())
     with pytest.raises(ValueError, match="wrong"):
         in_own_thread(lambda: (_ for _ in ()).throw(ValueError("wrong")).__next__())
+
+
+@pytest.mark.parametrize(
+    ("said", "told"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "passive"}, "0")]
+)
+def test_waiting_threads_spin_briefly_unless_the_user_says_otherwise(said: dict[str, str], told: str) -> None:
+    """As the OpenMP library itself has read it."""
+    if openmp() is None:
+        pytest.skip("torch has another OpenMP library than GNU's")
+    kept = {
+        name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", "import specrag, torch"],
+        env={**kept, **said, "OMP_DISPLAY_ENV": "VERBOSE"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert f"GOMP_SPINCOUNT = '{told}'" in done.stderr
