@@ -107,7 +107,7 @@ def test_json(expected: Result) -> None:
     assert found["usage"]["completion_tokens"] == found["usage"]["passes"] == 12
     assert found["usage"]["seconds"]["prefill"] > 0
     assert found["usage"]["seconds"]["decode"] > 0
-    assert (found["model"], found["dtype"], found["method"]) == ("smollm2-135m", "bf16", "plain")
+    assert (found["model"], found["dtype"], found["method"]) == ("smollm2-135m", "int8", "plain")
 
 
 @dataclass

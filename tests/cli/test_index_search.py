@@ -30,7 +30,7 @@ def test_index_reports_what_it_did(model_home: Path, tmp_path: Path) -> None:
     assert made.err == ""  # no bar where nobody looks
     assert "documents: 3 added, 0 updated, 0 removed, 0 unchanged" in made.out
     assert "skipped:   25" in made.out
-    assert made.out.count("broken PDF") == 20
+    assert made.out.count("its content is something else, not a PDF") == 20
     assert "and 5 more; --json lists all" in made.out
     (library / "copper.md").unlink()
     (library / "tin.txt").write_text("Tin is soft.", encoding="utf-8")

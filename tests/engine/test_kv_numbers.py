@@ -80,8 +80,8 @@ def test_what_is_written_is_read(dtype: torch.dtype) -> None:
 @pytest.fixture(scope="module")
 def pair(smollm2: object) -> tuple[LoadedModel, LoadedModel]:
     return (
-        load_model("smollm2-135m", device="cpu"),
-        load_model("smollm2-135m", device="cpu", kv_dtype="int8"),
+        load_model("smollm2-135m", dtype="bf16", device="cpu"),
+        load_model("smollm2-135m", dtype="bf16", device="cpu", kv_dtype="int8"),
     )
 
 

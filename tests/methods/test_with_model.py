@@ -80,7 +80,7 @@ def test_what_is_missing_is_named(llm: LanguageModel, kb: specrag.KnowledgeBase)
 def test_what_python_shows(llm: LanguageModel, kb: specrag.KnowledgeBase) -> None:
     assert repr(specrag.RaLMSpec(llm, kb, stride=3, early=True)) == "RaLMSpec(stride=3, early=True)"
     assert repr(specrag.Adaptive()) == "Adaptive()"
-    assert repr(llm) == "LanguageModel('smollm2-135m', dtype='bf16', device='cpu')"
+    assert repr(llm) == "LanguageModel('smollm2-135m', dtype='int8', device='cpu')"
     made = kb.manifest
     assert (
         repr(kb) == f"KnowledgeBase({str(kb.folder)!r}, documents={made.documents}, passages={made.passages})"

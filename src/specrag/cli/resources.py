@@ -127,7 +127,7 @@ class LocalResources(OpenResources):
             kv_dtype=values.kv_dtype,
             progress=sys.stderr.isatty(),
         )
-        if not llm.loaded.batch_invariant and sys.stderr.isatty():
+        if sys.stderr.isatty() and not llm.loaded.batch_invariant:
             sys.stderr.write(f"note: {llm.loaded.exactness}\n")
         return llm
 

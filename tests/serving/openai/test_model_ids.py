@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ def test_an_id_answers_as_the_field_does(server: LiveServer) -> None:
     field: Any = client.chat.completions.create(model=MODEL, extra_body={"specrag": {"kb": "wiki"}}, **given)
     assert answer.model == f"{MODEL}@wiki"
     assert answer.choices[0].message.content == field.choices[0].message.content
-    assert "[1]" in answer.choices[0].message.content
+    assert re.search(r" \[\d\]$", answer.choices[0].message.content)
     sources = answer.model_extra["specrag"]["sources"]
     assert sources == field.model_extra["specrag"]["sources"]
     assert any(source["cited"] for source in sources)

@@ -12,9 +12,9 @@ import httpx
 import openai
 import pytest
 
+from specrag.methods.citations import find_citations, without_citations
 from specrag.methods.decoding import decoder_names
 from specrag.methods.plain import Plain
-from specrag.methods.prompts import LEAD
 from specrag.methods.registry import method_names
 from specrag.methods.standard_rag.pipeline import StandardPipeline
 from specrag.request import ABSTENTION
@@ -100,10 +100,12 @@ def test_the_stream_tells_sources_first_then_rounds_then_figures(
     assert told[0]["event"] == "sources"
     assert len(told[0]["sources"]) == 2
     steps = [event for event in told if event["event"] == "step"]
-    assert steps[0]["tokens"] == [{"text": LEAD, "source": "given", "relaxed": False}]
     text = answer["choices"][0]["message"]["content"]
     assert text_of(chunks).strip() == text
-    assert "".join(token["text"] for step in steps for token in step["tokens"]).strip() == text
+    # Tokens are the model's own; citations are specrag's.
+    written = "".join(token["text"] for step in steps for token in step["tokens"])
+    assert without_citations(text)[1:] in written
+    assert find_citations(text, ["", ""]).numbers
     done = told[-1]
     assert done["sources"] == answer["specrag"]["sources"]
     assert done["usage"]["accepted"] == sum(step["accepted"] for step in steps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import openai
@@ -127,7 +128,7 @@ def test_a_schema_and_a_knowledge_base(server: LiveServer) -> None:
     answer = ask(server, model=f"{MODEL}@wiki", input=question, max_output_tokens=12)
     expected = chat(server, [{"role": "user", "content": question}], extra_body={"specrag": {"kb": "wiki"}})
     assert answer.output_text == expected.choices[0].message.content
-    assert "[1]" in answer.output_text
+    assert re.search(r" \[\d\]$", answer.output_text)
     assert answer.model_extra["specrag"]["sources"]
 
 

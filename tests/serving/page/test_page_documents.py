@@ -81,7 +81,7 @@ def test_a_bad_file_keeps_no_other_out_and_leaves_nothing(
     page = here.page
     told = upload(here, "pictures", picture)
     assert "pictures: 0 of 1 added." in told
-    assert "photo.md: its content is an image" in told
+    assert "photo.md: its content is a PNG image, not text" in told
     assert "error" in (page.get_attribute("#upload-result", "class") or "")
     # The name is free: the same dialog takes good files under it, beside the bad one.
     assert "pictures" not in page.inner_text("#upload-kb")

@@ -34,7 +34,7 @@ export function currentKey() {
   }
 }
 
-function headers() {
+export function headers() {
   const key = currentKey();
   return key ? { Authorization: `Bearer ${key}` } : {};
 }

@@ -56,7 +56,7 @@ class Page {
       }
       say("");
       const [models, methods] = await Promise.all([getJson("v1/models"), getJson("v1/specrag/methods"), this.documents.refresh()]);
-      const writers = models.data.filter(({ specrag }) => specrag?.kind !== "embedding").map(({ id }) => id);
+      const writers = models.data.filter(({ specrag }) => specrag?.kind !== "embedding" && !specrag?.kb).map(({ id }) => id);
       this.choices.show(writers, methods);
       await this.open(lastChat() ?? this.chat); // only now, since it may lie behind a key
     } catch (error) {

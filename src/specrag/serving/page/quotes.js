@@ -27,7 +27,8 @@ const weighs = ({ word }) => !SMALL.has(word);
 export function citations(answer) {
   const sentences = [...answer.matchAll(SENTENCE)];
   return Array.from(answer.matchAll(CITATION), (match) => {
-    const around = sentences.find((each) => each.index <= match.index && match.index < each.index + each[0].length);
+    // The last sentence with words in front of the mark: marks stand behind full stops.
+    const around = sentences.findLast((each) => each.index <= match.index && hasWords(answer.slice(each.index, match.index)));
     return {
       start: match.index,
       end: match.index + match[0].length,
@@ -36,6 +37,8 @@ export function citations(answer) {
     };
   });
 }
+
+const hasWords = (text) => words(text.replace(CITATION, " ")).length > 0;
 
 function numbersOf(listed) {
   return listed.split(/[,;]/).flatMap((part) => {
