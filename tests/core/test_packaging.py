@@ -206,7 +206,9 @@ def test_importing_is_quick_and_brings_no_network() -> None:
     heavy = "{'torch', 'transformers', 'numba'}"
     code = f"atexit.register(lambda: {heavy} & set(sys.modules) and print('heavy'))\n{COMMAND}"
     assert "heavy" not in _python(f"import atexit, sys\n{code}", "--help").stdout
-    assert _least_seconds(COMMAND, "--help") < 0.4
+    # On a slow processor: four times what the command line's own libraries take there.
+    own = _least_seconds("import typer.rich_utils, rich.markdown, pydantic")
+    assert _least_seconds(COMMAND, "--help") < max(0.4, 4 * own)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from specrag.cli import completion
-from specrag.models import catalog
 
 app = typer.Typer(help="List, fetch and find models.", no_args_is_help=True)
 
@@ -27,6 +26,8 @@ _Name = Annotated[
 @app.command("list", epilog="Example: specrag models list")
 def list_(as_json: _Json = False) -> None:
     """Show the models known by name, their size and licence, and which are on this machine."""
+    from specrag.models import catalog
+
     models = catalog.list_models()
     if as_json:
         typer.echo(json.dumps([asdict(model) for model in models]))
@@ -44,6 +45,8 @@ def list_(as_json: _Json = False) -> None:
 @app.command(epilog="Example: specrag models pull smollm2-135m")
 def pull(name: _Name, as_json: _Json = False) -> None:
     """Fetch a model and convert it; verify it if it is there, and repair it if it is damaged."""
+    from specrag.models import catalog
+
     files = catalog.pull(name, progress=not as_json)
     if as_json:
         typer.echo(json.dumps(asdict(files) | {"folder": str(files.folder)}))
@@ -54,5 +57,7 @@ def pull(name: _Name, as_json: _Json = False) -> None:
 @app.command(epilog="Example: specrag models path smollm2-135m")
 def path(name: _Name, as_json: _Json = False) -> None:
     """Print the folder of a model that has been pulled."""
+    from specrag.models import catalog
+
     folder = catalog.path(name)
     typer.echo(json.dumps({"name": name, "path": str(folder)}) if as_json else str(folder))

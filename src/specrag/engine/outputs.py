@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
+
 
 #: ``final``: what the output matrix reads (after the last norm); ``last``: the last layer's output before that
 #: norm; ``ffn_input``: the input of the last layer's feed-forward block, after its norm (kNN-LM's key).

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Literal, TypeAlias
-
-import numpy as np
 
 from specrag.errors import InputError, SpecragError
 
@@ -62,7 +61,7 @@ class StopConditions:
 
 
 def _is_integer(value: object) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, slots=True)
