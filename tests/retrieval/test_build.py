@@ -9,6 +9,7 @@ import pytest
 
 from specrag.errors import InputError
 from specrag.retrieval.build import BuildSettings, build
+from specrag.retrieval.encoder.encoder import default_dtype
 from specrag.retrieval.manifest import Manifest
 from specrag.retrieval.progress import Progress
 from tests.retrieval.library import (
@@ -41,7 +42,7 @@ def test_manifest_says_what_the_knowledge_base_is(library: Path, kb: Path) -> No
     report = build([library], kb, settings, encoder=encoder())
     manifest = Manifest.read(kb)
     assert (manifest.generation, manifest.documents, manifest.passages) == (1, 3, report.passages)
-    assert (manifest.encoder.name, manifest.encoder.dtype) == ("minilm-l6-v2", "bf16")
+    assert (manifest.encoder.name, manifest.encoder.dtype) == ("minilm-l6-v2", default_dtype())
     assert manifest.encoder.fingerprint == encoder().fingerprint
     assert (manifest.chunking.tokens, manifest.chunking.overlap) == (40, 0)
     assert manifest.roots == (os.path.realpath(library),)
@@ -121,7 +122,7 @@ def test_nothing_readable_is_an_error(tmp_path: Path, kb: Path) -> None:
     ("settings", "field", "value", "made"),
     [
         (BuildSettings(encoder="other-encoder"), "encoder", "other-encoder", "minilm-l6-v2"),
-        (BuildSettings(encoder_dtype="fp32"), "encoder_dtype", "fp32", "bf16"),
+        (BuildSettings(encoder_dtype="int8"), "encoder_dtype", "int8", default_dtype()),
         (BuildSettings(chunk_tokens=100), "chunk_tokens", "100", "200"),
         (BuildSettings(chunk_overlap=0), "chunk_overlap", "0", "32"),
     ],
@@ -134,7 +135,7 @@ def test_other_settings_than_before_are_refused(
         build([library], kb, settings)
     for part in (field, value, made, "another folder"):
         assert part in str(caught.value)
-    assert build([library], kb, BuildSettings("minilm-l6-v2", "bf16", 200, 32)).unchanged == 3
+    assert build([library], kb, BuildSettings("minilm-l6-v2", default_dtype(), 200, 32)).unchanged == 3
 
 
 @pytest.mark.parametrize(

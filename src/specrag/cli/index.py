@@ -41,7 +41,8 @@ def index(
         str | None, typer.Option(metavar="NAME", help="A sentence encoder; by default minilm-l6-v2.")
     ] = None,
     encoder_dtype: Annotated[
-        str | None, typer.Option(metavar="TYPE", help="fp32 or bf16; by default bf16.")
+        str | None,
+        typer.Option(metavar="TYPE", help="fp32 or bf16; by default bf16, fp32 on processors without it."),
     ] = None,
     chunk_tokens: Annotated[
         int | None,
@@ -90,7 +91,10 @@ def index(
         ),
     ] = None,
     dtype: Annotated[
-        str | None, typer.Option(metavar="TYPE", help="Of the model (bf16).", rich_help_panel=_KNN)
+        str | None,
+        typer.Option(
+            metavar="TYPE", help="Of the model; by default int8, bf16 on a GPU.", rich_help_panel=_KNN
+        ),
     ] = None,
     device: Annotated[
         str | None,

@@ -222,7 +222,6 @@ class _Build:
 
 
 DEFAULT_ENCODER = "minilm-l6-v2"
-DEFAULT_DTYPE = "bf16"
 DEFAULT_CHUNKING = ChunkingRecord(tokens=200, overlap=32)
 
 _SMALLEST_CHUNK = 16
@@ -266,6 +265,8 @@ def settle(settings: BuildSettings, folder: Path, old: Manifest | None) -> Settl
     Raises:
         InputError: a value cannot be used, or is not that of the knowledge base.
     """
+    from specrag.retrieval.encoder.encoder import default_dtype  # it imports torch
+
     asked = {
         "encoder": settings.encoder,
         "encoder_dtype": settings.encoder_dtype,
@@ -274,7 +275,7 @@ def settle(settings: BuildSettings, folder: Path, old: Manifest | None) -> Settl
     }
     made: dict[str, str | int] = {
         "encoder": DEFAULT_ENCODER if old is None else old.encoder.name,
-        "encoder_dtype": DEFAULT_DTYPE if old is None else old.encoder.dtype,
+        "encoder_dtype": default_dtype() if old is None else old.encoder.dtype,
         "chunk_tokens": (DEFAULT_CHUNKING if old is None else old.chunking).tokens,
         "chunk_overlap": (DEFAULT_CHUNKING if old is None else old.chunking).overlap,
     }

@@ -85,11 +85,11 @@ class Indexer:
 
     def _encoder(self, folder: Path, name: str | None) -> Encoder:
         """That of the knowledge base; for a new one that of the order."""
-        from specrag.retrieval.build import DEFAULT_DTYPE, DEFAULT_ENCODER
-        from specrag.retrieval.encoder.encoder import load_encoder
+        from specrag.retrieval.build import DEFAULT_ENCODER
+        from specrag.retrieval.encoder.encoder import default_dtype, load_encoder
         from specrag.retrieval.manifest import Manifest
 
-        key = (name or DEFAULT_ENCODER, DEFAULT_DTYPE)
+        key = (name or DEFAULT_ENCODER, default_dtype())
         if Manifest.exists(folder):
             made = Manifest.read(folder).encoder
             key = (made.name, made.dtype)
