@@ -254,6 +254,12 @@ class SettledSettings:
     chunking: ChunkingRecord
 
 
+def _default_dtype() -> str:
+    from specrag.retrieval.encoder.encoder import default_dtype  # it imports torch
+
+    return default_dtype()
+
+
 def settle(settings: BuildSettings, folder: Path, old: Manifest | None) -> SettledSettings:
     """Fill in the values that were left open.
 
@@ -265,8 +271,6 @@ def settle(settings: BuildSettings, folder: Path, old: Manifest | None) -> Settl
     Raises:
         InputError: a value cannot be used, or is not that of the knowledge base.
     """
-    from specrag.retrieval.encoder.encoder import default_dtype  # it imports torch
-
     asked = {
         "encoder": settings.encoder,
         "encoder_dtype": settings.encoder_dtype,
@@ -275,7 +279,7 @@ def settle(settings: BuildSettings, folder: Path, old: Manifest | None) -> Settl
     }
     made: dict[str, str | int] = {
         "encoder": DEFAULT_ENCODER if old is None else old.encoder.name,
-        "encoder_dtype": default_dtype() if old is None else old.encoder.dtype,
+        "encoder_dtype": _default_dtype() if old is None else old.encoder.dtype,
         "chunk_tokens": (DEFAULT_CHUNKING if old is None else old.chunking).tokens,
         "chunk_overlap": (DEFAULT_CHUNKING if old is None else old.chunking).overlap,
     }
