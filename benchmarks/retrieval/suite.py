@@ -39,6 +39,7 @@ from specrag.bench.records import Outcome, Record
 from specrag.bench.suite import BenchContext
 from specrag.errors import InputError
 from specrag.retrieval.build import DEFAULT_ENCODER
+from specrag.retrieval.encoder.encoder import default_dtype
 from specrag.retrieval.knowledge_base import INDEXES, KnowledgeBase
 
 _BATCHES = (1, 8, 32)
@@ -166,7 +167,7 @@ class _Bench:
         if self._opened is None:
             if not (self.folder / "manifest.json").is_file():
                 building_trial(self.documents, self.folder)()
-            self._opened = KnowledgeBase.open(self.folder, encoder=self.encoders.get("bf16"))
+            self._opened = KnowledgeBase.open(self.folder, encoder=self.encoders.get(default_dtype()))
         return self._opened
 
     def building(self) -> Iterator[Measurement]:
@@ -278,14 +279,19 @@ class _Bench:
                 for name in map(depth_name, DEPTHS)
             }
             yield self.context.measurement(
-                task=task, method=method, n=int(count), model=DEFAULT_ENCODER, dtype="bf16", extra=extra
+                task=task,
+                method=method,
+                n=int(count),
+                model=DEFAULT_ENCODER,
+                dtype=default_dtype(),
+                extra=extra,
             )
 
     def _summarise(
         self, records: Sequence[Record], baselines: Sequence[str] = (METHOD,)
     ) -> list[Measurement]:
         return self.context.summarise(
-            records, baselines=baselines, dtype="bf16", model=DEFAULT_ENCODER, overall=False
+            records, baselines=baselines, dtype=default_dtype(), model=DEFAULT_ENCODER, overall=False
         )
 
 

@@ -25,6 +25,7 @@ from specrag.bench.metrics import contains_answer
 from specrag.cli.main import app
 from specrag.errors import InputError
 from specrag.methods.speculative_rag.task import Task
+from tests.processor import PACKED_BF16
 
 ROW = {
     "id": "popqa-0",
@@ -106,6 +107,7 @@ def bench(out: Path, *words: str) -> list[Measurement]:
     return from_json_lines(result.stdout)
 
 
+@PACKED_BF16
 @pytest.mark.slow
 def test_a_quick_run_measures_and_resumes(smollm2: Path, tmp_path: Path) -> None:
     measured = bench(tmp_path)
@@ -148,6 +150,7 @@ def test_a_quick_run_measures_and_resumes(smollm2: Path, tmp_path: Path) -> None
     assert pictures == {"answers-lengths.png", "answers-accuracy.png"}
 
 
+@PACKED_BF16
 def test_models_in_eight_bits_have_records_of_their_own(smollm2: Path, tmp_path: Path) -> None:
     command = [
         "bench",

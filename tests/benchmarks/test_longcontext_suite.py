@@ -19,10 +19,7 @@ from specrag.bench.records import Outcome, Record, RecordKey
 from specrag.bench.summary import summarise
 from specrag.cli.main import app
 from specrag.methods.rapid.decoder import RapidDecoder
-from specrag.models.linear import PackedLinear
-
-#: The suites measure in bf16, which takes a processor without its instructions ten times as long.
-IN_BF16 = pytest.mark.skipif(not PackedLinear.available(), reason="this processor has no packed bf16 product")
+from tests.processor import PACKED_BF16
 
 
 def words(text: str) -> list[int]:
@@ -163,7 +160,7 @@ def test_self_speculation_holds_the_weights_once(smollm2: Path) -> None:
     assert figures[LOSSLESS]["peak_mib"] < figures[RAG]["peak_mib"] + 130
 
 
-@IN_BF16
+@PACKED_BF16
 @pytest.mark.slow
 def test_a_quick_run_measures_every_part_and_draws(smollm2: Path, tmp_path: Path) -> None:
     command = ["bench", "longcontext", "--quick", "--no-plots", "--out", str(tmp_path), "--json", "-"]

@@ -13,10 +13,7 @@ from benchmarks.tokens.quality import METHODS
 from benchmarks.tokens.suite import questions
 from specrag.bench.measurement import Measurement, check_method, from_json_lines
 from specrag.cli.main import app
-from specrag.models.linear import PackedLinear
-
-#: The suites measure in bf16, which takes a processor without its instructions ten times as long.
-IN_BF16 = pytest.mark.skipif(not PackedLinear.available(), reason="this processor has no packed bf16 product")
+from tests.processor import PACKED_BF16
 
 
 def bench(suite: str, out: Path, *words: str) -> list[Measurement]:
@@ -27,7 +24,7 @@ def bench(suite: str, out: Path, *words: str) -> list[Measurement]:
     return from_json_lines(result.stdout)
 
 
-@IN_BF16
+@PACKED_BF16
 @pytest.mark.slow
 def test_a_quick_run_of_tokens_measures_ours_and_theirs(smollm2: Path, tmp_path: Path) -> None:
     found = bench("tokens", tmp_path)

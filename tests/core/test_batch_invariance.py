@@ -20,18 +20,15 @@ from specrag.engine.passes import gather
 from specrag.engine.sampling import SamplingParams
 from specrag.engine.session import Session
 from specrag.engine.stopping import StopConditions
-from specrag.models.linear import PackedLinear
 from specrag.models.loading import LoadedModel, load_model
 from specrag.models.tokenizer import TextStream
 from specrag.speculation.decode import Settings
 from specrag.speculation.drafters.base import NoDrafter
 from specrag.speculation.tree import EMPTY, DraftTree
+from tests.processor import PACKED_BF16
 from tests.speculation.guessing import Budgets, RandomDrafter, decoding, random_tree
 
-pytestmark = pytest.mark.skipif(
-    not PackedLinear.available(),
-    reason="this processor has no packed bf16 product, on which the promise rests",
-)
+pytestmark = PACKED_BF16
 
 SENTENCE = (
     "The river rose in the night, and by the morning the lower fields lay under a brown sheet of water. "

@@ -27,10 +27,7 @@ from specrag.models.linear import (
 )
 from specrag.models.row_ops import TorchOps, row_ops
 from specrag.models.tile_linear import TileLinear
-
-CPU_BF16 = pytest.mark.skipif(
-    not PackedLinear.available(), reason="this processor has no packed bf16 product"
-)
+from tests.processor import PACKED_BF16
 
 TILES = pytest.mark.skipif(not tiles.available(), reason="this processor has no matrix tiles")
 
@@ -43,8 +40,8 @@ BF16, INT8 = 2**-7, 0.02
 KINDS = [
     pytest.param(PlainLinear, torch.float32, 1e-5, id="plain-fp32"),
     pytest.param(PlainLinear, torch.bfloat16, BF16, id="plain-bf16"),
-    pytest.param(PackedLinear, torch.bfloat16, BF16, id="packed-bf16", marks=CPU_BF16),
-    pytest.param(InvariantLinear, torch.bfloat16, 2 * BF16, id="invariant-bf16", marks=CPU_BF16),
+    pytest.param(PackedLinear, torch.bfloat16, BF16, id="packed-bf16", marks=PACKED_BF16),
+    pytest.param(InvariantLinear, torch.bfloat16, 2 * BF16, id="invariant-bf16", marks=PACKED_BF16),
     pytest.param(TileLinear, torch.bfloat16, BF16, id="tiles", marks=TILES),
     pytest.param(Int8Linear, torch.bfloat16, INT8, id="int8"),
 ]
@@ -113,8 +110,8 @@ def test_a_row_of_zeros_gives_the_bias() -> None:
     "kind",
     [
         Int8Linear,
-        pytest.param(InvariantLinear, marks=CPU_BF16),
-        pytest.param(partial(InvariantLinear, rows=4), marks=CPU_BF16, id="four-rows"),
+        pytest.param(InvariantLinear, marks=PACKED_BF16),
+        pytest.param(partial(InvariantLinear, rows=4), marks=PACKED_BF16, id="four-rows"),
         pytest.param(TileLinear, marks=TILES),
     ],
 )
@@ -133,7 +130,7 @@ def test_a_row_has_the_same_bits_among_any_number_of_rows(
             assert torch.equal(layer(x[part], residual[part].clone()), alone[part]), rows
 
 
-@CPU_BF16
+@PACKED_BF16
 def test_rows_beyond_the_limit_are_computed_in_blocks_without_losing_bias_or_residual() -> None:
     weight, bias = normal(1, 40, 96).bfloat16(), normal(2, 40).bfloat16()
     x, residual = normal(3, 11, 96).bfloat16(), normal(4, 11, 40).bfloat16()
@@ -142,7 +139,7 @@ def test_rows_beyond_the_limit_are_computed_in_blocks_without_losing_bias_or_res
     assert torch.equal(blocks(x), alone(x))
 
 
-@CPU_BF16
+@PACKED_BF16
 def test_the_layer_that_was_asked_for_is_built() -> None:
     small = normal(1, 8, INVARIANT_INPUTS).bfloat16()
     large = normal(1, 8, INVARIANT_INPUTS + 1).bfloat16()
@@ -237,6 +234,7 @@ from specrag.engine.cpu import amx as tiles
 from specrag.models import decoder, eagle_head
 from specrag.models import tile_linear
 from specrag.models.linear import build_linear
+from tests.processor import PACKED_BF16
 
 assert not tiles.available()
 layer = build_linear(torch.ones(64, 32).bfloat16(), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Sequence
 
@@ -62,6 +63,27 @@ def test_a_deadline_ends_a_request_between_passes() -> None:
         executor.run(late)
     assert model.packed == [*[[1, 1]] * 5, *[[1]] * 6]
     executor.close()
+
+
+def test_whoever_awaits_is_told_of_the_deadline_while_a_pass_goes_on(executor: Executor) -> None:
+    model = Recorder()
+    told = threading.Event()
+
+    def before(number: int) -> None:
+        if number == 1:
+            assert told.wait(SOON)  # a pass that lasts until the caller has been told
+
+    model.before = before
+
+    async def ask() -> None:
+        emissions = executor.astream(greedy(model, [1, 2], 1000), deadline=executor.clock() + 0.05)
+        try:
+            with pytest.raises(DeadlineExceeded, match="deadline"):
+                await asyncio.wait_for(anext(emissions), SOON / 2)
+        finally:
+            told.set()
+
+    asyncio.run(ask())
 
 
 def test_a_deadline_holds_after_an_error_that_was_handled() -> None:

@@ -13,8 +13,8 @@ from specrag.methods import token_decoders as baselines
 from specrag.methods.base import Decoder
 from specrag.methods.retrieval_decoder import RetrievalDecoder
 from specrag.models import catalog
-from specrag.models.linear import PackedLinear
 from specrag.speculation.drafters.draft_model import DRAFT_MODEL
+from tests.processor import PACKED_BF16
 from tests.speculation.spelling import real_tokenizer
 
 PROMPTS = (
@@ -22,10 +22,6 @@ PROMPTS = (
     "Translate to German: the lighthouse on Gannet Rock, 1887 \u2013 \u201ca caf\u00e9\u201d.",
 )
 TOKENS = 12
-
-needs_packed = pytest.mark.skipif(
-    not PackedLinear.available(), reason="this processor has no packed bf16 product, on which equality rests"
-)
 
 
 def need(name: str) -> None:
@@ -55,7 +51,7 @@ def ids(generation: specrag.Result) -> list[int]:
     return [token.token for token in generation.tokens]
 
 
-@needs_packed
+@PACKED_BF16
 @pytest.mark.parametrize(("name", "temperature"), [("alone", 0.0), ("alone", 0.8), ("respec", 0.0)])
 def test_the_text_is_plain_decodings(
     invariant: LanguageModel, methods: dict[str, Decoder], name: str, temperature: float
@@ -69,7 +65,7 @@ def test_the_text_is_plain_decodings(
         assert sum(generation.usage.accepted_by.get(DRAFT_MODEL, 0) for generation in made) > 4
 
 
-@needs_packed
+@PACKED_BF16
 def test_the_small_model_drafts_for_a_large_one_of_another_family(smollm2: object) -> None:
     need("qwen2.5-coder-1.5b")
     llm = specrag.load("qwen2.5-coder-1.5b", dtype="bf16", device="cpu", batch_invariant=True)

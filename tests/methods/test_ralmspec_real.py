@@ -23,7 +23,6 @@ from specrag.methods.ralmspec.speculative import RaLMSpecPipeline, Stride
 from specrag.methods.ralmspec.text import Text, Writer
 from specrag.methods.timeline import Timeline
 from specrag.methods.token_decoders import PlainDecoder
-from specrag.models.linear import PackedLinear
 from specrag.request import Options
 from specrag.retrieval.knowledge_base import KnowledgeBase, SingleIndex
 from specrag.retrieval.passage import Passage
@@ -31,6 +30,7 @@ from specrag.speculation.decode import Settings
 from specrag.speculation.tree import EMPTY
 from tests.methods.ralm_toys import outcome
 from tests.methods.run import answer_of
+from tests.processor import PACKED_BF16
 from tests.sample import build_sample
 
 TOKENS = 20
@@ -44,9 +44,7 @@ STRIDES: tuple[Stride, ...] = (3, "os3", "cost-aware")
 ALL: tuple[Combination, ...] = tuple(product((1, 20), STRIDES, (False, True), ("plain",)))
 SOME: tuple[Combination, ...] = ((1, 3, False, "plain"), (20, "os3", True, "plain"))
 
-pytestmark = pytest.mark.skipif(
-    not PackedLinear.available(), reason="this processor has no packed bf16 product, on which equality rests"
-)
+pytestmark = PACKED_BF16
 
 
 @pytest.fixture(scope="module")

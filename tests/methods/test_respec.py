@@ -15,8 +15,8 @@ from specrag.methods.base import Decoder
 from specrag.methods.decoding import DecodingMethod
 from specrag.methods.registry import method_class, method_names
 from specrag.methods.retrieval_decoder import RetrievalDecoder
-from specrag.models.linear import PackedLinear
 from specrag.speculation.drafters.retrieval import RetrievalSettings
+from tests.processor import PACKED_BF16
 
 PASSAGE = (
     "The lighthouse on Gannet Rock was lit on the third of November 1887. Its lens floated in a bath of mercury "
@@ -48,10 +48,6 @@ EXACT: dict[str, Decoder | DecodingMethod | str] = {
     "recycling, weighed": baselines.Drafted("token-recycling", "recycling", None),
 }
 
-needs_packed = pytest.mark.skipif(
-    not PackedLinear.available(), reason="this processor has no packed bf16 product, on which equality rests"
-)
-
 
 @pytest.fixture(scope="module")
 def invariant(smollm2: object) -> Iterator[LanguageModel]:
@@ -65,7 +61,7 @@ def ids(generation: specrag.Result) -> list[int]:
     return [token.token for token in generation.tokens]
 
 
-@needs_packed
+@PACKED_BF16
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("name", EXACT)
 def test_the_text_is_plain_decodings(invariant: LanguageModel, name: str, temperature: float) -> None:
@@ -87,7 +83,7 @@ def test_copying_takes_few_passes(llm: LanguageModel) -> None:
     assert made.timing.verifying + made.timing.drafting < made.timing.decode
 
 
-@needs_packed
+@PACKED_BF16
 def test_references_that_the_prompt_does_not_hold_are_copied_from(invariant: LanguageModel) -> None:
     """The model's own words stand in a reference: nearly all of them can be copied from there."""
     question = "Write two sentences about snow."
@@ -139,7 +135,7 @@ def test_relaxation_is_counted_marked_and_bounded(exact_llm: LanguageModel, ques
     pytest.fail("nothing was relaxed")
 
 
-@needs_packed
+@PACKED_BF16
 def test_a_sampled_text_is_never_relaxed(invariant: LanguageModel) -> None:
     method = RetrievalDecoder(relaxed=True, tolerance=50.0, relax_top_k=1000)
     made = invariant.generate(PROMPTS[0], max_tokens=TOKENS, temperature=0.8, seed=1, method=method)
@@ -148,7 +144,7 @@ def test_a_sampled_text_is_never_relaxed(invariant: LanguageModel) -> None:
     assert ids(made) == ids(invariant.generate(PROMPTS[0], **options))  # type: ignore[arg-type]
 
 
-@needs_packed
+@PACKED_BF16
 def test_stop_strings_inside_an_accepted_run(invariant: LanguageModel) -> None:
     options = {"max_tokens": 60, "stop": "one finger"}
     plain = invariant.generate(PROMPTS[0], method="plain", **options)  # type: ignore[arg-type]
@@ -172,7 +168,7 @@ def test_wrong_settings_are_refused_before_any_work(field: str, value: object) -
         replace(RetrievalDecoder(), **{field: value})  # type: ignore[arg-type]
 
 
-@needs_packed
+@PACKED_BF16
 def test_a_draft_model_drafts(invariant: LanguageModel) -> None:
     """The model drafts for itself: the text is plain decoding's."""
     method = baselines.draft_model("smollm2-135m")

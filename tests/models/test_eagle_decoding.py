@@ -24,13 +24,13 @@ from specrag.methods.token_decoders import eagle
 from specrag.models.decoder import LeanDecoder
 from specrag.models.eagle_files import read_head
 from specrag.models.eagle_head import EagleHead
-from specrag.models.linear import PackedLinear
 from specrag.models.loading import load_model
 from specrag.models.toy import ToyModel
 from specrag.speculation.decode import Settings
 from specrag.speculation.drafters.base import NoDrafter
 from specrag.speculation.drafters.eagle import EAGLE, PROMPT_ROWS, Eagle
 from tests.models.tiny_eagle import VOCAB, fit_head, tiny_target, write_head
+from tests.processor import PACKED_BF16
 from tests.speculation.guessing import Budgets, decoding
 
 SAMPLINGS = {
@@ -39,9 +39,7 @@ SAMPLINGS = {
     "penalised": SamplingParams(temperature=1.0, top_k=20, repetition_penalty=1.2, seed=6),
 }
 
-pytestmark = pytest.mark.skipif(
-    not PackedLinear.available(), reason="no packed bf16 product here, on which batch_invariant rests"
-)
+pytestmark = PACKED_BF16
 
 
 # -- the drafter alone ----------------------------------------------------------------------------------------

@@ -235,10 +235,20 @@ class Executor:
                     yield task.emitted.popleft()
                 if ended:
                     break
-                await news.wait()
+                await self._news(news, task)
         finally:
             task.cancel()
         task.result()
+
+    async def _news(self, news: asyncio.Event, task: Task[Any]) -> None:
+        """Wait for news of a task, but no longer than it has: a pass of others may take longer than that."""
+        left = None if task.deadline is None else task.deadline - self.clock()
+        try:
+            async with asyncio.timeout(left):
+                await news.wait()
+        except TimeoutError:
+            if (reason := task.overdue(self.clock())) is not None:
+                raise reason from None
 
     def _drive_in_background(self) -> None:
         with self._changed:
