@@ -16,6 +16,7 @@ from specrag.cli.chat import Chat, interrupts_stop
 from specrag.errors import InputError
 
 if TYPE_CHECKING:
+    from specrag.cli.remote import RemoteAsking
     from specrag.cli.resources import LocalResources
     from specrag.cli.values import Chosen
     from specrag.methods.base import Method
@@ -82,7 +83,12 @@ def ask(
         raise InputError("-o early", True, "text can be taken back on a terminal only; leave it out")
     words = _first_question(question, file, chat, as_json)
     with ExitStack() as opened:
-        asking = _open(chosen, kb, context, common.model_name(model), opened, system=system, chat=chat)
+        asking: Asking | RemoteAsking | None = None
+        if kb is not None and not (details or as_json):
+            asking = _running(chosen, kb, model, system)
+        asking = asking or _open(
+            chosen, kb, context, common.model_name(model), opened, system=system, chat=chat
+        )
         if chat:
             Chat(asking, details).run(words)
             return
@@ -144,6 +150,18 @@ class Asking:
             render.show_log_probs(given.tokenizer, result.tokens)
         render.show_result(result, details=details, notes=self.notes)
         return result
+
+
+def _running(chosen: Chosen, kb: str, model: str | None, system: str | None) -> RemoteAsking | None:
+    """A running server of this machine that answers in this command's place."""
+    from specrag.cli.background import wait_until_ready
+    from specrag.cli.remote import RemoteAsking, find_server
+
+    server = find_server(chosen, kb, model)
+    base = None if server is None else server.base(kb)
+    if server is None or base is None or not wait_until_ready(server):
+        return None
+    return RemoteAsking(chosen, server, base, system)
 
 
 def _check_needs(method: Method, kb: str | None, context: list[Path] | None) -> None:

@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 import typer
 
@@ -19,14 +19,21 @@ from specrag.errors import Cancelled, SpecragError
 
 if TYPE_CHECKING:
     from specrag.cli.ask import Asking
-    from specrag.engine.executor import Task
+    from specrag.cli.remote import RemoteAsking
     from specrag.request import Source
 
 _COMMAND = re.compile(r"/[a-z]*")
 
 
+class _Cancels(Protocol):
+    """A task, or what stands for one."""
+
+    def cancel(self) -> None:
+        """End it."""
+
+
 @contextmanager
-def interrupts_stop(task: Task[Any]) -> Iterator[None]:
+def interrupts_stop(task: _Cancels) -> Iterator[None]:
     """Let Ctrl-C end a task between two passes, with :class:`~specrag.errors.Cancelled`; a second one interrupts."""
 
     def stop(*_: object) -> None:
@@ -48,7 +55,7 @@ class Chat:
         details: shown beneath each answer.
     """
 
-    def __init__(self, asking: Asking, details: bool) -> None:
+    def __init__(self, asking: Asking | RemoteAsking, details: bool) -> None:
         self._asking = asking
         self._details = details
         self._history: list[dict[str, str]] = []

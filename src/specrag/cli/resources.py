@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from specrag.request import Result
 
 
+#: Seconds of loading after which a command tells how the next one can do without.
+_LONG = 10.0
+
+
 class LocalResources(OpenResources):
     """Loads the model when a method asks for it, and opens whatever an option names.
 
@@ -118,6 +122,7 @@ class LocalResources(OpenResources):
         from specrag.language_model import load
 
         values = self._values
+        began = self.clock()
         llm = load(
             name,
             dtype=values.dtype,
@@ -129,6 +134,9 @@ class LocalResources(OpenResources):
         )
         if sys.stderr.isatty() and not llm.loaded.batch_invariant:
             sys.stderr.write(f"note: {llm.loaded.exactness}\n")
+        took = self.clock() - began
+        if sys.stderr.isatty() and took > _LONG:
+            sys.stderr.write(f"note: loading took {took:.0f} s; specrag serve --background keeps the model\n")
         return llm
 
 

@@ -94,6 +94,17 @@ def serve(
     device: common.Device = None,
     batch_invariant: common.BatchInvariant = None,
     kv_dtype: common.KvDtype = "auto",
+    background: Annotated[
+        bool,
+        typer.Option(
+            "--background",
+            help="Start it, wait until it answers and leave it running, for specrag ask to use; it ends itself after "
+            "30 minutes without a request.",
+        ),
+    ] = False,
+    stop: Annotated[
+        bool, typer.Option("--stop", help="End what --background has started, and exit.")
+    ] = False,
     list_settings: Annotated[
         bool, typer.Option("--list-settings", help="Print every setting with its default, and exit.")
     ] = False,
@@ -126,6 +137,9 @@ def serve(
     if list_settings:
         _print_settings(as_json)
         return
+    if stop:
+        _stop(as_json)
+        return
     defaults = _defaults(context, flags)
     flags |= dict.fromkeys(defaults.keys() & flags.keys())
     given = {**flags, **_other_flags(context.args, flags)}
@@ -137,6 +151,9 @@ def serve(
             raise InputError(field, error.value, error.remedy) from None
         raise _as_typed(error, given) from None
     check_settings(settings)
+    if background:
+        _start(settings, as_json)
+        return
     from specrag.serving.launch import serve as run
 
     url = f"http://{settings.host}:{settings.port}"
@@ -146,6 +163,33 @@ def serve(
         note = "" if settings.needs_key else "; without an API key, to this machine only"
         typer.echo(f"specrag serves {settings.name} at {url}{note}", err=True)
     run(settings)
+
+
+def _start(settings: Settings, as_json: bool) -> None:
+    """Start a server in the background."""
+    from specrag.cli import background
+
+    words = [word for word in sys.argv[2:] if word not in ("--background", "--json")]
+    if "port" not in settings.model_fields_set:
+        words += ["--port", "0"]
+    server = background.start(words)
+    if as_json:
+        typer.echo(json.dumps({"url": server.url, "model": server.name, "pid": server.pid}))
+        return
+    typer.echo(
+        f"specrag serves {server.name} at {server.url}; specrag ask uses it, and specrag serve --stop ends it"
+    )
+
+
+def _stop(as_json: bool) -> None:
+    from specrag.cli import background
+
+    stopped = background.stop()
+    if as_json:
+        typer.echo(json.dumps({"stopped": [server.url for server in stopped]}))
+    else:
+        told = ", ".join(server.url for server in stopped)
+        typer.echo(f"ended {told}" if stopped else "no background server is running", err=not stopped)
 
 
 def further_keys() -> Collection[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 import socket
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from specrag.errors import InputError
 from specrag.serving.keys import readable_by_all
 from specrag.serving.operation.connections import watched_protocol
 from specrag.serving.operation.logs import take_over_libraries
+from specrag.serving.running import LOADING, RunningServer, noted
 from specrag.serving.settings import Settings
 
 if TYPE_CHECKING:
@@ -22,12 +24,23 @@ _SPARE_FILES = 256  # beside the connections: models, indexes, uploads
 
 
 class _Server(uvicorn.Server):
-    """Tells the application as soon as it is asked to stop."""
+    """Tells the application as soon as it is asked to stop; stops by itself when nobody asks for long."""
 
-    def __init__(self, config: uvicorn.Config, app: FastAPI, seconds: float) -> None:
+    def __init__(self, config: uvicorn.Config, app: FastAPI, settings: Settings) -> None:
         super().__init__(config)
         self._app = app
-        self._seconds = seconds
+        self._seconds = settings.shutdown_seconds
+        self._idle_seconds = settings.idle_seconds
+
+    async def on_tick(self, counter: int) -> bool:
+        """Whether it is to stop; asked ten times a second."""
+        return await super().on_tick(counter) or self._is_idle()
+
+    def _is_idle(self) -> bool:
+        if self._idle_seconds is None or self._app.state.service.state != "ready":
+            return False
+        idle: float = self._app.state.operation.activity.idle
+        return idle >= self._idle_seconds
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let nobody in any more, wait for those who are, then end."""
@@ -77,12 +90,31 @@ def serve(settings: Settings, app: FastAPI | None = None) -> None:
             knowledge_bases=app.state.operation.bases.names(),
             note=None if settings.needs_key else "no API key is set: only this machine is served",
         )
-        server = _Server(config, app, settings.shutdown_seconds)
+        server = _Server(config, app, settings)
         service = app.state.service
         service.ended_by_failure = lambda: setattr(server, "should_exit", True)
-        server.run([listener])
+        with _noted(settings, f"http://{host}:{port}"):
+            server.run([listener])
     if service.failure is not None:
         raise service.failure
+
+
+def _noted(settings: Settings, url: str) -> contextlib.AbstractContextManager[None]:
+    """Let commands of this machine find the server, unless they would need a key."""
+    if settings.needs_key:
+        return contextlib.nullcontext()
+    return noted(
+        RunningServer(
+            pid=os.getpid(),
+            url=url,
+            name=settings.name,
+            model=settings.model,
+            is_default="model" not in settings.model_fields_set,
+            loading=settings.model_dump(mode="json", include=set(LOADING)),
+            kbs={name: str(path.expanduser().resolve()) for name, path in settings.kbs.items()},
+            background=settings.idle_seconds is not None,
+        )
+    )
 
 
 def _listen(host: str, port: int) -> socket.socket:

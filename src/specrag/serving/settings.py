@@ -166,6 +166,9 @@ class Settings(BaseSettings):
     )
     search_seconds: Seconds = Field(30.0, description="For a search of a knowledge base.")
     write_seconds: Seconds = Field(60.0, description="That a client may leave an answer unread.")
+    idle_seconds: Seconds | None = Field(
+        None, description="Ends itself after so long without a request; by default never."
+    )
     shutdown_seconds: Seconds = Field(
         30.0, description="For running requests to end when the server is stopped."
     )

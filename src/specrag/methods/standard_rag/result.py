@@ -85,7 +85,7 @@ class Answer(Details):
 
     def summary(self) -> dict[str, Any]:
         """See :class:`~specrag.request.Details`."""
-        return {"abstained": self.abstained, "question": self.question}
+        return {"abstained": self.abstained, "question": self.question, "unheld": list(self.unheld)}
 
     def record(self) -> dict[str, Any]:
         """See :class:`~specrag.request.Details`."""
@@ -95,7 +95,6 @@ class Answer(Details):
                 asdict(citation) | {"supported": citation.supported} for citation in self.citations.found
             ],
             "invalid_citations": list(self.citations.invalid),
-            "unheld": list(self.unheld),
             "left_out": len(self.left_out),
             "shortened": self.shortened,
         }

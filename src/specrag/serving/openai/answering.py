@@ -231,7 +231,8 @@ class Finished:
         result = self.result
         usage = result.describe_usage()
         usage["seconds"] = {"queue": self.queued, **usage["seconds"], "total": self.total}
-        more = {} if result.details is None else result.details.summary()
+        details = result.details
+        more = {} if details is None else {**details.summary(), "notes": details.notes()}
         sources = [source.describe() for source in result.sources]
         return {"method": method, "sources": sources, "usage": usage, **more}
 

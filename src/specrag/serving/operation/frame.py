@@ -24,12 +24,40 @@ _REFUSALS = {
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
+class Activity:
+    """When the server was last used; questions about its health are no use.
+
+    Args:
+        clock: seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._running = 0
+        self._last = clock()
+
+    def begin(self) -> None:
+        """A request has come."""
+        self._running += 1
+
+    def end(self, route: str) -> None:
+        """It has been answered."""
+        self._running -= 1
+        if route not in _QUIET:
+            self._last = self._clock()
+
+    @property
+    def idle(self) -> float:
+        """Seconds since somebody was last answered; 0 while somebody is."""
+        return 0.0 if self._running else self._clock() - self._last
+
+
 class RequestFrame:
     """The outermost layer of the application.
 
     Args:
         app: what answers.
-        log, metrics, tracing: are told.
+        log, metrics, tracing, activity: are told.
         clock: seconds.
     """
 
@@ -39,12 +67,14 @@ class RequestFrame:
         log: Log,
         metrics: Metrics,
         tracing: Tracing,
+        activity: Activity,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._app = app
         self._log = log
         self._metrics = metrics
         self._tracing = tracing
+        self._activity = activity
         self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -57,6 +87,7 @@ class RequestFrame:
         scope.setdefault("state", {})["request_id"] = identifier
         token = request_id.set(identifier)
         started = self._clock()
+        self._activity.begin()
         status = 0
 
         async def sending(message: Message) -> None:
@@ -79,6 +110,7 @@ class RequestFrame:
                     await error_response(problem)(scope, receive, sending)
                 span.end(_route(scope), status)
         finally:
+            self._activity.end(_route(scope))
             self._tell(scope, status, self._clock() - started)
             request_id.reset(token)
 

@@ -19,7 +19,7 @@ from specrag.serving.knowledge.documents import router as documents
 from specrag.serving.knowledge.jobs import Jobs
 from specrag.serving.knowledge.routes import router as knowledge_bases
 from specrag.serving.operation.access import Authentication, SecurityHeaders, SiteGuard
-from specrag.serving.operation.frame import RequestFrame
+from specrag.serving.operation.frame import Activity, RequestFrame
 from specrag.serving.operation.limits import BodyLimits
 from specrag.serving.operation.logs import Log, OpenTelemetry, Tracing
 from specrag.serving.operation.metrics import CONTENT_TYPE, FinishedGeneration, Metrics
@@ -119,6 +119,7 @@ class Operation:
         self.settings = settings
         self.log = log or Log(settings)
         self.metrics = Metrics()
+        self.activity = Activity()
         self.tracing: Tracing = OpenTelemetry() if settings.tracing else Tracing()
         self.keys = KeyRing(settings.all_keys())
         self.bases = KnowledgeBases(settings, encoder)
@@ -220,7 +221,13 @@ def _add_middleware(app: FastAPI, operation: Operation) -> None:
             expose_headers=["X-Request-Id", "Retry-After", "Location"],
         )
     app.add_middleware(SecurityHeaders, shared=bool(settings.cors_origins))
-    app.add_middleware(RequestFrame, log=operation.log, metrics=operation.metrics, tracing=operation.tracing)
+    app.add_middleware(
+        RequestFrame,
+        log=operation.log,
+        metrics=operation.metrics,
+        tracing=operation.tracing,
+        activity=operation.activity,
+    )
 
 
 def _join_life(app: FastAPI, operation: Operation) -> None:
