@@ -70,7 +70,7 @@ def test_questions_are_answered_by_the_server(home: Path, kb: str, ended: None) 
     assert first.out == alone.out
     assert FIGURES.search(re.sub(r"queue [\d.]+ s, ", "", first.err.splitlines()[-1]))
     assert len(second.out.partition("\n\n")[2].splitlines()) == 2
-    assert chat.out.startswith(second.out.partition("\n\n")[0])
+    assert chat.out.startswith(first.out.partition("\n\n")[0])
     assert "holds nothing about this question" in silent.out
     assert "note: the most similar passage" in silent.err
     refused = run(

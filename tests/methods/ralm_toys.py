@@ -124,7 +124,7 @@ class ToyRetriever:
         self.texts = [" ".join(rng.choice(WORDS, size=rng.integers(1, 14))) for _ in range(self.size)]
         self.index: FlatIndex | BM25Index
         if self.kind == "bm25":
-            self.index = BM25Index.build(self.texts, BM25Settings(stemmer=None, stop_words=None))
+            self.index = BM25Index.build(self.texts, BM25Settings(languages=()))
         else:
             vectors = rng.integers(-1, 2, (self.size, 4)).astype(np.float32)
             self.index = FlatIndex.build(vectors[rng.integers(0, self.size, self.size)])

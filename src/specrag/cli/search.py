@@ -208,11 +208,10 @@ def _matching(text: str, query: str) -> list[re.Match[str]]:
     """The words of a text that BM25 finds by a query: equal stems, no stop words."""
     from specrag.retrieval.index.bm25 import BM25Settings
 
-    settings = BM25Settings()
-    wanted = set(settings.split([query])[0])
+    settings = BM25Settings.of([text])
+    wanted = set(settings.split_query(query))
     words = list(_WORD.finditer(text))
-    terms = settings.split([word[0] for word in words]) if wanted and words else []
-    return [word for word, term in zip(words, terms, strict=False) if wanted.intersection(term)]
+    return [word for word in words if wanted.intersection(settings.split_query(word[0]))]
 
 
 def _snippet(text: str, query: str) -> str:

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from specrag.retrieval.language import COMMON_WORDS, language_of
+
 #: Share of a sentence's content words that a cited passage must hold to support it.
 SUPPORTED = 0.5
 
@@ -23,7 +25,7 @@ _SENTENCE = re.compile(r"[^.!?\n]+(?:[.!?]+(?!\s|$)[^.!?\n]*)*[.!?]*")
 _WORD = re.compile(r"[^\W_]+(?:['\u2019][^\W_]+)?")
 _SPACELESS = re.compile(r"[\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff]")
 
-# Words that say nothing about what a sentence is about, in English.
+# Words that say nothing about what a sentence is about, in English; in other languages the commonest ones.
 _STOP_WORDS = frozenset(
     _WORD.findall("""
     a about according after again all also although am an and answer any are as at be because been before being
@@ -121,6 +123,7 @@ class Support:
     """
 
     def __init__(self, question: str, sources: Sequence[str]) -> None:
+        self._capitals = language_of(question) != "german"  # which writes all nouns with one
         listed = [[_stem(word) for word in _words(source)] for source in sources]
         self._asked = {_stem(word) for word in _words(question)}
         self._words = [set(words) for words in listed]
@@ -156,11 +159,12 @@ class Support:
     def unheld(self, sentence: str, cited: Sequence[int]) -> tuple[str, ...]:
         """Names and numbers of a sentence that neither the passages cited for it nor the question have."""
         held = self._asked.union(*(self._words[number - 1] for number in cited))
-        return tuple(word for word in _named(sentence) if _stem(_fold(word)) not in held)
+        named = _named(sentence, self._capitals)
+        return tuple(word for word in named if _stem(_fold(word)) not in held)
 
     def _weights(self, sentence: str) -> dict[str, float]:
         """What each content word of a sentence counts; 0 for one that no passage has."""
-        named = {_stem(_fold(word)) for word in _named(sentence)}
+        named = {_stem(_fold(word)) for word in _named(sentence, self._capitals)}
         weights = {}
         for word in map(_stem, content_words(sentence)):
             frequency = self._frequency[word]
@@ -175,13 +179,14 @@ class Support:
 _ASKED, _PAIR, _FURTHER = 0.2, 0.2, 0.2
 
 
-def _named(sentence: str) -> list[str]:
+def _named(sentence: str, capitals: bool) -> list[str]:
     """Names and numbers: words with a digit, and those with a capital that do not begin the sentence."""
     words = _WORD.findall(without_citations(sentence))
     return [
         word
         for place, word in enumerate(words)
-        if any(letter.isdigit() for letter in word) or (place and word[0].isupper() and len(word) > 1)
+        if any(letter.isdigit() for letter in word)
+        or (capitals and place and word[0].isupper() and len(word) > 1)
     ]
 
 
@@ -198,7 +203,8 @@ def without_citations(text: str) -> str:
 
 def content_words(text: str) -> list[str]:
     """The words that say what a text is about, in lower case, in their order."""
-    return [word for word in _words(without_citations(text)) if word not in _STOP_WORDS]
+    common = COMMON_WORDS.get(language_of(text) or "", frozenset())
+    return [word for word in _words(without_citations(text)) if word not in _STOP_WORDS | common]
 
 
 def _words(text: str) -> list[str]:

@@ -68,6 +68,7 @@ def build_prompt(
     history: Sequence[Message] = (),
     system: str | None = None,
     instruction: str = INSTRUCTION,
+    label: str = "Question",
 ) -> tuple[Message, ...]:
     """The conversation that asks a question about passages, which are numbered from 1.
 
@@ -79,7 +80,7 @@ def build_prompt(
     )
     messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
     messages += [{"role": message["role"], "content": plain_words(message["content"])} for message in history]
-    messages.append({"role": "user", "content": f"{asked}\nQuestion: {question}"})
+    messages.append({"role": "user", "content": f"{asked}\n{label}: {question}"})
     return tuple(messages)
 
 
@@ -92,6 +93,7 @@ def fit_prompt(
     history: Sequence[Message] = (),
     system: str | None = None,
     instruction: str = INSTRUCTION,
+    label: str = "Question",
 ) -> Fitted:
     """The prompt with as many passages as fit.
 
@@ -102,13 +104,15 @@ def fit_prompt(
         passages: best first.
         room: most tokens of the prompt.
         count: the tokens of a conversation.
+        instruction: what stands between the passages and the question.
+        label: what stands in front of the question.
 
     Raises:
         ContextLengthError: the question leaves no room for a passage.
     """
 
     def build(kept: Sequence[Passage], old: Sequence[Message]) -> tuple[Message, ...]:
-        return build_prompt(question, kept, history=old, system=system, instruction=instruction)
+        return build_prompt(question, kept, history=old, system=system, instruction=instruction, label=label)
 
     bare = count(build((), ()))
     if bare > room:

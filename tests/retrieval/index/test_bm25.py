@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import os
 import subprocess
@@ -26,7 +27,7 @@ TEXTS = [
     "",
     "Rivers carry water. Running rivers, river runs.",
 ]
-PLAIN = BM25Settings(stemmer=None, stop_words=None)
+PLAIN = BM25Settings(languages=())
 
 
 def _query(index: BM25Index, text: str) -> Query:
@@ -34,7 +35,7 @@ def _query(index: BM25Index, text: str) -> Query:
 
 
 def test_scores_follow_the_formula() -> None:
-    settings = BM25Settings(k1=1.2, b=0.6, stemmer=None, stop_words=None)
+    settings = BM25Settings(k1=1.2, b=0.6, languages=())
     index = BM25Index.build(TEXTS, settings)
     documents = settings.split(TEXTS)
     average = sum(map(len, documents)) / len(documents)
@@ -73,8 +74,43 @@ def test_terms_are_ascending_known_and_repeated() -> None:
 def test_stop_words_and_stems_are_settings() -> None:
     assert BM25Settings().split(["The running rivers"]) == [["run", "river"]]
     assert PLAIN.split(["The running rivers"]) == [["the", "running", "rivers"]]
-    german = BM25Settings(stemmer="german", stop_words="german")
+    german = BM25Settings(languages=("german",))
     assert german.split(["Die Flüsse"]) == [["fluss"]]
+
+
+MIXED = [
+    "The warranty of the lenses is two years.",
+    "Die Garantien der Objektive gelten zwei Jahre.",
+    "镜头的保修期为两年。",
+    "Office hours are from nine to five.",
+]
+
+
+@pytest.mark.parametrize(
+    ("question", "best"),
+    [
+        ("warranties of a lens", 0),
+        ("Garantie?", 1),  # too short to tell its language
+        ("Wie lange gilt das Objektiv?", 1),
+        ("保修期多长？", 2),
+        ("offices", 3),
+    ],
+)
+def test_each_text_is_read_in_its_own_language(question: str, best: int) -> None:
+    index = BM25Index.build(MIXED)
+    assert set(index.settings.languages) == {"english", "german", "chinese"}
+    assert index.search([_query(index, question)], 1)[0].ids.tolist() == [best]
+
+
+def test_one_language_is_as_ever_and_settings_outlive_a_file(tmp_path: Path) -> None:
+    assert BM25Index.build(TEXTS).settings == BM25Settings()
+    BM25Index.build(MIXED).save(tmp_path)
+    assert BM25Index.load(tmp_path).settings == BM25Settings.of(MIXED)
+    content = json.loads((tmp_path / "bm25.json").read_text())
+    for stemmer, languages in (("english", ("english",)), (None, ())):
+        old = {"k1": 1.5, "b": 0.75, "stemmer": stemmer, "stop_words": stemmer}
+        (tmp_path / "bm25.json").write_text(json.dumps({**content, "settings": old}))
+        assert BM25Index.load(tmp_path).settings == BM25Settings(languages=languages)
 
 
 @pytest.mark.parametrize("text", ["", "   ", "the of and", "xylophone", "?!"])
@@ -142,7 +178,7 @@ def test_parts_that_do_not_belong_together_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("k1", -1.0), ("k1", math.nan), ("b", 1.5), ("stemmer", "klingon"), ("stop_words", "klingon")],
+    [("k1", -1.0), ("k1", math.nan), ("b", 1.5), ("languages", ("klingon",))],
 )
 def test_unusable_settings_are_named(field: str, value: object) -> None:
     with pytest.raises(InputError, match=f"^{field}: "):

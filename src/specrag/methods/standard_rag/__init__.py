@@ -79,7 +79,7 @@ class StandardRAG(Method):
             max_prompt_tokens=room,
             system=request.system,
             instruction=own.instruction,
-            lead="" if request.is_formed else usual_lead(given.llm) if own.lead is None else own.lead,
+            lead="" if request.is_formed else _lead(given.llm, own.lead),
             rewrite=request.search.rewrite,
             clock=given.clock,
         )
@@ -96,16 +96,16 @@ class StandardRAG(Method):
 _SMALL = 500_000_000
 
 
-def usual_lead(llm: Any) -> str:
-    """How the model's answers begin by default.
+def _lead(llm: Any, given: str | None) -> str | None:
+    """How the model's answers begin: as it was given, else with the usual lead (``None``) or with none.
 
     To choose a passage first makes SmolLM2-135M's answers better and Qwen2.5-Coder-1.5B's worse (47.4 against 53.5 % of
     650 questions, docs/log.md). Of a model behind an endpoint the size is not known.
     """
-    from specrag.methods.prompts import LEAD
-
+    if given is not None:
+        return given
     config = getattr(getattr(llm, "model", None), "config", None)
     if config is None:
         return ""
     # A layer of the Llama family has about twelve squares of its width.
-    return LEAD if 12 * config.num_hidden_layers * config.hidden_size**2 < _SMALL else ""
+    return None if 12 * config.num_hidden_layers * config.hidden_size**2 < _SMALL else ""

@@ -15,8 +15,6 @@ from specrag.methods.citations import Citations, find_citations, support
 from specrag.methods.events import map_events, suppress_events
 from specrag.methods.passages import MIN_SCORE
 from specrag.methods.prompts import (
-    INSTRUCTION,
-    LEAD,
     Fitted,
     Message,
     check_history,
@@ -34,7 +32,8 @@ from specrag.methods.retriever import (
 from specrag.methods.standard_rag.citing import CitedText
 from specrag.methods.standard_rag.follow_up import MAX_TOKENS, retrieval_question, rewriting_prompt
 from specrag.methods.standard_rag.result import Answer, AnswerStats
-from specrag.request import ABSTENTION, DEFAULT_MAX_TOKENS, Options, Result, Source, Sources, check_options
+from specrag.methods.wording import Wording, wording
+from specrag.request import DEFAULT_MAX_TOKENS, Options, Result, Source, Sources, check_options
 from specrag.retrieval.passage import Hit, passage_text
 from specrag.speculation.decode import Step
 
@@ -62,13 +61,15 @@ class StandardPipeline:
         where: conditions on their metadata.
         reranker: a cross-encoder that orders them anew.
         min_score: the least cosine similarity, -1 to 1, of the question and the most similar passage found; below it
-            the answer is :data:`~specrag.request.ABSTENTION`. ``None`` answers whatever is found. Where
-            nothing at all is found the answer is an abstention in any case.
+            the answer is :data:`~specrag.request.ABSTENTION` in the question's language. ``None`` answers whatever is
+            found. Where nothing at all is found the answer is an abstention in any case.
         max_prompt_tokens: most tokens of the prompt; by default what the model's context leaves.
         system: a system message in front of the conversation.
-        instruction: what stands between the passages and the question; by default a text that fits the lead.
-        lead: how the answer begins. One that ends in an open mark makes a small model choose a passage first, and is
-            not shown: citations stand behind the sentences (:class:`CitedText`).
+        instruction: what stands between the passages and the question; by default to answer in one short sentence, in
+            the question's language.
+        lead: how the answer begins; by default "According to passage [" in the question's language. One that ends in an
+            open mark makes a small model choose a passage first, and is not shown: citations stand behind the
+            sentences (:class:`CitedText`).
         rewrite: rewrite a follow-up question with the model before the search.
         clock: seconds, the executor's.
 
@@ -91,7 +92,7 @@ class StandardPipeline:
         max_prompt_tokens: int | None = None,
         system: str | None = None,
         instruction: str | None = None,
-        lead: str = LEAD,
+        lead: str | None = None,
         rewrite: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -113,7 +114,7 @@ class StandardPipeline:
         self.min_score = min_score
         self.max_prompt_tokens = max_prompt_tokens
         self.system = system
-        self.instruction = instruction or INSTRUCTION
+        self.instruction = instruction
         self.lead = lead
         self.rewrite = rewrite
         self._clock = clock
@@ -159,6 +160,7 @@ class StandardPipeline:
             wanted = yield from self._rewriting(question, history, options)
         rewritten = self._clock()
         found: _Found = yield Search(lambda: self._search(wanted), is_remote(self.knowledge_base))
+        words = self._wording(question, history)
         abstained = self._is_nothing(found)
         fitted = self._fit(question, () if abstained else found.hits, history, options)
         kept = len(found.hits) if abstained else fitted.kept
@@ -173,17 +175,17 @@ class StandardPipeline:
         )
         yield Emit(event)
         if abstained:
-            yield Emit(_said(ABSTENTION, "stop"))
-            return _sum_up(event, None, ABSTENTION, ())
-        prompt = encode_prompt(self.llm, fitted.messages, options, self.lead)
+            yield Emit(_said(words.abstention, "stop"))
+            return _sum_up(event, None, words.abstention, ())
+        prompt = encode_prompt(self.llm, fitted.messages, options, words.lead)
         # Answers quote their passages, also those that did not fit the prompt.
         more: Options = {"references": [hit.passage.text for hit in found.hits]}
         generating = self.llm.generating(prompt.tokens, {**more, **prompt.options})
         if options.get("processors"):  # a grammar's, which citations would break
             generation = yield from generating
-            return _sum_up(event, generation, f"{self.lead}{generation.text}".strip(), ())
+            return _sum_up(event, generation, f"{words.lead}{generation.text}".strip(), ())
         read = [passage_text(hit.passage.title, hit.passage.text) for hit in found.hits[:kept]]
-        cited = CitedText(question, read, self.lead)
+        cited = CitedText(question, read, words.lead)
         generation = yield from map_events(generating, lambda value: _cited(value, cited))
         if left := cited.end():  # of a text whose last step does not say so
             yield Emit(_said(left))
@@ -218,6 +220,7 @@ class StandardPipeline:
     def _fit(
         self, question: str, hits: Sequence[Hit], history: Sequence[Message], options: Options
     ) -> Fitted:
+        words = self._wording(question, history)
         room = self.llm.context_length - options.get("max_tokens", DEFAULT_MAX_TOKENS)
         if self.max_prompt_tokens is not None:
             room = min(room, self.max_prompt_tokens)
@@ -225,10 +228,19 @@ class StandardPipeline:
             question,
             [hit.passage for hit in hits],
             room=room,
-            count=lambda messages: len(encode_prompt(self.llm, messages, options, self.lead).tokens),
+            count=lambda messages: len(encode_prompt(self.llm, messages, options, words.lead).tokens),
             history=history,
             system=self.system,
-            instruction=self.instruction,
+            instruction=words.instruction,
+            label=words.question,
+        )
+
+    def _wording(self, question: str, history: Sequence[Message]) -> Wording:
+        found = wording(question, history)
+        return replace(
+            found,
+            instruction=self.instruction or found.instruction,
+            lead=found.lead if self.lead is None else self.lead,
         )
 
 

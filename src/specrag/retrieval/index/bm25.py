@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from specrag.retrieval.index.base import (
     query_terms,
 )
 from specrag.retrieval.index.scoring import Bools, Floats, Ints, Longs, rank_sparse, sparse_scores
+from specrag.retrieval.language import COMMON_WORDS, language_of, languages_of, spaced
 
 STARTS_FILE = "bm25_starts.npy"
 POSTINGS_FILE = "bm25_postings.npy"
@@ -32,6 +34,14 @@ WEIGHTS_FILE = "bm25_weights.npy"
 LARGEST_FILE = "bm25_largest.npy"
 SETTINGS_FILE = "bm25.json"
 FILES = (STARTS_FILE, POSTINGS_FILE, WEIGHTS_FILE, LARGEST_FILE, SETTINGS_FILE)
+
+_STEMMED = frozenset(Stemmer.algorithms())
+
+#: Of bm25s's lists of stop words. Those of Chinese and Korean are no pairs of letters.
+_WITH_STOP_WORDS = frozenset({*COMMON_WORDS, "russian"})
+
+#: That texts can be in.
+LANGUAGES = _STEMMED | {"chinese", "japanese", "korean", "thai"}
 
 _NO_MASK: Bools = np.empty(0, dtype=np.bool_)
 
@@ -43,38 +53,72 @@ class BM25Settings:
     A term's weight for a passage is ``log(1 + (N - df + 0.5) / (df + 0.5)) * tf / (tf + k1 * (1 - b + b *
     length / average length))``: always positive.
 
+    A text is read in its own language (:func:`~specrag.retrieval.language.language_of`): without its commonest words,
+    the rest by their stems. A query may be too short to tell, and is read in all languages of the texts.
+
     Args:
         k1: how soon repetitions saturate.
         b: how much long passages are held back, 0 to 1.
-        stemmer: a language of the Snowball stemmers (``Stemmer.algorithms()``), ``None`` for none.
-        stop_words: a language whose commonest words are left out, ``None`` for none.
+        languages: of the texts, the commonest first, by Snowball's names; none: words as they are.
     """
 
     k1: float = 1.5
     b: float = 0.75
-    stemmer: str | None = "english"
-    stop_words: str | None = "english"
+    languages: tuple[str, ...] = ("english",)
 
     def __post_init__(self) -> None:
         check_number("k1", self.k1, 0)
         check_number("b", self.b, 0, 1)
-        if self.stemmer is not None and self.stemmer not in Stemmer.algorithms():
-            raise InputError("stemmer", self.stemmer, f"choose from {', '.join(Stemmer.algorithms())}")
-        try:
-            bm25s.tokenize("", stopwords=self.stop_words, show_progress=False)
-        except ValueError as error:
-            raise InputError(
-                "stop_words", self.stop_words, "give the name of a language, as english"
-            ) from error
+        for language in self.languages:
+            if language not in LANGUAGES:
+                raise InputError("languages", language, f"choose from {', '.join(sorted(LANGUAGES))}")
+
+    @classmethod
+    def of(cls, texts: Sequence[str]) -> BM25Settings:
+        """For texts in the languages that they are in."""
+        return cls(languages=languages_of(texts) or ("english",))
 
     def split(self, texts: Sequence[str]) -> list[list[str]]:
-        """The terms of each text, in the order of the text: words of two or more letters or digits."""
-        # A stemmer keeps a buffer, so that each call takes its own.
-        stemmer = Stemmer.Stemmer(self.stemmer) if self.stemmer is not None else None
-        terms: list[list[str]] = bm25s.tokenize(
-            list(texts), stopwords=self.stop_words, stemmer=stemmer, return_ids=False, show_progress=False
-        )
-        return terms
+        """The terms of each text, in the order of the text: words of two or more letters or digits.
+
+        Of scripts without spaces pairs of neighbouring letters take the place of words.
+        """
+        if len(self.languages) < 2:
+            return _terms(texts, next(iter(self.languages), None))
+        found: list[list[str]] = [[] for _ in texts]
+        groups: dict[str, list[int]] = {}
+        for place, text in enumerate(texts):
+            language = language_of(text)
+            groups.setdefault(language if language in self.languages else self.languages[0], []).append(place)
+        for language, places in groups.items():
+            for place, terms in zip(
+                places, _terms([texts[place] for place in places], language), strict=True
+            ):
+                found[place] = terms
+        return found
+
+    def split_query(self, text: str) -> list[str]:
+        """The terms of a query in all languages; each as often as in the language that has it most."""
+        if len(self.languages) < 2:
+            return self.split([text])[0]
+        found: Counter[str] = Counter()
+        for language in self.languages:
+            found |= Counter(_terms([text], language)[0])
+        return sorted(found.elements())
+
+
+def _terms(texts: Sequence[str], language: str | None) -> list[list[str]]:
+    # A stemmer keeps a buffer, so that each call takes its own.
+    stemmer = Stemmer.Stemmer(language) if language in _STEMMED else None
+    stop_words = language if language in _WITH_STOP_WORDS else None
+    terms: list[list[str]] = bm25s.tokenize(
+        [spaced(text) for text in texts],
+        stopwords=stop_words,
+        stemmer=stemmer,
+        return_ids=False,
+        show_progress=False,
+    )
+    return terms
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,7 +166,7 @@ class BM25Index:
     @classmethod
     def build(cls, texts: Sequence[str], settings: BM25Settings | None = None) -> BM25Index:
         """Index the texts; the same texts give the same index, bit for bit."""
-        settings = settings or BM25Settings()
+        settings = settings or BM25Settings.of(texts)
         split = settings.split(texts)
         # Sorted: bm25s itself numbers terms by Python's string hashes, which change from run to run.
         vocabulary = sorted({term for terms in split for term in terms})
@@ -135,7 +179,7 @@ class BM25Index:
 
     def terms(self, text: str) -> Ints:
         """The known terms of a query, int32, ascending, as often as the text holds them; may be empty."""
-        known = [self._vocabulary.get(term, -1) for term in self.settings.split([text])[0]]
+        known = [self._vocabulary.get(term, -1) for term in self.settings.split_query(text)]
         return np.array(sorted(term for term in known if term >= 0), dtype=np.int32)
 
     def save(self, folder: Path) -> None:
@@ -165,7 +209,7 @@ class BM25Index:
             weights=_mapped(folder / WEIGHTS_FILE),
             largest=np.load(folder / LARGEST_FILE),
         )
-        settings = BM25Settings(**content["settings"])
+        settings = _settings(content["settings"])
         return cls(content["vocabulary"], postings, content["passages"], settings)
 
     def search(self, queries: Sequence[Query], k: int, allowed: Bools | None = None) -> list[Ranking]:
@@ -197,6 +241,14 @@ class BM25Index:
         for place, terms in enumerate(query_terms(queries, len(self._vocabulary))):
             sparse_scores(terms, postings.starts, postings.passages, postings.weights, ids, scores[place])
         return scores
+
+
+def _settings(written: dict[str, Any]) -> BM25Settings:
+    """Settings as they were saved; those of earlier versions name a stemmer."""
+    if "languages" in written:
+        return BM25Settings(**{**written, "languages": tuple(written["languages"])})
+    languages = () if written["stemmer"] is None else (written["stemmer"],)
+    return BM25Settings(written["k1"], written["b"], languages)
 
 
 def _mapped(path: Path) -> npt.NDArray[Any]:
