@@ -369,7 +369,7 @@ class Source:
 def nothing_relevant(sources: Sequence[Source]) -> str:
     """The note of an abstention although passages were found."""
     best = max(source.similarity or 0.0 for source in sources)
-    return f"the most similar passage has a similarity of {best:.2f}; without abstention it is answered all the same"
+    return f"the most similar passage has a similarity of {best:.2f}; with abstain=false it is answered all the same"
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,6 +137,20 @@ def test_chat_in_a_terminal_ends_with_the_input(kb: str) -> None:
     assert "error: there is no command /sourcs; did you mean /sources?" in screen
 
 
+def test_a_chat_answers_anyway_when_told_to(kb: str) -> None:
+    asked = b"How do I reset my router password?\n/anyway\n/anyway\nWhat is tin?\n/anyway\n"
+    result = specrag("ask", "--kb", kb, "--chat", "--max-tokens", "8", stdin=asked)
+    assert result.code == 0, result.err
+    first, second, third = (
+        block.splitlines()[0] for block in re.split(r"\n(?=\S)", result.out) if "[" not in block[:1]
+    )
+    assert first == ABSTENTION
+    assert ABSTENTION not in (second, third)
+    assert "with abstain=false it is answered all the same" in result.err
+    assert result.err.count("/anyway answers it all the same") == 1
+    assert result.err.count("the last question has been answered") == 2
+
+
 def test_interrupt_in_a_chat_stops_the_answer_and_at_the_prompt_leaves(kb: str) -> None:
     terminal = Terminal(
         "ask", "Who discovered radium?", "--kb", kb, "--chat", "--max-tokens", "4000", "--temperature", "3"

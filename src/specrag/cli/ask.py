@@ -112,6 +112,11 @@ class Asking:
     system: str | None
     notes: tuple[str, ...]
 
+    def insisting(self) -> Asking:
+        """The same, but for that it answers whatever its passages are about."""
+        search = self.request.search.model_copy(update={"abstain": False, "min_score": None})
+        return replace(self, request=replace(self.request, search=search))
+
     def answer(
         self,
         question: str,

@@ -60,9 +60,11 @@ class Chat:
         self._details = details
         self._history: list[dict[str, str]] = []
         self._sources: tuple[Source, ...] = ()
+        self._abstained: str | None = None  # the question that was not answered
         self._commands: dict[str, tuple[Callable[[], object], str]] = {
             "/help": (self._help, "what can be typed here"),
             "/sources": (self._show_sources, "the passages of the last answer, with their text"),
+            "/anyway": (self._anyway, "answer the last question whatever its passages are about"),
             "/clear": (self._clear, "forget the conversation; the next question stands alone"),
             "/quit": (lambda: None, "leave, as Ctrl-D does; Ctrl-C stops an answer, at the prompt it leaves"),
         }
@@ -90,11 +92,10 @@ class Chat:
         else:
             self._answer(said)
 
-    def _answer(self, question: str) -> None:
+    def _answer(self, question: str, *, anyway: bool = False) -> None:
+        asking = self._asking.insisting() if anyway else self._asking
         try:
-            result = self._asking.answer(
-                question, tuple(self._history), details=self._details, stoppable=True
-            )
+            result = asking.answer(question, tuple(self._history), details=self._details, stoppable=True)
         except Cancelled:
             typer.echo("stopped", err=True)
         except SpecragError as error:
@@ -102,6 +103,11 @@ class Chat:
         else:
             self._asking = replace(self._asking, notes=())  # said once
             self._sources = result.sources
+            abstained = result.details is not None and bool(result.details.summary().get("abstained"))
+            self._abstained = question if abstained else None
+            if abstained:
+                typer.echo("/anyway answers it all the same", err=True)
+                return
             self._history += [
                 {"role": "user", "content": question},
                 {"role": "assistant", "content": result.text},
@@ -118,6 +124,12 @@ class Chat:
     def _help(self) -> None:
         for name, (_, meaning) in self._commands.items():
             typer.echo(f"{name:<10}{meaning}")
+
+    def _anyway(self) -> None:
+        if self._abstained is None:
+            typer.echo("the last question has been answered", err=True)
+        else:
+            self._answer(self._abstained, anyway=True)
 
     def _clear(self) -> None:
         self._history, self._sources = [], ()

@@ -8,7 +8,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Generator, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from specrag.cli.chat import interrupts_stop
@@ -81,6 +81,14 @@ class RemoteAsking:
     base: str
     system: str | None
     notes: tuple[str, ...] = ()
+
+    def insisting(self) -> RemoteAsking:
+        """The same, but for that it answers whatever its passages are about."""
+        # Built anew: only what is set goes to the server.
+        search = type(self.chosen.search)(
+            **{**self.chosen.search.model_dump(exclude_unset=True), "abstain": False, "min_score": None}
+        )
+        return replace(self, chosen=replace(self.chosen, search=search))
 
     def answer(
         self,

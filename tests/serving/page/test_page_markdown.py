@@ -41,6 +41,25 @@ STRANGE = """(markup) => {
 LINK = 'target="_blank" rel="noopener noreferrer nofollow"'
 
 
+DOUBTED = """async ([text, unheld]) => {
+    const { AnswerText } = await import("./page/answer.js");
+    const root = document.createElement("div");
+    document.body.append(root);
+    const answer = new AnswerText(root);
+    answer.add(text, "target", false, 1);
+    answer.render((number) => `source-${number}`, () => {}, unheld);
+    return [...root.querySelectorAll(".unheld")].map((node) => [node.textContent, node.title]);
+}"""
+
+
+def test_what_no_cited_passage_has_is_marked(visit: Callable[..., Visit]) -> None:
+    page = visit().page
+    text = "**Nepal** has Nepalese hills of 8849 m, O'Brien says. [1] Not 88490 or Earthly."
+    found = page.evaluate(DOUBTED, [text, ["Nepal", "8849", "O'Brien", "Earth"]])
+    assert found == [[word, "In no cited passage"] for word in ("Nepal", "8849", "O'Brien")]
+    assert page.evaluate(DOUBTED, [text, []]) == []
+
+
 @pytest.mark.parametrize(
     ("text", "markup"),
     [

@@ -62,8 +62,9 @@ export class AnswerText {
    *
    * @param idOf the id of a source's place, or null; with it all is made anew, its citations as links to the passages.
    * @param follow called with a source's number and the sentence that cites it.
+   * @param unheld names and numbers that no cited passage has, which are marked.
    */
-  render(idOf = null, follow = null) {
+  render(idOf = null, follow = null, unheld = []) {
     const { text } = this;
     const blocks = readBlocks(text);
     const isSame = (block, index) => {
@@ -72,7 +73,7 @@ export class AnswerText {
     };
     const changed = idOf ? 0 : blocks.findIndex((block, index) => !isSame(block, index));
     if (changed < 0) return;
-    const leaf = this.leaves(text, idOf ? linksOf(text, idOf, follow) : []);
+    const leaf = this.leaves(text, idOf ? [...linksOf(text, idOf, follow), ...doubtsOf(text, unheld)] : []);
     for (const { node } of this.shown.splice(changed)) node.remove();
     for (const block of blocks.slice(changed)) {
       const node = block.build(leaf);
@@ -124,6 +125,14 @@ function linksOf(text, idOf, follow) {
     }, ...pieces);
     return [{ start, end, build }];
   });
+}
+
+/** The words of a text that no cited passage has: {start, end, build}. */
+function doubtsOf(text, unheld) {
+  const build = (pieces) => element("span", { class: "unheld", title: "In no cited passage" }, ...pieces);
+  return Array.from(text.matchAll(/[\p{L}\p{N}]+(?:['’][\p{L}\p{N}]+)?/gu))
+    .filter(([word]) => unheld.includes(word))
+    .map(({ 0: word, index }) => ({ start: index, end: index + word.length, build }));
 }
 
 /** A part as nodes: the blank in front of its first word stays outside the mark. */

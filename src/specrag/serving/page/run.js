@@ -34,6 +34,7 @@ export class Run {
     this.news = []; // {content, reason, usage, event}, as they came
     this.error = "";
     this.abstained = false;
+    this.unheld = []; // names and numbers of the answer that no cited passage has
     this.passes = 0;
     this.tokens = 0;
     this.usage = null;
@@ -151,6 +152,7 @@ export class Run {
       case "done":
         this.usage = { ...this.usage, ...event.usage };
         if (event.sources) this.sources.show(event.sources);
+        this.unheld = event.unheld ?? [];
         break;
       default:
     }
@@ -252,7 +254,7 @@ export class Run {
   finish() {
     this.marked = 0;
     this.show();
-    this.answer.render((number) => this.sources.idOf(number), (number, sentence) => this.sources.open(number, sentence));
+    this.answer.render((number) => this.sources.idOf(number), (number, sentence) => this.sources.open(number, sentence), this.unheld);
     this.answerPlace.removeAttribute("aria-busy");
     this.timeline.describe();
     this.notes.replaceChildren(...this.noteItems());
@@ -271,6 +273,7 @@ export class Run {
     if (this.abstained) return [this.abstention()];
     const notes = [];
     if (this.state === "done" && this.finishReason === "length") notes.push(hint("Ended at the longest answer that the settings allow."));
+    if (this.unheld.length) notes.push(hint(`In no cited passage: ${this.unheld.join(", ")}.`));
     if (this.body.specrag.abstain === false) notes.push(hint("Answered whether or not a passage is about the question."));
     return notes;
   }
