@@ -187,7 +187,7 @@ def test_interrupt_leaves_a_clean_terminal(kb: str) -> None:
 
 
 def test_timeout_keeps_the_partial_text(kb: str) -> None:
-    words = ("--max-tokens", "4000", "--temperature", "3", "-o", "timeout=4")
+    words = ("--max-tokens", "4000", "--temperature", "3", "-k", "1", "-o", "timeout=6")
     result = specrag("ask", QUESTION, "--kb", kb, *words)
     assert result.code == 1
     assert result.out.endswith("\n")

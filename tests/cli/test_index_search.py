@@ -47,6 +47,17 @@ def test_index_reports_what_it_did(model_home: Path, tmp_path: Path) -> None:
     assert report["seconds"] > 0
 
 
+def test_documents_in_another_language_are_noted(model_home: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text(
+        "Die Garantie auf das Glas der Objektive gilt zwei Jahre.\n", encoding="utf-8"
+    )
+    made = specrag("index", str(tmp_path / "a.md"), "--kb", str(tmp_path / "kb"))
+    assert made.code == 0, made.err
+    assert made.err.startswith("note: most documents are in German, and minilm-l6-v2 knows English; ")
+    found = specrag("search", "Gläser", "--kb", str(tmp_path / "kb"), "--index", "bm25")
+    assert "Die Garantie auf das Glas" in found.out
+
+
 def test_search_shows_hits_and_the_time(kb: Path) -> None:
     result = specrag("search", "Which metal is red?", "--kb", str(kb), "-k", "2")
     assert result.code == 0, result.err

@@ -221,6 +221,7 @@ def _index_documents(
         return
     if report is not None:
         _print_report(report)
+        _note_language(kb)
     if loaded is not None:
         typer.echo(
             f"table:     {printable(loaded.name)}, {loaded.passages:,} passages in {loaded.seconds:.1f} s"
@@ -316,6 +317,21 @@ class _Bar:
     def close(self) -> None:
         """Leave the terminal as it was."""
         self._bars.stop()
+
+
+def _note_language(kb: Path) -> None:
+    """Say so where the encoder, which knows English alone, has read documents in another language."""
+    from specrag.retrieval.build import DEFAULT_ENCODER
+    from specrag.retrieval.knowledge_base import KnowledgeBase
+
+    with KnowledgeBase.open(kb) as base:
+        language, *_ = base.languages or ("english",)
+        if language != "english" and base.manifest.encoder.name == DEFAULT_ENCODER:
+            typer.echo(
+                f"note: most documents are in {language.title()}, and {DEFAULT_ENCODER} knows English; "
+                "--encoder multilingual-e5-small, from the hub, finds their meaning too",
+                err=True,
+            )
 
 
 def _print_report(report: BuildReport) -> None:

@@ -69,6 +69,11 @@ class KnowledgeBase:
         self._indexes: dict[str, Index] = {}
         self._loading = threading.RLock()
 
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """Of its passages, the commonest first, by Snowball's names."""
+        return self._bm25().settings.languages
+
     @classmethod
     def open(cls, folder: str | Path, *, encoder: Encoder | None = None) -> KnowledgeBase:
         """Open a knowledge base.

@@ -178,6 +178,17 @@ def test_pooling_and_prompts_are_the_models_own(
     assert np.abs(encoder.encode_passages(texts) - oracle.encode_document(texts)).max() < 1e-5
 
 
+def test_e5_is_asked_as_it_was_trained(minilm: Path, tmp_path: Path) -> None:
+    plain = load_encoder(str(write_encoder(tmp_path / "tiny", minilm)), dtype="fp32", device="cpu")
+    e5 = load_encoder(
+        str(write_encoder(tmp_path / "multilingual-e5-small", minilm)), dtype="fp32", device="cpu"
+    )
+    for asked, prompted in (("copper", "query: copper"), ("zinc", "query: zinc")):
+        assert np.abs(e5.encode_queries([asked]) - plain.encode_queries([prompted])).max() < 1e-6
+    found, expected = e5.encode_passages(["copper"]), plain.encode_passages(["passage: copper"])
+    assert np.abs(found - expected).max() < 1e-6
+
+
 def test_sentence_transformers_serves_other_networks_in_bf16(minilm: Path, tmp_path: Path) -> None:
     folder = write_encoder(tmp_path / "tiny", minilm, kind="distilbert")
     encoder = load_encoder(str(folder), device="cpu")

@@ -198,6 +198,14 @@ _HUB = (
     HubModel(
         "gemma-3-1b", "google/gemma-3-1b-it", 1.0, "gemma3_text", "Gemma", "short answers, many languages"
     ),
+    HubModel(
+        "multilingual-e5-small",
+        "intfloat/multilingual-e5-small",
+        0.1,
+        "bert",
+        "MIT",
+        "finding passages in a hundred languages, as --encoder",
+    ),
 )
 
 HUB = {model.name: model for model in _HUB}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,10 @@ Pooling = Literal["mean", "cls"]
 
 _MODULES = "modules.json"
 _TRUSTED = "sentence_transformers."
+#: E5 models were trained with these in front (Wang et al., 2022), and their files do not say so.
+_E5 = re.compile(r"(?:^|[/_-])e5-(?:small|base|large)", re.IGNORECASE)
+_E5_PROMPTS: dict[str | None, str] = {"query": "query: ", "passage": "passage: "}
+
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -53,7 +58,7 @@ def read_settings(name: str | Path, files: ModelFiles) -> EncoderSettings:
         )
     modules = check_modules("encoder", name, folder)
     saved = _read_object(folder / "config_sentence_transformers.json")
-    prompts = saved.get("prompts") or {}
+    prompts = saved.get("prompts") or (_E5_PROMPTS if _E5.search(files.name) else {})
     default = prompts.get(saved.get("default_prompt_name"), "")
     passage = next((prompts[key] for key in ("document", "passage", "corpus") if key in prompts), default)
     query = prompts.get("query", default)
