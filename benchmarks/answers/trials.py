@@ -191,7 +191,7 @@ def _timed(question: Question, llm: LanguageModel, ask: Callable[[], Coroutine[R
 
 def _cited(question: Question, llm: LanguageModel) -> Outcome:
     passages = GivenPassages(question.passages)
-    rag = StandardPipeline(llm, passages, k=len(passages), min_score=None)
+    rag = StandardPipeline(llm, passages, k=len(passages), abstain=False)
     answering = rag.answering(question.task.text, max_tokens=_MAX_TOKENS)
     answer: Answer = llm.executor.run(llm.executor.submit(answering))
     citations, stats = answer.citations, answer.stats

@@ -120,7 +120,7 @@ def _answers(context: BenchContext, llm: LanguageModel, methods: Mapping[str, De
 
     def prepare(question: PassageQuestion) -> Mapping[str, Trial]:
         passages = GivenPassages(question.passages)
-        rag = StandardPipeline(llm, passages, k=len(passages), min_score=None)
+        rag = StandardPipeline(llm, passages, k=len(passages), abstain=False)
 
         def make(method: Decoder) -> Result:
             answering = rag.answering(question.question, method=method, max_tokens=_NEW_TOKENS)

@@ -195,7 +195,8 @@ class SearchOptions(BaseModel):
     ) = Field((), description="Conditions on metadata, such as year>=2000 or title=A,B.")
     rerank: str | None = Field(None, max_length=128, description="A cross-encoder that orders them anew.")
     min_score: Annotated[float, Field(ge=-1, le=1)] | None = Field(
-        None, description="Least cosine of question and best passage, else nothing is answered (default 0.4)."
+        None,
+        description="Least cosine of question and best passage, else nothing is answered (default: by number).",
     )
     abstain: bool = Field(True, description="Do not answer where nothing relevant is found.")
     rewrite: bool = Field(True, description="Make a follow-up question complete before the search.")
@@ -366,10 +367,12 @@ class Source:
         }
 
 
-def nothing_relevant(sources: Sequence[Source]) -> str:
+def nothing_relevant(sources: Sequence[Source], least: float | None) -> str:
     """The note of an abstention although passages were found."""
     best = max(source.similarity or 0.0 for source in sources)
-    return f"the most similar passage has a similarity of {best:.2f}; with abstain=false it is answered all the same"
+    below = "" if least is None else f", below {least:.2f}"
+    remedy = "with abstain=false it is answered all the same"
+    return f"the most similar passage has a similarity of {best:.2f}{below}; {remedy}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,6 +387,8 @@ class Sources(Event):
         abstained: nothing relevant was found: no text will be generated.
         rewrite_seconds: time of rewriting the question.
         retrieval_seconds: time of the search, the question's encoding included.
+        least_similarity: below this similarity of the best passage nothing is answered, unless it shares the question's
+            words; ``None`` where similarity does not count.
     """
 
     question: str
@@ -393,6 +398,7 @@ class Sources(Event):
     abstained: bool
     rewrite_seconds: float
     retrieval_seconds: float
+    least_similarity: float | None = None
 
     name = "sources"
 
@@ -402,6 +408,7 @@ class Sources(Event):
             "sources": [source.describe() for source in self.sources],
             "question": self.question,
             "abstained": self.abstained,
+            "least_similarity": self.least_similarity,
             "left_out": len(self.left_out),
             "retrieval_seconds": self.retrieval_seconds,
             "rewrite_seconds": self.rewrite_seconds,

@@ -13,7 +13,7 @@ import pytest
 from specrag.engine.passes import Coroutine, Emit, Search, gather
 from specrag.errors import Cancelled, ContextLengthError, DeadlineExceeded, InputError
 from specrag.methods.events import suppress_events
-from specrag.methods.passages import MIN_SCORE
+from specrag.methods.evidence import usual_min_score
 from specrag.methods.prompts import LEAD
 from specrag.methods.retriever import GivenPassages
 from specrag.methods.standard_rag import StandardRAG
@@ -55,7 +55,7 @@ def texts(events: Sequence[object]) -> str:
     return "".join(event.text for event in events if isinstance(event, Step))
 
 
-def test_answer_is_cited_and_its_source_is_the_right_one(expected: Answer) -> None:
+def test_answer_is_cited_and_its_source_is_the_right_one(expected: Answer, kb: KnowledgeBase) -> None:
     assert "Marie Curie" in expected.text
     assert not expected.text.startswith(LEAD.removesuffix("["))
     assert expected.text.endswith("]")
@@ -70,7 +70,7 @@ def test_answer_is_cited_and_its_source_is_the_right_one(expected: Answer) -> No
     scores = [source.score for source in expected.sources]
     assert scores == sorted(scores, reverse=True)
     similar = [source.similarity for source in expected.sources if source.similarity is not None]
-    assert MIN_SCORE <= max(similar) <= 1
+    assert usual_min_score(len(kb)) <= max(similar) <= 1
 
 
 def test_stats_add_up(expected: Answer) -> None:
@@ -118,14 +118,16 @@ def test_nothing_relevant_is_no_answer(rag: StandardPipeline, llm: LanguageModel
     assert answer.abstained
     assert (answer.text, answer.generation, answer.stats.completion_tokens) == (ABSTENTION, None, 0)
     assert len(answer.sources) == 3  # what was found all the same, for those who wonder
-    assert max(source.similarity or 0 for source in answer.sources) < MIN_SCORE
-    insisted = answer_of(StandardPipeline(llm, kb, k=1, min_score=None), OFF_TOPIC, max_tokens=4)
+    assert answer.least_similarity == usual_min_score(len(kb))
+    assert max(source.similarity or 0 for source in answer.sources) < answer.least_similarity
+    assert f"below {answer.least_similarity:.2f}; with abstain=false" in answer.notes()[0]
+    insisted = answer_of(StandardPipeline(llm, kb, k=1, abstain=False), OFF_TOPIC, max_tokens=4)
     assert not insisted.abstained
     assert insisted.generation is not None
 
 
 def test_words_that_no_passage_holds_find_nothing(llm: LanguageModel, kb: KnowledgeBase) -> None:
-    answer = answer_of(StandardPipeline(llm, kb, index="bm25", min_score=None), "xyzzy plugh")
+    answer = answer_of(StandardPipeline(llm, kb, index="bm25", abstain=False), "xyzzy plugh")
     assert answer.abstained
     assert answer.sources == ()
 
@@ -139,7 +141,7 @@ def test_every_index_finds_the_source(llm: LanguageModel, kb: KnowledgeBase, ind
 
 
 def test_conditions_choose_the_passages(llm: LanguageModel, kb: KnowledgeBase) -> None:
-    rag = StandardPipeline(llm, kb, k=3, where={"title": ["Tin", "Bronze"]}, min_score=None)
+    rag = StandardPipeline(llm, kb, k=3, where={"title": ["Tin", "Bronze"]}, abstain=False)
     answer = answer_of(rag, QUESTION, max_tokens=1)
     assert {source.passage.title for source in answer.sources} == {"Tin", "Bronze"}
 
@@ -160,7 +162,7 @@ def test_a_follow_up_is_searched_for_with_the_conversation(
     events: list[object] = list(events_of(rag, question, history, max_tokens=24))
     assert texts(events).strip() == answer.text  # nothing of the rewriting is shown
     plain = answer_of(
-        StandardPipeline(llm, kb, k=3, rewrite=False, min_score=None), question, history, max_tokens=1
+        StandardPipeline(llm, kb, k=3, rewrite=False, abstain=False), question, history, max_tokens=1
     )
     assert plain.question == question
     assert plain.stats.rewrite_seconds < 0.01
@@ -187,7 +189,7 @@ def test_a_question_longer_than_the_context_is_refused_before_any_work(
         def search(self, *_: Any, **__: Any) -> list[list[Hit]]:
             raise AssertionError("searched for a question that cannot be asked")
 
-    rag = StandardPipeline(llm, Unsearched(kb.passages([0])), k=1, min_score=None)
+    rag = StandardPipeline(llm, Unsearched(kb.passages([0])), k=1, abstain=False)
     with pytest.raises(ContextLengthError, match="shorten the question"):
         answer_of(rag, "why " * 9000)
     with pytest.raises(ContextLengthError):
@@ -215,8 +217,8 @@ class Waiting(GivenPassages):
 def test_others_decode_during_a_search(exact_llm: LanguageModel, kb: KnowledgeBase) -> None:
     llm = exact_llm
     waiting = Waiting(kb.passages([0, 1]))
-    slow = StandardPipeline(llm, waiting, k=2, min_score=None)
-    quick = StandardPipeline(llm, GivenPassages(kb.passages([0, 1])), k=2, min_score=None)
+    slow = StandardPipeline(llm, waiting, k=2, abstain=False)
+    quick = StandardPipeline(llm, GivenPassages(kb.passages([0, 1])), k=2, abstain=False)
     alone = answer_of(quick, QUESTION, max_tokens=6)
 
     def both() -> Coroutine[list[Answer]]:
@@ -240,7 +242,7 @@ class Failing(GivenPassages):
 
 def test_an_error_of_the_search_is_the_caller_s(llm: LanguageModel, kb: KnowledgeBase) -> None:
     with pytest.raises(InputError, match="colour"):
-        answer_of(StandardPipeline(llm, Failing(kb.passages([0])), k=1, min_score=None), QUESTION)
+        answer_of(StandardPipeline(llm, Failing(kb.passages([0])), k=1, abstain=False), QUESTION)
 
 
 def test_a_timeout_ends_an_answer(rag: StandardPipeline) -> None:
@@ -285,7 +287,7 @@ def test_calls_that_cannot_be_used(rag: StandardPipeline, llm: LanguageModel, kb
     with pytest.raises(InputError, match="history"):
         answer_of(rag, QUESTION, [{"role": "robot", "content": "x"}])
     with pytest.raises(InputError, match="min_score"):
-        StandardPipeline(llm, GivenPassages(kb.passages([0])), k=1)
+        StandardPipeline(llm, GivenPassages(kb.passages([0])), k=1, min_score=0.5)
     with pytest.raises(InputError, match="did you mean flat"):
         answer_of(StandardPipeline(llm, kb, index="flatt"), QUESTION)
 

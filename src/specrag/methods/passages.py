@@ -18,10 +18,6 @@ if TYPE_CHECKING:
 #: Passages found where a request does not say how many.
 DEFAULT_K = 5
 
-#: Below this cosine between the question and the most similar passage found, nothing relevant was found. For the
-#: default encoder: measured in docs/answering.md.
-MIN_SCORE = 0.4
-
 #: Tokens that one passage may take of a prompt, for estimates of memory: an encoder reads no longer ones.
 PASSAGE_TOKENS = 400
 
@@ -36,7 +32,8 @@ class Retrieval:
         index: by which index.
         where: conditions on their metadata.
         reranker: orders them anew.
-        min_score: the least cosine of question and best passage; ``None`` answers whatever is found.
+        min_score: the least cosine of question and best passage; ``None`` for the usual.
+        abstain: whether nothing is answered where nothing relevant is found.
     """
 
     retriever: Retriever
@@ -45,6 +42,7 @@ class Retrieval:
     where: Mapping[str, Any] | None
     reranker: Reranker | None
     min_score: float | None
+    abstain: bool
 
 
 def retrieval(request: Request, given: Resources, name: str, default_k: int = DEFAULT_K) -> Retrieval:
@@ -65,16 +63,23 @@ def retrieval(request: Request, given: Resources, name: str, default_k: int = DE
             raise InputError("passages", [], "give at least one passage")
         passages = GivenPassages(request.passages)
         k = min(search.k or len(passages), len(passages))
-        return Retrieval(passages, k, "hybrid", None, reranker, None)
+        return Retrieval(passages, k, "hybrid", None, reranker, None, False)
     retriever: Retriever = given.passages(name)
     k = search.k if search.k is not None else max(min(default_k, len(retriever)), 1)
     check_k(k, len(retriever))
     has_vectors = isinstance(retriever, VectorRetriever)
     if not has_vectors:
         _refuse_search(request)
-        return Retrieval(retriever, k, "hybrid", None, reranker, None)
-    least = (MIN_SCORE if search.min_score is None else search.min_score) if search.abstain else None
-    return Retrieval(retriever, k, search.index or "hybrid", conditions(request, retriever), reranker, least)
+        return Retrieval(retriever, k, "hybrid", None, reranker, None, False)
+    return Retrieval(
+        retriever,
+        k,
+        search.index or "hybrid",
+        conditions(request, retriever),
+        reranker,
+        search.min_score,
+        search.abstain,
+    )
 
 
 def passage_retriever(request: Request, given: Resources, name: str) -> PassageRetriever:

@@ -69,6 +69,10 @@ class KnowledgeBase:
         self._indexes: dict[str, Index] = {}
         self._loading = threading.RLock()
 
+    def shared_words(self, text: str, passage_ids: Sequence[int]) -> list[float]:
+        """Share of a text's words that each passage holds; see :meth:`BM25Index.shared_words`."""
+        return self._bm25().shared_words(text, passage_ids)
+
     @property
     def languages(self) -> tuple[str, ...]:
         """Of its passages, the commonest first, by Snowball's names."""

@@ -168,6 +168,7 @@ class SpeculativeRAG(Method):
             where=found.where,
             reranker=found.reranker,
             min_score=found.min_score,
+            abstain=found.abstain,
             executor=given.executor,
             clock=given.clock,
         )

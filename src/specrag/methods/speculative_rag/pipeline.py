@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from specrag.engine.executor import Executor
 from specrag.engine.passes import Coroutine, Emit, Search
 from specrag.errors import InputError
+from specrag.methods.evidence import check_min_score, is_about_nothing, least_similarity
 from specrag.methods.generator import SharingModel, as_generator, as_scorer
-from specrag.methods.retriever import GivenPassages, Retriever, VectorRetriever, check_retriever, is_remote
+from specrag.methods.retriever import GivenPassages, Retriever, check_retriever, is_remote
 from specrag.methods.speculative_rag import steps
 from specrag.methods.speculative_rag.drafting import Drafting, drafting
 from specrag.methods.speculative_rag.perspectives import (
@@ -71,7 +72,7 @@ class SpeculativeRAGPipeline:
         index: which index of the knowledge base finds passages.
         where: conditions on their metadata.
         reranker: a cross-encoder that orders them anew.
-        min_score: as in :class:`~specrag.StandardPipeline`: below this cosine similarity nothing relevant was found.
+        min_score, abstain: as in :class:`~specrag.StandardPipeline`: when nothing relevant was found.
         executor: runs the coroutines; by default the drafter's own, or a new one.
         clock: seconds, the executor's.
 
@@ -99,6 +100,7 @@ class SpeculativeRAGPipeline:
         where: Mapping[str, Any] | None = None,
         reranker: Reranker | None = None,
         min_score: float | None = None,
+        abstain: bool = True,
         executor: Executor | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -110,8 +112,7 @@ class SpeculativeRAGPipeline:
         if verifier is None and self.scoring.verifies:
             remedy = "give a model, or a scoring of the drafter's confidence alone"
             raise InputError("verifier", None, remedy)
-        if min_score is not None and not isinstance(knowledge_base, VectorRetriever):
-            raise InputError("min_score", min_score, "give None, since there are no vectors to compare")
+        check_min_score(min_score, knowledge_base)
         self.drafter = as_generator(drafter)
         self.verifier = as_scorer(verifier) if verifier is not None and self.scoring.verifies else None
         self.knowledge_base = knowledge_base
@@ -125,6 +126,7 @@ class SpeculativeRAGPipeline:
         self.where = where
         self.reranker = reranker
         self.min_score = min_score
+        self.abstain = abstain
         # The knowledge base's encoder is often there already.
         known = knowledge_base.encoder if isinstance(knowledge_base, HasEncoder) else None
         self.vectors = vectors or QuestionVectors(known)
@@ -190,9 +192,7 @@ class SpeculativeRAGPipeline:
         if self.verifier is not None:
             yield Search(self.verifier.check_scoring, remote=True)
         searching = self._clock()
-        search = steps.Search(
-            self.passages, self.index, self.where, self.reranker, self.min_score is not None
-        )
+        search = steps.Search(self.passages, self.index, self.where, self.reranker, self.abstain)
         found: steps.Found = yield Search(
             lambda: steps.find(task.text, retriever, search, self._clock), is_remote(retriever)
         )
@@ -200,12 +200,13 @@ class SpeculativeRAGPipeline:
             Source(number, hit.passage, hit.score, similarity)
             for number, (hit, similarity) in enumerate(zip(found.hits, found.similarities, strict=True), 1)
         )
-        similar = [source.similarity for source in sources if source.similarity is not None]
         nothing = not sources or (
-            self.min_score is not None and bool(similar) and max(similar) < self.min_score
+            self.abstain
+            and is_about_nothing(retriever, task.text, found.hits, found.similarities, self.min_score)
         )
+        least = least_similarity(retriever, self.min_score)
         retrieval = self._clock() - searching
-        yield Emit(Sources(task.text, sources, (), False, nothing, 0.0, retrieval))
+        yield Emit(Sources(task.text, sources, (), False, nothing, 0.0, retrieval, least))
         if nothing:
             yield Emit(Verdict(ABSTENTION, None, None))
             total = self._clock() - started

@@ -241,7 +241,7 @@ class SpeculativeAnswer(Details):
         if shortened:
             notes.append(f"the passages of {shortened} drafts were shortened to fit the drafter's context")
         if self.abstained and self.sources:
-            notes.append(nothing_relevant(self.sources))
+            notes.append(nothing_relevant(self.sources, None))
         return notes
 
     def figures(self) -> list[str]:

@@ -76,6 +76,7 @@ class StandardRAG(Method):
             where=found.where,
             reranker=found.reranker,
             min_score=found.min_score,
+            abstain=found.abstain,
             max_prompt_tokens=room,
             system=request.system,
             instruction=own.instruction,

@@ -13,7 +13,7 @@ from specrag.errors import InputError
 from specrag.methods.base import Generator as LanguageModel
 from specrag.methods.citations import Citations, find_citations, support
 from specrag.methods.events import map_events, suppress_events
-from specrag.methods.passages import MIN_SCORE
+from specrag.methods.evidence import check_min_score, is_about_nothing, least_similarity
 from specrag.methods.prompts import (
     Fitted,
     Message,
@@ -43,10 +43,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What a search gave."""
+    """What a search gave.
+
+    Attributes:
+        similarities: cosine of each passage and the question; empty without vectors.
+        nothing: nothing relevant, so that nothing is answered.
+    """
 
     hits: Sequence[Hit]
-    similarities: Sequence[float] | None
+    similarities: Sequence[float]
+    nothing: bool
     seconds: float
 
 
@@ -61,8 +67,9 @@ class StandardPipeline:
         where: conditions on their metadata.
         reranker: a cross-encoder that orders them anew.
         min_score: the least cosine similarity, -1 to 1, of the question and the most similar passage found; below it
-            the answer is :data:`~specrag.request.ABSTENTION` in the question's language. ``None`` answers whatever is
-            found. Where nothing at all is found the answer is an abstention in any case.
+            the answer is :data:`~specrag.request.ABSTENTION` in the question's language. ``None`` for the usual
+            (:mod:`~specrag.methods.evidence`). Where nothing at all is found the answer is an abstention in any case.
+        abstain: false answers whatever is found.
         max_prompt_tokens: most tokens of the prompt; by default what the model's context leaves.
         system: a system message in front of the conversation.
         instruction: what stands between the passages and the question; by default to answer in one short sentence, in
@@ -88,7 +95,8 @@ class StandardPipeline:
         index: str = "hybrid",
         where: Mapping[str, Any] | None = None,
         reranker: Reranker | None = None,
-        min_score: float | None = MIN_SCORE,
+        min_score: float | None = None,
+        abstain: bool = True,
         max_prompt_tokens: int | None = None,
         system: str | None = None,
         instruction: str | None = None,
@@ -98,11 +106,7 @@ class StandardPipeline:
     ) -> None:
         check_retriever(knowledge_base)
         check_k(k, len(knowledge_base))
-        check_min_score(min_score)
-        if min_score is not None and not isinstance(knowledge_base, VectorRetriever):
-            raise InputError(
-                "min_score", min_score, "give None, since this retriever has no vectors to compare"
-            )
+        check_min_score(min_score, knowledge_base)
         if max_prompt_tokens is not None and max_prompt_tokens < 1:
             raise InputError("max_prompt_tokens", max_prompt_tokens, "give 1 or more, or None")
         self.llm = llm
@@ -112,6 +116,7 @@ class StandardPipeline:
         self.where = where
         self.reranker = reranker
         self.min_score = min_score
+        self.abstain = abstain
         self.max_prompt_tokens = max_prompt_tokens
         self.system = system
         self.instruction = instruction
@@ -161,7 +166,7 @@ class StandardPipeline:
         rewritten = self._clock()
         found: _Found = yield Search(lambda: self._search(wanted), is_remote(self.knowledge_base))
         words = self._wording(question, history)
-        abstained = self._is_nothing(found)
+        abstained = found.nothing
         fitted = self._fit(question, () if abstained else found.hits, history, options)
         kept = len(found.hits) if abstained else fitted.kept
         event = Sources(
@@ -172,6 +177,7 @@ class StandardPipeline:
             abstained=abstained,
             rewrite_seconds=rewritten - started,
             retrieval_seconds=found.seconds,
+            least_similarity=least_similarity(self.knowledge_base, self.min_score),
         )
         yield Emit(event)
         if abstained:
@@ -207,15 +213,13 @@ class StandardPipeline:
         hits = self.knowledge_base.search(
             [question], self.k, index=self.index, where=self.where, reranker=self.reranker
         )[0]
-        similar = None
+        similar: Sequence[float] = ()
         if hits and isinstance(self.knowledge_base, VectorRetriever):
             similar = similarities(self.knowledge_base, question, hits)
-        return _Found(hits, similar, self._clock() - started)
-
-    def _is_nothing(self, found: _Found) -> bool:
-        if not found.hits:
-            return True
-        return self.min_score is not None and max(found.similarities or [1.0]) < self.min_score
+        nothing = not hits or (
+            self.abstain and is_about_nothing(self.knowledge_base, question, hits, similar, self.min_score)
+        )
+        return _Found(hits, similar, nothing, self._clock() - started)
 
     def _fit(
         self, question: str, hits: Sequence[Hit], history: Sequence[Message], options: Options
@@ -242,18 +246,6 @@ class StandardPipeline:
             instruction=self.instruction or found.instruction,
             lead=found.lead if self.lead is None else self.lead,
         )
-
-
-def check_min_score(min_score: float | None) -> None:
-    """Check a threshold.
-
-    Raises:
-        InputError: it is no cosine.
-    """
-    if min_score is None:
-        return
-    if isinstance(min_score, bool) or not isinstance(min_score, int | float) or not -1 <= min_score <= 1:
-        raise InputError("min_score", min_score, "give a cosine similarity from -1 to 1, or None")
 
 
 def _sources(found: _Found, kept: int) -> tuple[Source, ...]:
@@ -292,6 +284,7 @@ def _sum_up(event: Sources, generation: Result | None, text: str, unheld: tuple[
         ),
         question=event.question,
         abstained=event.abstained,
+        least_similarity=event.least_similarity,
         citations=citations,
         unheld=unheld,
         left_out=event.left_out,

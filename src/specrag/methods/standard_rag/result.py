@@ -48,6 +48,7 @@ class Answer(Details):
         sources: the passages in the prompt, best first; those found, where the answer is an abstention.
         question: as it was searched with, after rewriting.
         abstained: nothing relevant was found, and no text was generated.
+        least_similarity: as of :class:`~specrag.request.Sources`.
         citations: the citations in the text, checked.
         unheld: names and numbers of the text that no passage cited for them has.
         left_out: passages found for which the prompt had no room.
@@ -59,6 +60,7 @@ class Answer(Details):
     sources: tuple[Source, ...]
     question: str
     abstained: bool
+    least_similarity: float | None
     citations: Citations
     unheld: tuple[str, ...]
     left_out: tuple[Hit, ...]
@@ -103,7 +105,7 @@ class Answer(Details):
         """See :class:`~specrag.request.Details`."""
         notes = []
         if self.abstained and self.sources:
-            notes.append(nothing_relevant(self.sources))
+            notes.append(nothing_relevant(self.sources, self.least_similarity))
         if self.citations.invalid:
             numbers = ", ".join(f"[{number}]" for number in self.citations.invalid)
             notes.append(f"the answer cites {numbers}, which is no source")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -43,6 +44,7 @@ _WITH_STOP_WORDS = frozenset({*COMMON_WORDS, "russian"})
 #: That texts can be in.
 LANGUAGES = _STEMMED | {"chinese", "japanese", "korean", "thai"}
 
+_NONE: Ints = np.empty(0, dtype=np.int32)
 _NO_MASK: Bools = np.empty(0, dtype=np.bool_)
 
 
@@ -182,6 +184,28 @@ class BM25Index:
         known = [self._vocabulary.get(term, -1) for term in self.settings.split_query(text)]
         return np.array(sorted(term for term in known if term >= 0), dtype=np.int32)
 
+    def shared_words(self, text: str, passage_ids: Sequence[int]) -> list[float]:
+        """Share of a text's terms that each passage holds, 0 to 1, each weighed by how rare it is among the passages.
+
+        In the language in which it is most; 0 for a text without terms.
+        """
+        best = [0.0] * len(passage_ids)
+        for language in self.settings.languages or (None,):
+            places = [self._vocabulary.get(term, -1) for term in set(_terms([text], language)[0])]
+            holding = [self._passages_of(place) for place in places]
+            counts = [max(len(ids), 1) for ids in holding]  # an unknown term is as rare as the rarest
+            weights = [math.log(1 + (len(self) - count + 0.5) / (count + 0.5)) for count in counts]
+            for number, identifier in enumerate(passage_ids):
+                held = sum(
+                    weight for weight, ids in zip(weights, holding, strict=True) if _holds(ids, identifier)
+                )
+                best[number] = max(best[number], held / sum(weights) if weights else 0.0)
+        return best
+
+    def _passages_of(self, term: int) -> Ints:
+        starts = self.postings.starts
+        return self.postings.passages[starts[term] : starts[term + 1]] if term >= 0 else _NONE
+
     def save(self, folder: Path) -> None:
         """Write :data:`FILES`."""
         np.save(folder / STARTS_FILE, self.postings.starts)
@@ -241,6 +265,11 @@ class BM25Index:
         for place, terms in enumerate(query_terms(queries, len(self._vocabulary))):
             sparse_scores(terms, postings.starts, postings.passages, postings.weights, ids, scores[place])
         return scores
+
+
+def _holds(ascending: Ints, identifier: int) -> bool:
+    place = int(np.searchsorted(ascending, identifier))
+    return place < len(ascending) and int(ascending[place]) == identifier
 
 
 def _settings(written: dict[str, Any]) -> BM25Settings:

@@ -162,6 +162,7 @@ export class Run {
 
   takeSources(event) {
     this.abstained = event.abstained;
+    this.least = event.least_similarity;
     this.sources.show(event.sources, searchedFor(event.question, this.question));
     this.sourcesPlace.hidden = false;
     this.timeline.addPhase("searching", Math.max(event.at - event.retrieval_seconds, 0), event.at);
@@ -281,8 +282,9 @@ export class Run {
   /** Why the server gave no answer, and what can be done about it. */
   abstention() {
     const best = Math.max(...this.sources.sources.map(({ similarity }) => similarity).filter(Number.isFinite));
+    const below = Number.isFinite(this.least) ? `, below ${this.least.toFixed(2)}` : "";
     const reason = Number.isFinite(best)
-      ? `No passage is near enough to the question: the most similar one has a similarity of ${best.toFixed(2)}, and 1 is the same meaning.`
+      ? `No passage is near enough to the question: the most similar one has a similarity of ${best.toFixed(2)}${below}, and 1 is the same meaning.`
       : "The search found no passage.";
     const again = element("button", { type: "button", click: () => this.again(this) }, "Answer anyway");
     return element("div", { class: "notice abstention" }, element("p", {}, reason), Number.isFinite(best) ? again : null);
