@@ -285,6 +285,7 @@ def test_notes_tell_what_a_reader_should_know(capsys: pytest.CaptureFixture[str]
         sources=(Source(1, passage, 0.5, 0.5, cited=True),),
         question="?",
         abstained=False,
+        least_similarity=None,
         citations=find_citations(text, [passage.text]),
         unheld=("1898",),
         left_out=(),
