@@ -2,8 +2,9 @@
 
 ``python -m benchmarks.documents OUT [--model NAME] [-o KEY=VALUE]``
 
-Each answer is recorded in ``OUT/answers.jsonl`` as it comes, so that a run that was stopped goes on. With
-``--most 0`` the records are only counted.
+Every question is answered, whether its passages are about it or not; which ones the default refuses is told beside it.
+Each answer is recorded in ``OUT/answers.jsonl`` as it comes, so that a run that was stopped goes on. With ``--most 0``
+the records are only counted.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ import json
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import specrag
 from benchmarks.documents.questions import FILES, KINDS, Question, load_questions
+from specrag.methods.evidence import is_about_nothing
 from specrag.methods.registry import method_class
+from specrag.methods.retriever import similarities
 from specrag.models.catalog import default_model
 from specrag.retrieval.build import build
 
@@ -41,9 +44,10 @@ def main() -> None:
     records = given.out / "answers.jsonl"
     configuration = " ".join([given.model, *given.option])
     known = {(record["configuration"], record["id"]) for record in _read(records)}
-    left = [one for one in load_questions() if (configuration, one.identifier) not in known][: given.most]
+    questions = load_questions()
+    left = [one for one in questions if (configuration, one.identifier) not in known][: given.most]
+    build([FILES], given.out / "kb")
     if left:
-        build([FILES], given.out / "kb")
         options = {key: json.loads(value) for key, value in (pair.split("=", 1) for pair in given.option)}
         with specrag.KnowledgeBase.open(given.out / "kb") as kb, records.open("a", encoding="utf-8") as file:
             llm = specrag.load(given.model)
@@ -51,7 +55,9 @@ def main() -> None:
                 record = {"configuration": configuration, **ask(llm, kb, question, options)}
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
                 file.flush()
-    sys.stdout.write(table(_read(records)))
+    with specrag.KnowledgeBase.open(given.out / "kb") as kb:
+        asked = {one.identifier: one for one in questions}
+        sys.stdout.write(table([judge(kb, asked[record["id"]], record) for record in _read(records)]))
 
 
 def ask(
@@ -60,49 +66,59 @@ def ask(
     """Ask one question; what came of it."""
     began = time.perf_counter()
     messages = [*question.history, {"role": "user", "content": question.question}]
-    result = llm.generate(
-        messages, method=method_class("standard-rag")(), kb=kb, max_tokens=MAX_TOKENS, **options
-    )
-    cited = {Path(source.passage.source).name for source in result.sources if source.cited}
-    found = {Path(source.passage.source).name for source in result.sources}
-    details = result.details.summary() if result.details is not None else {}
+    method = method_class("standard-rag")()
+    result = llm.generate(messages, method=method, kb=kb, max_tokens=MAX_TOKENS, abstain=False, **options)
+    details = {} if result.details is None else result.details.summary()
     return {
         "id": question.identifier,
-        "kind": question.kind,
         "text": result.text,
-        "abstained": bool(details.get("abstained")),
-        "similarity": max((source.similarity or 0.0 for source in result.sources), default=None),
-        "found": bool(found & set(question.sources)),
-        "right": question.is_right(result.text),
-        "cites": bool(cited & set(question.sources)),
-        "unheld": details.get("unheld", []),
+        "searched": details["question"],
+        "found": [Path(source.passage.source).name for source in result.sources],
+        "cited": [Path(source.passage.source).name for source in result.sources if source.cited],
+        "unheld": details["unheld"],
         "seconds": round(time.perf_counter() - began, 2),
     }
 
 
+def judge(kb: specrag.KnowledgeBase, question: Question, record: Mapping[str, Any]) -> dict[str, Any]:
+    """What is right of a recorded answer, and whether the default would have refused it."""
+    hits = kb.search([record["searched"]], 5)[0]
+    similar = similarities(kb, record["searched"], hits)
+    return {
+        "configuration": record["configuration"],
+        "kind": question.kind,
+        "right": question.is_right(record["text"]),
+        "cites": bool(set(record["cited"]) & set(question.sources)),
+        "refused": is_about_nothing(kb, record["searched"], hits, similar, None),
+        "seconds": record["seconds"],
+    }
+
+
 def table(records: Iterable[Mapping[str, Any]]) -> str:
-    """A line for each configuration: right answers by kind, refusals, right citations."""
+    """A line for each configuration: right answers by kind, right citations, refusals."""
     by: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for record in records:
         by[record["configuration"]].append(record)
-    heads = ["configuration", *KINDS, "answerable", "of them refused", "right ones that cite right", "mean s"]
+    kinds = [kind for kind in KINDS if kind != "unanswerable"]
+    heads = ["configuration", *kinds, "all", "of them cited right", "refused by default: right ones"]
+    heads += ["other answerable ones", "unanswerable ones", "mean s"]
     lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
     for name, found in by.items():
-        answerable = [record for record in found if record["kind"] != "unanswerable"]
-        right = [record for record in answerable if record["right"]]
+        answerable = [entry for entry in found if entry["kind"] != "unanswerable"]
+        right = [entry for entry in answerable if entry["right"]]
+        wrong = [entry for entry in answerable if not entry["right"]]
+        others = [entry for entry in found if entry["kind"] == "unanswerable"]
         cells = [name]
-        for kind in KINDS:
-            those = [record for record in found if record["kind"] == kind]
-            good = "abstained" if kind == "unanswerable" else "right"
-            cells.append(f"{sum(record[good] for record in those)} of {len(those)}")
-        cells += [
-            f"{len(right)} of {len(answerable)}",
-            str(sum(record["abstained"] for record in answerable)),
-            f"{sum(record['cites'] for record in right)} of {len(right)}",
-            f"{sum(record['seconds'] for record in found) / len(found):.1f}",
-        ]
+        cells += [_share([entry for entry in answerable if entry["kind"] == kind], "right") for kind in kinds]
+        cells += [_share(answerable, "right"), _share(right, "cites")]
+        cells += [_share(entries, "refused") for entries in (right, wrong, others)]
+        cells.append(f"{sum(entry['seconds'] for entry in found) / len(found):.1f}")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _share(entries: Sequence[Mapping[str, Any]], name: str) -> str:
+    return f"{sum(entry[name] for entry in entries)} of {len(entries)}"
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
