@@ -86,9 +86,10 @@ def ask(
         asking: Asking | RemoteAsking | None = None
         if kb is not None and not (details or as_json):
             asking = _running(chosen, kb, model, system)
-        asking = asking or _open(
-            chosen, kb, context, common.model_name(model), opened, system=system, chat=chat
-        )
+        if asking is None:
+            with common.status("opening"):  # torch is imported, which takes seconds
+                name = common.model_name(model)
+            asking = _open(chosen, kb, context, name, opened, system=system, chat=chat)
         if chat:
             Chat(asking, details).run(words)
             return

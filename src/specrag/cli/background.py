@@ -9,10 +9,10 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
+from specrag.cli import common
 from specrag.errors import SpecragError
 from specrag.serving.running import RunningServer, folder, running_servers
 
@@ -35,7 +35,7 @@ def start(words: Sequence[str]) -> RunningServer:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
         )
-    with _status("the server is loading"):
+    with common.status("the server is loading"):
         while process.poll() is None:
             for server in running_servers():
                 if server.pid == process.pid and is_ready(server):
@@ -49,7 +49,7 @@ def stop() -> list[RunningServer]:
     found = [server for server in running_servers() if server.background]
     for server in found:
         os.kill(server.pid, signal.SIGTERM)
-    with _status("the server is stopping"):
+    with common.status("the server is stopping"):
         while any(server in running_servers() for server in found):
             time.sleep(_BEAT)
     return found
@@ -59,7 +59,7 @@ def wait_until_ready(server: RunningServer) -> bool:
     """Wait for a server that is still loading; whether it answers."""
     if is_ready(server):
         return True
-    with _status(f"waiting for the server at {server.url}, which is loading"):
+    with common.status(f"waiting for the server at {server.url}, which is loading"):
         while server in running_servers():
             if is_ready(server):
                 return True
@@ -74,14 +74,6 @@ def is_ready(server: RunningServer) -> bool:
             return bool(answer.status == 200)
     except (OSError, urllib.error.URLError):
         return False
-
-
-@contextmanager
-def _status(text: str) -> Iterator[None]:
-    from rich.console import Console
-
-    with Console(stderr=True).status(text):
-        yield
 
 
 def _last_line(log: Path) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -192,6 +193,18 @@ KvDtype = Annotated[
         rich_help_panel=_PANEL,
     ),
 ]
+
+
+@contextmanager
+def status(text: str) -> Iterator[None]:
+    """Something that moves on standard error while nothing else is shown; nothing where that is no terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(text):
+        yield
 
 
 def this_command() -> str:

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specrag.cli import common
 from specrag.errors import InputError
 from specrag.language_model import OpenResources
 
@@ -120,18 +121,20 @@ class LocalResources(OpenResources):
 
     def _load(self, name: str, adapter: str | Path | None) -> LanguageModel:
         from specrag.language_model import load
+        from specrag.models.catalog import resolve
 
         values = self._values
+        resolve(name, progress=sys.stderr.isatty())  # with bars of its own
         began = self.clock()
-        llm = load(
-            name,
-            dtype=values.dtype,
-            device=values.device,
-            adapter=adapter,
-            batch_invariant=values.batch_invariant,
-            kv_dtype=values.kv_dtype,
-            progress=sys.stderr.isatty(),
-        )
+        with common.status(f"loading {name}"):
+            llm = load(
+                name,
+                dtype=values.dtype,
+                device=values.device,
+                adapter=adapter,
+                batch_invariant=values.batch_invariant,
+                kv_dtype=values.kv_dtype,
+            )
         if sys.stderr.isatty() and not llm.loaded.batch_invariant:
             sys.stderr.write(f"note: {llm.loaded.exactness}\n")
         took = self.clock() - began
