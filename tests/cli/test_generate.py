@@ -42,6 +42,11 @@ class Session:
     screen: str
 
 
+#: A moving sign with its text, from where the cursor is hidden to where the line is empty again; or the first bytes of
+#: that which may be one.
+_MOVING = re.compile(rb"\x1b\[\?25l.*?(?:\x1b\[1A\x1b\[2K|\Z)|\x1b(?:\[(?:\?(?:25?)?)?)?\Z", re.DOTALL)
+
+
 class Terminal:
     """A command line in a pseudo-terminal that is its controlling one, so that Ctrl-C is a key."""
 
@@ -60,18 +65,27 @@ class Terminal:
             start_new_session=True,
         )
         os.close(inside)
+        self._shown = b""
+        self._given = 0
+
+    @property
+    def told_of_loading(self) -> bool:
+        """Whether something moved on the screen while the model was loaded."""
+        return b" loading smollm2-135m" in self._shown
 
     def press_ctrl_c(self) -> None:
         os.write(self._keyboard, b"\x03")
 
     def read(self, at_least: int | None = None) -> str:
-        """The next characters on the screen; by default all until the command has ended."""
+        """The next characters on the screen, but for what moves there; by default all until the command has ended."""
         screen = b""
         while at_least is None or len(screen) < at_least:
             try:
-                screen += os.read(self._keyboard, 4096)
+                self._shown += os.read(self._keyboard, 4096)
             except OSError:  # the way Linux says that the last writer has closed the terminal
                 break
+            screen = _MOVING.sub(b"", self._shown)[self._given :]
+        self._given += len(screen)
         return screen.decode()
 
     def end(self) -> Session:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -121,12 +121,10 @@ class LocalResources(OpenResources):
 
     def _load(self, name: str, adapter: str | Path | None) -> LanguageModel:
         from specrag.language_model import load
-        from specrag.models.catalog import resolve
 
         values = self._values
-        resolve(name, progress=sys.stderr.isatty())  # with bars of its own
         began = self.clock()
-        with common.status(f"loading {name}"):
+        with common.status(f"loading {name}") if _is_here(name) else nullcontext():
             llm = load(
                 name,
                 dtype=values.dtype,
@@ -134,6 +132,7 @@ class LocalResources(OpenResources):
                 adapter=adapter,
                 batch_invariant=values.batch_invariant,
                 kv_dtype=values.kv_dtype,
+                progress=sys.stderr.isatty(),
             )
         if sys.stderr.isatty() and not llm.loaded.batch_invariant:
             sys.stderr.write(f"note: {llm.loaded.exactness}\n")
@@ -141,6 +140,14 @@ class LocalResources(OpenResources):
         if sys.stderr.isatty() and took > _LONG:
             sys.stderr.write(f"note: loading took {took:.0f} s; specrag serve --background keeps the model\n")
         return llm
+
+
+def _is_here(name: str) -> bool:
+    """Whether nothing will be fetched, which has bars of its own."""
+    from specrag.models.catalog.names import catalog_name
+    from specrag.models.catalog.store import Store, home
+
+    return Path(name).expanduser().exists() or Store(home()).manifest(catalog_name(name)) is not None
 
 
 def open_passages(kb: str, opened: ExitStack, index: str | None, where: Any) -> Any:
