@@ -166,22 +166,27 @@ class LanguageModel(Facade):
             prompt_rows = yield from read_prompt(
                 session, request.prompt[cached:], request.method.prompt_needs, self._prefill_rows
             )
-            self._prefixes.keep(session, request.tenant)
+            joined = len(session.pending) > 1
             prefilled = clock()
             steps: list[Step] = []
             text = TextStream(self.tokenizer)
             # The loop's steps pass through here on their way to the caller, so that they can be summed up.
             reason = yield from tap_steps(
-                request.method.decode(session, request.settings, text, clock, prompt_rows), steps
+                request.method.decode(session, request.settings, text, clock, prompt_rows),
+                steps,
+                # The prompt has been read, for others who begin with it too.
+                lambda: self._prefixes.keep(session, request.tenant),
             )
             decoded = clock()
             # The next turn of a conversation begins with the answer too.
             self._prefixes.keep(session, request.tenant)
+            if joined and steps:
+                prefilled += steps[0].verifying
             timing = Timing(
                 prefilled - started,
                 decoded - prefilled,
                 sum(step.drafting for step in steps),
-                sum(step.verifying for step in steps),
+                sum(step.verifying for step in steps[joined:]),
             )
             return _sum_up(request, cached, steps, reason, timing, self.loaded.batch_invariant)
         finally:

@@ -420,7 +420,7 @@ class Timing:
     """Wall-clock seconds of a request, without those of compiling at a first run.
 
     Attributes:
-        prefill: from the start to the first token, exclusive of its pass where nothing else ran.
+        prefill: from the start until the prompt has been read. The pass that reads its end often gives the first token.
         decode: from there to the end.
         drafting: seconds of decoding in which drafts were made.
         verifying: seconds of decoding in the target's passes, waiting for others included.

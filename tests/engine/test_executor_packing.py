@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 from specrag.engine.executor import Executor, Task
 from specrag.engine.outputs import ARGMAX
@@ -24,7 +25,7 @@ def test_what_runs_at_once_shares_passes(executor: Executor) -> None:
     prompts = [[1, 2, 3], [4, 5], [6, 0, 1, 2]]
     tasks = [executor.submit(greedy(model, prompt, 5)) for prompt in prompts]
     assert [executor.run(task) for task in tasks] == [truth(model, prompt, 5) for prompt in prompts]
-    assert model.packed == [[2, 1, 3], *[[1, 1, 1]] * 5]
+    assert model.packed == [[1, 2, 3], *[[1, 1, 1]] * 5]
 
 
 def test_a_pass_tells_what_was_in_it_and_what_it_took() -> None:
@@ -146,3 +147,67 @@ def test_newcomers_join_and_do_not_push_in(executor: Executor) -> None:
     executor.run(first)
     assert executor.run(newcomers[0]) == truth(model, [5, 6], 2)
     assert model.packed[:5] == [[1], [1], [1], [1], [1, 1]]
+
+
+def ends(prompts: Sequence[int], chunk: int, max_rows: int) -> list[int]:
+    """The passes behind which the prompts, all there from the start, have been read."""
+    executor = Executor(max_rows=max_rows)
+    model = Recorder()
+    told = [0] * len(prompts)
+
+    def reading(number: int, rows: int) -> Coroutine[None]:
+        yield from Session(model).extend([1] * (rows + 1), chunk=chunk)
+        told[number] = model.passes
+
+    for task in [executor.submit(reading(number, rows)) for number, rows in enumerate(prompts)]:
+        executor.run(task)
+    executor.close()
+    return told
+
+
+def test_the_shortest_prompt_is_read_first_and_no_two_side_by_side() -> None:
+    assert ends([160, 40, 80], chunk=20, max_rows=60) == [14, 2, 7]  # the fourth turn is the oldest's
+
+
+def test_prompts_that_end_in_one_pass_are_in_it_together() -> None:
+    assert ends([20, 10, 20, 10], chunk=20, max_rows=60) == [1, 1, 1, 1]
+
+
+def test_a_long_prompt_is_read_while_short_ones_keep_coming() -> None:
+    """It has a quarter of the turns."""
+    executor = Executor(max_rows=20)
+    model = Recorder()
+
+    def short() -> Coroutine[None]:
+        yield from Session(model).extend([1] * 41, chunk=20)
+
+    def endless() -> Coroutine[None]:
+        for _ in range(100):
+            if long.done:
+                return
+            yield from gather([short(), short()])
+
+    def reading() -> Coroutine[int]:
+        yield from Session(model).extend([2] * 401, chunk=20)
+        return model.passes
+
+    long = executor.submit(reading())
+    others = executor.submit(endless())
+    assert 75 <= executor.run(long) <= 85
+    executor.run(others)
+    executor.close()
+
+
+def test_texts_are_written_beside_prompts_that_are_read() -> None:
+    executor = Executor(max_rows=24)
+    model = Recorder()
+
+    def reading(rows: int) -> Coroutine[None]:
+        yield from Session(model).extend([1] * (rows + 1), chunk=20)
+
+    tasks: list[Task[Any]] = [executor.submit(greedy(model, [2, 3], 30)) for _ in range(3)]
+    tasks += [executor.submit(reading(100)) for _ in range(4)]
+    for task in tasks:
+        executor.run(task)
+    executor.close()
+    assert all(rows.count(1) == 3 for rows in model.packed[1:20])

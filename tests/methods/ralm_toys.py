@@ -88,9 +88,11 @@ def toy_tokenizer(chat: bool) -> Tokenizer:
     return tokenizer
 
 
-def toy_llm(model: ToyModel, *, chat: bool = True) -> LanguageModel:
+def toy_llm(model: ToyModel, *, chat: bool = True, kept_bytes: int = 0) -> LanguageModel:
     files = ModelFiles("toy", Path(), "none", "none")
-    return LanguageModel(LoadedModel("toy", files, model, toy_tokenizer(chat), "fp32", "cpu"))
+    return LanguageModel(
+        LoadedModel("toy", files, model, toy_tokenizer(chat), "fp32", "cpu"), prefix_cache_bytes=kept_bytes
+    )
 
 
 class StoreError(SpecragError):

@@ -59,11 +59,12 @@ class World:
     kind: str
     window: int
     case: Case
+    kept_bytes: int = 0
 
     @contextmanager
     def open(self) -> Iterator[tuple[LanguageModel, WholeContextModel, ToyRetriever]]:
         model = WholeContextModel(self.model_seed, self.end_logit)
-        llm = toy_llm(model, chat=self.chat)
+        llm = toy_llm(model, chat=self.chat, kept_bytes=self.kept_bytes)
         try:
             yield llm, model, ToyRetriever(self.store_seed, self.size, self.kind, self.window)
         finally:
@@ -95,6 +96,7 @@ worlds = st.builds(
     kind=st.sampled_from(["flat", "approximate", "bm25"]),
     window=st.integers(1, 9),
     case=cases,
+    kept_bytes=st.sampled_from([0, 400, 10**6]),
 )
 
 
@@ -223,6 +225,38 @@ def test_passages_that_stay_are_read_once() -> None:
             assert rows["sequential", False] == rows["one", False]
             changes = sum(a != b for a, b in zip(prompts["one"], prompts["one"][1:], strict=False))
             assert changes == 5 or rows["one", True] < rows["one", False]
+
+
+@pytest.mark.parametrize("speculative", [False, True])
+def test_a_passage_is_read_once_for_all_requests_of_a_tenant(speculative: bool) -> None:
+    model = WholeContextModel(1, -9.0)
+    llm = toy_llm(model, kept_bytes=10**6)
+    retriever = ToyRetriever(3, size=1)
+    retriever.texts[0] = "aa bb cc dd aé ab aa bb cc dd"
+
+    def rows(question: str, tenant: str, *, reuse: bool = True) -> int:
+        make = RaLMSpecPipeline if speculative else SequentialPipeline
+        before = model.rows
+        answer_of(make(llm, retriever, reuse=reuse), question, max_tokens=8, tenant=tenant)
+        return model.rows - before
+
+    first, again = rows("ab cd", "alice"), rows("dc ba", "alice")
+    assert first - again >= len(retriever.texts[0].replace("é", "??"))
+    assert rows("dd", "bob") > again  # another tenant's passage is read anew
+    assert rows("ab cd", "alice", reuse=False) >= first
+    llm.close()
+
+
+def test_the_end_of_a_prompt_is_read_with_its_first_token() -> None:
+    model = WholeContextModel(1, -9.0)
+    llm = toy_llm(model)
+    before = model.passes
+    answer = answer_of(SequentialPipeline(llm, ToyRetriever(3, size=1)), "ab cd", max_tokens=4)
+    assert model.passes - before == 4
+    assert answer.timing.prefill > 0
+    spans = [span for span in answer.timeline if span.activity in ("prefill", "decode")]
+    assert spans[0].end == spans[1].start
+    llm.close()
 
 
 def test_chunks_draw_independently() -> None:

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
@@ -36,6 +36,9 @@ T = TypeVar("T")
 
 #: Rows of one packed pass. A pass of more rows makes everybody wait longer without more tokens a second.
 MAX_ROWS = 1024
+
+#: Every so many turns the prompt that has waited longest is read on, whatever is left of it.
+TURN_OF_THE_OLDEST = 4
 
 #: The background driver of asynchronous callers ends after this long without a task.
 DRIVER_IDLE_SECONDS = 2.0
@@ -163,6 +166,7 @@ class Executor:
         self._driver: threading.Thread | None = None
         self._arrived: deque[Task[Any]] = deque()
         self._tasks: list[Task[Any]] = []
+        self._reading_turns: Counter[int] = Counter()  # by model
 
     @property
     def clock(self) -> Callable[[], float]:
@@ -400,33 +404,51 @@ class Executor:
             self._changed.notify_all()
 
     def _run_passes(self, tasks: list[Task[Any]]) -> None:
-        """One packed pass for each model: the task that has waited longest, and as many of the shortest as fit.
-
-        So a long prompt holds up nobody, and nobody waits for ever.
-        """
+        """One packed pass for each model."""
         groups: dict[int, list[Task[Any]]] = {}
         for task in tasks:
-            assert isinstance(task.waiting, Pass)
-            groups.setdefault(id(task.waiting.model), []).append(task)
+            groups.setdefault(id(_asked(task).model), []).append(task)
         for group in groups.values():
             chosen: list[Task[Any]] = []
-            requests: list[Pass] = []
             rows = 0
-            for task in [group[0], *sorted(group[1:], key=_rows)]:
-                request = task.waiting
-                assert isinstance(request, Pass)
-                rows += len(request.segment.tokens)
-                if chosen and rows > self._max_rows:
-                    break
-                chosen.append(task)
-                requests.append(request)
-            self._run_pass(requests[0].model, chosen, requests)
+            for task in self._in_order(group):
+                if not chosen or rows + _rows(task) <= self._max_rows:
+                    chosen.append(task)
+                    rows += _rows(task)
+            self._run_pass(_asked(group[0]).model, chosen)
             # Those that have just run go behind the others, so that nobody waits for ever.
             served = {id(task) for task in chosen}
             self._tasks.sort(key=lambda task: id(task) in served)
 
-    def _run_pass(self, model: SessionModel, tasks: list[Task[Any]], requests: list[Pass]) -> None:
-        segments = [request.segment for request in requests]
+    def _in_order(self, group: list[Task[Any]]) -> Iterator[Task[Any]]:
+        """Who should be in the next pass of a model, the most important first.
+
+        One prompt is read at a time, the one with the least left to read: side by side all would end late. Whoever
+        writes is in every pass, and so are prompts that end in it.
+
+        Args:
+            group: the tasks that wait for a pass, those that have waited longest first.
+        """
+        readers = sorted(
+            (task for task in group if _asked(task).unread), key=lambda task: _asked(task).unread
+        )
+        writers = [task for task in group if not _asked(task).unread]
+        if readers:
+            lead = readers[0]
+            if len(readers) > 1:
+                key = id(_asked(lead).model)
+                self._reading_turns[key] += 1
+                if self._reading_turns[key] % TURN_OF_THE_OLDEST == 0:
+                    lead = next(task for task in group if _asked(task).unread)
+            if group[0] is not lead and writers and group[0] is writers[0]:
+                yield writers.pop(0)
+            yield lead
+            readers.remove(lead)
+        yield from writers
+        yield from (task for task in readers if _asked(task).unread <= _rows(task))
+
+    def _run_pass(self, model: SessionModel, tasks: list[Task[Any]]) -> None:
+        segments = [_asked(task).segment for task in tasks]
         began = self._clock()
         try:
             answers = model.forward(segments)
@@ -445,10 +467,15 @@ class Executor:
             task.answer, task.waiting = answer, None
 
 
-def _rows(task: Task[Any]) -> int:
-    """Rows of the pass that a task waits for."""
+def _asked(task: Task[Any]) -> Pass:
+    """The pass that a task waits for."""
     assert isinstance(task.waiting, Pass)
-    return len(task.waiting.segment.tokens)
+    return task.waiting
+
+
+def _rows(task: Task[Any]) -> int:
+    """Its rows."""
+    return len(_asked(task).segment.tokens)
 
 
 def run(coroutine: Coroutine[T]) -> T:

@@ -166,10 +166,15 @@ class SessionModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """A request: run this segment. Answered with the segment's ``list[Row]``."""
+    """A request: run this segment. Answered with the segment's ``list[Row]``.
+
+    Args:
+        unread: rows of a prompt that are still to be read, the segment's included; 0 where the segment writes.
+    """
 
     model: SessionModel
     segment: Segment
+    unread: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from specrag.engine.passes import SessionModel
 from specrag.engine.session import Session
@@ -11,6 +12,15 @@ from specrag.errors import InputError
 
 #: A shorter common beginning is not worth an extent of its own.
 MIN_SHARED_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """An entry that begins as a text does; one that is held on request has no key."""
+
+    key: int | None
+    session: Session
+    shared: int
 
 
 class PrefixCache:
@@ -42,18 +52,17 @@ class PrefixCache:
         The session holds at most ``len(tokens) - 1`` of them: extend it with the rest.
         """
         self._shrink()
-        best, shared = None, MIN_SHARED_TOKENS - 1
-        known = [*self._entries.items(), *((None, entry) for entry in self._held)]
-        for key, (owner, session) in known:
-            if owner == tenant and session.model is model:
-                count = _common(session.tokens, tokens)
-                if count > shared:
-                    best, shared = (key, session), count
+        best = self._longest(model, tokens, tenant)
         if best is None:
             return Session(model)
-        if best[0] is not None:
-            self._entries.move_to_end(best[0])
-        return best[1].fork(min(shared, len(tokens) - 1))
+        if best.key is not None:
+            self._entries.move_to_end(best.key)
+        return best.session.fork(min(best.shared, len(tokens) - 1))
+
+    def known(self, model: SessionModel, tokens: Sequence[int], tenant: str = "") -> int:
+        """How many of these tokens :meth:`start` would find."""
+        best = self._longest(model, tokens, tenant)
+        return 0 if best is None else min(best.shared, len(tokens) - 1)
 
     def keep(self, session: Session, tenant: str = "") -> None:
         """Remember a session's tokens; it may go on being used."""
@@ -84,6 +93,16 @@ class PrefixCache:
         """Forget everything."""
         self._entries.clear()
         self._held.clear()
+
+    def _longest(self, model: SessionModel, tokens: Sequence[int], tenant: str) -> _Known | None:
+        best: _Known | None = None
+        known = [*self._entries.items(), *((None, entry) for entry in self._held)]
+        for key, (owner, session) in known:
+            if owner == tenant and session.model is model:
+                shared = _common(session.tokens, tokens)
+                if shared >= (MIN_SHARED_TOKENS if best is None else best.shared + 1):
+                    best = _Known(key, session, shared)
+        return best
 
     def _shrink(self) -> None:
         """Drop the longest unused. A kept session may have grown its buffers since, so ask often."""

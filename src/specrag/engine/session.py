@@ -75,6 +75,7 @@ class Session:
         tokens: Sequence[int],
         outputs: Outputs | Sequence[Outputs] = NOTHING,
         chunk: int = PREFILL_ROWS,
+        leave: int = 0,
     ) -> Coroutine[list[Row]]:
         """Commit tokens and feed them, in chunks, all but the newest.
 
@@ -83,6 +84,7 @@ class Session:
             outputs: what each fed row returns, one for all or one each. The fed rows are the tokens that were
                 pending, then ``tokens`` without the last.
             chunk: largest number of rows in a pass.
+            leave: rows in front of the newest token's that the next :meth:`score` feeds with it; they answer nothing.
 
         Returns:
             One row for each fed token.
@@ -94,7 +96,7 @@ class Session:
         self._check_tokens(tokens)
         self._scored = None
         self._keep_newest_pending()
-        fed = [*self.pending, *(int(token) for token in tokens)][:-1]
+        fed = [*self.pending, *(int(token) for token in tokens)][: -1 - leave]
         wanted = [outputs] * len(fed) if isinstance(outputs, Outputs) else list(outputs)
         if len(wanted) != len(fed):
             raise SpecragError(f"outputs: {len(wanted)} given for {len(fed)} fed rows: give one for each")
@@ -104,7 +106,7 @@ class Session:
         for start in range(0, len(fed), chunk):
             part = fed[start : start + chunk]
             segment = Segment(self.cache, part, None, wanted[start : start + chunk])
-            rows += yield Pass(self.model, segment)
+            rows += yield Pass(self.model, segment, unread=len(fed) - start + leave)
             self.cache.accept(range(len(part)))
         return rows
 
@@ -138,7 +140,7 @@ class Session:
             [NOTHING] * (count - 1) + [outputs] * (1 + len(tree.tokens)),
         )
         check_room(self.model, self.cache.length + 1 + max(segment.depths()))
-        rows: list[Row] = yield Pass(self.model, segment)
+        rows: list[Row] = yield Pass(self.model, segment, unread=count - 1)
         self.report = segment.report
         self.cache.accept(range(count))
         self._scored = tree

@@ -174,18 +174,27 @@ class PromptNeeds:
         rows: how many of its last rows; the newest token is not among them, it is fed with the first round.
         outputs: what each of them returns.
         features: how many of its last rows return their ``final`` hidden state, which needs no logits.
+        joins: the end of the prompt may be fed with the first round, where nothing of its rows is needed.
     """
 
     rows: int = 0
     outputs: Outputs = NOTHING
     features: int = 0
+    joins: bool = False
 
 
 def read_prompt(
     session: Session, tokens: Sequence[int], needs: PromptNeeds, chunk: int = PREFILL_ROWS
 ) -> Coroutine[list[Row]]:
-    """Feed a prompt, at most ``chunk`` rows a pass; the answers for those of its last rows that a method asks for."""
+    """Feed a prompt, at most ``chunk`` rows a pass; the answers for those of its last rows that a method asks for.
+
+    The last pass is left to the first round of a method that joins it.
+    """
     fed = len(session.pending) + len(tokens) - 1
+    if needs.joins and not (needs.rows or needs.features):
+        left = fed % chunk or min(fed, chunk)
+        yield from session.extend(tokens, NOTHING, chunk, left)
+        return []
     full = min(needs.rows, fed)
     wanted = max(full, min(needs.features, fed))
     outputs = [NOTHING] * (fed - wanted) + [_FEATURE] * (wanted - full) + [needs.outputs] * full
@@ -259,7 +268,7 @@ class DraftingDecoder(ABC):
     @property
     def prompt_needs(self) -> PromptNeeds:
         """Nothing, unless a drafter reads something."""
-        return PromptNeeds()
+        return PromptNeeds(joins=True)
 
     def check(self, loaded: LoadedModel) -> None:
         """Every model will do, unless a drafter says otherwise."""
@@ -313,6 +322,10 @@ class SessionGenerator(Generator, Protocol):
     def loaded(self) -> LoadedModel:
         """The model with its tokenizer."""
 
+    @property
+    def prefixes(self) -> PrefixCache:
+        """Keys and values of earlier prompts, for coroutines of its executor."""
+
 
 class LocalModel(SessionGenerator, Protocol):
     """A language model on this machine that remembers what it has read, such as :class:`specrag.LanguageModel`.
@@ -328,10 +341,6 @@ class LocalModel(SessionGenerator, Protocol):
     @property
     def tokenizer(self) -> Tokenizer:
         """Its tokenizer."""
-
-    @property
-    def prefixes(self) -> PrefixCache:
-        """Keys and values of earlier prompts, for coroutines of its executor."""
 
     def generating(self, prompt: Prompt, options: Options, begun: Session | None = None) -> Coroutine[Result]:
         """As of every generator.

@@ -26,12 +26,21 @@ def suppress_events(coroutine: Coroutine[T], emitted: list[object] | None = None
     return (yield from map_events(coroutine, keep))
 
 
-def tap_steps(coroutine: Coroutine[T], steps: list[Step]) -> Coroutine[T]:
-    """Run a coroutine, passing everything on, and note the steps that it emits."""
+def tap_steps(
+    coroutine: Coroutine[T], steps: list[Step], begun: Callable[[], object] = lambda: None
+) -> Coroutine[T]:
+    """Run a coroutine, passing everything on, and note the steps that it emits.
+
+    Args:
+        steps: are appended here.
+        begun: called behind the first of them.
+    """
 
     def note(value: object) -> tuple[object]:
         if isinstance(value, Step):
             steps.append(value)
+            if len(steps) == 1:
+                begun()
         return (value,)
 
     return (yield from map_events(coroutine, note))

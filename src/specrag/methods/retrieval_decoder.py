@@ -98,8 +98,10 @@ class RetrievalDecoder(DraftingDecoder):
     def prompt_needs(self) -> PromptNeeds:
         """The entropies that the trigger reads before the first token, and what the fallback reads."""
         trigger, fallback = self.retrieval.trigger, self._fallback
-        if trigger is None:
-            return PromptNeeds(features=fallback.prompt_features)
+        if trigger is None or (
+            self.retrieval.combine and self.cost_aware
+        ):  # all guesses are weighed, none triggered
+            return PromptNeeds(features=fallback.prompt_features, joins=True)
         outputs = Outputs(entropy=True).union(fallback.outputs)
         return PromptNeeds(trigger.max_key, outputs, fallback.prompt_features)
 

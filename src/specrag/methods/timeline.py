@@ -75,6 +75,12 @@ class Timeline:
         self._spans.append(span)
         return len(self._spans) - 1
 
+    def lengthen(self, first: int, second: int, seconds: float) -> None:
+        """Give the beginning of a span to the one in front of it."""
+        border = min(self._spans[first].end + seconds, self._spans[second].end)
+        self._spans[first] = replace(self._spans[first], end=border)
+        self._spans[second] = replace(self._spans[second], start=border)
+
     def keep(self, numbers: Sequence[int]) -> None:
         """What these spans gave is part of the result."""
         for number in numbers:

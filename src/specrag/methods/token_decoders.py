@@ -51,7 +51,7 @@ class Drafted(DraftingDecoder):
     @property
     def prompt_needs(self) -> PromptNeeds:
         """What a head reads of the prompt; the others read nothing."""
-        return PromptNeeds(features=self._drafter.prompt_features)
+        return PromptNeeds(features=self._drafter.prompt_features, joins=True)
 
     def check(self, loaded: LoadedModel) -> None:
         """See :class:`~specrag.methods.base.Decoder`."""

@@ -26,16 +26,17 @@ class Recorder:
         return [[Row() for _ in segment.tokens] for segment in segments]
 
 
-def reading(model: Recorder, rows: int, passes: int) -> Coroutine[None]:
-    for _ in range(passes):
-        yield Pass(model, Segment(SimpleNamespace(length=0), [0] * rows, None, [NOTHING] * rows))
+def passes(model: Recorder, rows: int, count: int, *, reads: bool = False) -> Coroutine[None]:
+    for left in range(count, 0, -1):
+        segment = Segment(SimpleNamespace(length=0), [0] * rows, None, [NOTHING] * rows)
+        yield Pass(model, segment, unread=rows * left if reads else 0)
 
 
 def test_decoding_goes_on_in_every_pass_beside_long_prompts_and_these_go_on_too() -> None:
     model = Recorder()
     executor = Executor(max_rows=512)
-    tasks = [executor.submit(reading(model, 256, 4)) for _ in range(4)]
-    tasks += [executor.submit(reading(model, 1, 6)) for _ in range(3)]
+    tasks = [executor.submit(passes(model, 256, 4, reads=True)) for _ in range(4)]
+    tasks += [executor.submit(passes(model, 1, 6)) for _ in range(3)]
     for task in tasks:
         executor.run(task)
     executor.close()
@@ -49,8 +50,8 @@ def test_decoding_goes_on_in_every_pass_beside_long_prompts_and_these_go_on_too(
 def test_a_long_segment_is_not_passed_for_ever() -> None:
     model = Recorder()
     executor = Executor(max_rows=64)
-    short = [executor.submit(reading(model, 40, 8)) for _ in range(2)]
-    long = executor.submit(reading(model, 60, 1))
+    short = [executor.submit(passes(model, 40, 8)) for _ in range(2)]
+    long = executor.submit(passes(model, 60, 1))
     for task in [*short, long]:
         executor.run(task)
     executor.close()

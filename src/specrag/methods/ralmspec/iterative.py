@@ -15,7 +15,7 @@ from specrag.methods.decoding import make_decoder
 from specrag.methods.ralmspec.prompts import PassagePrompts, RetrievalLimits
 from specrag.methods.ralmspec.result import IterativeAnswer, Record
 from specrag.methods.ralmspec.search import check_prefetch
-from specrag.methods.ralmspec.text import Text, Writer
+from specrag.methods.ralmspec.text import EarlierPrompts, Text, Writer
 from specrag.methods.resources import Resources
 from specrag.methods.retriever import PassageRetriever, passages_of
 from specrag.methods.timeline import Timeline
@@ -39,11 +39,13 @@ class IterativeRequest:
     Attributes:
         prompts: of the question.
         settings: what the caller asks of the whole text.
+        tenant: whose earlier prompts may be gone on from.
         timeout: seconds.
     """
 
     prompts: PassagePrompts
     settings: Settings
+    tenant: str
     timeout: float | None
 
 
@@ -65,7 +67,7 @@ class IterativeMethod(ABC):
         retriever: where the passages are.
         limits: how often to retrieve and how much to read.
         prefetch: passages that a search asks for.
-        reuse: keep the keys and values of the newest passages.
+        reuse: keep the keys and values of the newest passages, and go on from those that other requests have read.
         decoder: how the tokens between two retrievals are decoded, a name or a configured method.
         system: a system message in front of the question.
         clock: seconds, the executor's.
@@ -140,7 +142,7 @@ class IterativeMethod(ABC):
             request.prompts,
             request.settings,
             interval=self.limits.interval,
-            reuse=self.reuse,
+            earlier=EarlierPrompts(self.llm.prefixes, request.tenant) if self.reuse else None,
             timeline=timeline,
         )
         record = Record(Text.empty(loaded.tokenizer, request.settings.stop), timeline)
@@ -171,4 +173,4 @@ class IterativeMethod(ABC):
         prompts = PassagePrompts(
             self.llm, question, self.limits, checked.stop.max_tokens, system=self.system, raw=checked.raw
         )
-        return IterativeRequest(prompts, settings, checked.timeout)
+        return IterativeRequest(prompts, settings, checked.tenant, checked.timeout)

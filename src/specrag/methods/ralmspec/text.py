@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from specrag.engine.outputs import Row
 from specrag.engine.passes import Coroutine, SessionModel
+from specrag.engine.prefix_cache import PrefixCache
 from specrag.engine.processors import Chain, Logits, State, build_processors
 from specrag.engine.sampling import SamplingParams
 from specrag.engine.session import Session
@@ -73,6 +74,33 @@ class Chunk:
         return tuple(token for step in self.steps for token in step.tokens)
 
 
+@dataclass(frozen=True, slots=True)
+class EarlierPrompts:
+    """What requests of one tenant have read before.
+
+    A prompt begins with its passage, so that one that was read for another question is found up to the question.
+
+    Args:
+        prefixes: the model's.
+        tenant: whose.
+    """
+
+    prefixes: PrefixCache
+    tenant: str = ""
+
+    def start(self, model: SessionModel, tokens: Sequence[int]) -> Session:
+        """A session that holds the beginning of these tokens, as far as it is known."""
+        return self.prefixes.start(model, tokens, self.tenant)
+
+    def keep(self, session: Session, length: int) -> None:
+        """Remember the first tokens of a session."""
+        self.prefixes.keep(session.fork(length), self.tenant)
+
+    def has_most(self, model: SessionModel, tokens: Sequence[int]) -> bool:
+        """Whether more than half of these tokens need not be read."""
+        return self.prefixes.known(model, tokens, self.tenant) > len(tokens) // 2
+
+
 class Writer:
     """Writes chunks for one request.
 
@@ -82,7 +110,8 @@ class Writer:
         prompts: the prompt for each passage.
         settings: what the caller asks of the whole text.
         interval: tokens of a chunk.
-        reuse: keep the sessions of the newest passages; else every chunk reads its prompt anew, as the paper runs it.
+        earlier: prompts of other requests to go on from; the sessions of the newest passages are kept then too. With
+            ``None`` every chunk reads its prompt anew, as the paper runs it.
         timeline: is told when what ran, and tells the time.
     """
 
@@ -94,7 +123,7 @@ class Writer:
         settings: Settings,
         *,
         interval: int,
-        reuse: bool,
+        earlier: EarlierPrompts | None,
         timeline: Timeline,
     ) -> None:
         self._model = model
@@ -102,7 +131,7 @@ class Writer:
         self._prompts = prompts
         self._settings = settings
         self._interval = interval
-        self._reuse = reuse
+        self._earlier = earlier
         self._timeline = timeline
         self._sessions: dict[int | None, Session] = {}
 
@@ -110,27 +139,38 @@ class Writer:
         """Write the next chunk behind a text that has not ended; emits nothing."""
         tokens = [*self._prompts.tokens(passage), *text.tokens]
         key = id_of(passage)
-        if not self._reuse:
+        if self._earlier is None:
             self.close()
         session = self._sessions.pop(key, None)
+        fresh = session is None
         if session is None:
-            session = Session(self._model)
+            session = (
+                Session(self._model) if self._earlier is None else self._earlier.start(self._model, tokens)
+            )
         self._sessions[key] = session  # the newest last
         place = len(text.tokens)
         with self._timeline.measure("prefill", place) as prefill:
             rows = yield from self._align(session, tokens)
+            joined = len(session.pending) > 1
         chunk = _Growing(text, self._settings.stop.stop_tokens)
         emitted: list[object] = []
         with self._timeline.measure("decode", place) as decode:
             settings = self._chunk_settings(chunk, len(tokens) - place)
             method = self._method.decode(session, settings, _Silent(), self._timeline.clock, rows)
             yield from suppress_events(method, emitted)
+        if fresh and self._earlier is not None:
+            self._earlier.keep(session, len(tokens) - place)
         steps = tuple(step for step in emitted if isinstance(step, Step))
+        if joined and steps:
+            self._timeline.lengthen(prefill.number, decode.number, steps[0].verifying)
         return Chunk(chunk.text(), steps, chunk.shown, (prefill.number, decode.number), len(tokens) - place)
 
     def holds(self, passage: Passage | None) -> bool:
         """Whether this passage's prompt need not be read again, but for what was written since."""
-        return self._reuse and id_of(passage) in self._sessions
+        if self._earlier is None:
+            return False
+        known = id_of(passage) in self._sessions
+        return known or self._earlier.has_most(self._model, self._prompts.tokens(passage))
 
     def keep(self, passages: Collection[Passage | None]) -> None:
         """Release the oldest sessions until :data:`KEPT` are left, but none of these passages."""
