@@ -20,7 +20,7 @@ from specrag.methods.ralmspec.prompts import PassagePrompts, RetrievalLimits
 from specrag.methods.ralmspec.result import IterativeAnswer
 from specrag.methods.ralmspec.sequential import SequentialPipeline
 from specrag.methods.ralmspec.speculative import RaLMSpecPipeline, Stride
-from specrag.methods.ralmspec.text import Text, Writer
+from specrag.methods.ralmspec.text import EarlierPrompts, Text, Writer
 from specrag.methods.timeline import Timeline
 from specrag.methods.token_decoders import PlainDecoder
 from specrag.request import Options
@@ -124,7 +124,7 @@ def test_a_session_that_was_taken_back_equals_a_fresh_one(
         prompts,
         Settings(stop),
         interval=4,
-        reuse=True,
+        earlier=EarlierPrompts(invariant.prefixes),
         timeline=Timeline(lambda: 0.0),
     )
     start = Text.empty(invariant.tokenizer, stop)

@@ -64,20 +64,21 @@ class PrefixCache:
         best = self._longest(model, tokens, tenant)
         return 0 if best is None else min(best.shared, len(tokens) - 1)
 
-    def keep(self, session: Session, tenant: str = "") -> None:
-        """Remember a session's tokens; it may go on being used."""
-        if _nbytes([session]) > self.limit_bytes or len(session) < MIN_SHARED_TOKENS:
+    def keep(self, session: Session, tenant: str = "", length: int | None = None) -> None:
+        """Remember a session's first tokens, by default all; it may go on being used."""
+        tokens = session.tokens[:length]
+        if _nbytes([session]) > self.limit_bytes or len(tokens) < MIN_SHARED_TOKENS:
             return
         for key, (owner, other) in list(self._entries.items()):
             if owner != tenant or other.model is not session.model:
                 continue
-            if other.tokens[: len(session)] == session.tokens:
+            if other.tokens[: len(tokens)] == tokens:
                 self._entries.move_to_end(key)
                 return
             # An entry that is a beginning of the new one adds nothing.
-            if session.tokens[: len(other)] == other.tokens:
+            if tokens[: len(other)] == other.tokens:
                 del self._entries[key]
-        self._entries[self._next] = (tenant, session.fork())
+        self._entries[self._next] = (tenant, session.fork(len(tokens)))
         self._next += 1
         self._shrink()
 

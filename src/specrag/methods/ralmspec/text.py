@@ -94,7 +94,7 @@ class EarlierPrompts:
 
     def keep(self, session: Session, length: int) -> None:
         """Remember the first tokens of a session."""
-        self.prefixes.keep(session.fork(length), self.tenant)
+        self.prefixes.keep(session, self.tenant, length)
 
     def has_most(self, model: SessionModel, tokens: Sequence[int]) -> bool:
         """Whether more than half of these tokens need not be read."""
