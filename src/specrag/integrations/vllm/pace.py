@@ -1,5 +1,7 @@
 """How much to guess in a step, so that no step with guesses yields fewer tokens a second than one without.
 
+That is expected, and settled: where guesses lose in fact, there are none for a while.
+
 A step is what happens between the return of one call and the next call: scheduling, the model's pass, sampling. Its
 seconds are learned apart for steps without guesses and with them, and apart by the number of rows, since a captured
 graph, a kernel or a sampler may serve the one and not the other. Of all guesses of a batch the surest are kept, as many
@@ -16,22 +18,27 @@ from numpy.typing import NDArray
 
 from specrag.engine import Others
 from specrag.engine.compiling import compiled
-from specrag.speculation.schedule import CostModel
+from specrag.speculation.schedule import CostModel, Line
 
 Floats = NDArray[np.float64]
 
 #: Steps with guesses after which one without is measured anew.
 _FRESH = 128
-#: Of the time without guesses, the share that may be lost by trying some of which no gain is expected.
-_TRYING, _MOST_TRYING = 0.005, 0.5
-#: Steps after which the seconds of steps with guesses are no longer trusted to rule them out.
-_STALE = 256
+#: Among so many steps with guesses one has half of them only: what a guess costs shows where their number differs.
+_HALF = 8
+#: Steps without guesses after which it is forgotten what those with some took, so that they get another chance; twice
+#: as many each time that they gain nothing by it.
+_STALE, _LONGEST_STALE = 256, 4096
+#: Steps' worth of time that guesses may lose, and of what they won before at most so much is set against it; then none
+#: for a number of steps that doubles each time.
+_MOST_LOST, _MOST_WON = 3.0, 2.0
+_FIRST_BREAK, _LONGEST_BREAK = 16, 512
 #: Of the time without guesses, the share that looking for some may take where none paid; and the longest pause.
 _LOOKING, _LONGEST_PAUSE = 0.005, 64
 _SMOOTHING = 0.1
 
 #: Why there are guesses in a step, or none.
-PAYS, TRIES = "pays", "tries"
+PAYS = "pays"
 NOTHING, MEASURES, COSTS, RESTS = "nothing to copy", "measures without", "would cost", "rests"
 
 
@@ -44,8 +51,11 @@ class _Costs:
         since_plain, since_guessed: steps since one was measured.
         looking: seconds of looking for guesses.
         gain: seconds won by looking, lately, the looking taken off.
+        paid: steps that were sent with guesses because they pay.
         pause: steps left in which nothing is looked for.
-        credit: seconds that may be lost by trying.
+        won: steps' worth of time that guesses have won in fact.
+        next_pause: steps without a guess when they next have lost too much.
+        stale: steps without guesses after which they get another chance.
     """
 
     plain: CostModel = field(default_factory=CostModel)
@@ -54,8 +64,11 @@ class _Costs:
     since_guessed: int = 0
     looking: float = 0.0
     gain: float = 0.0
+    paid: int = 0
     pause: int = 0
-    credit: float = 0.0
+    won: float = 0.0
+    next_pause: int = _FIRST_BREAK
+    stale: int = _STALE
 
 
 @dataclass(slots=True, eq=False)
@@ -64,11 +77,13 @@ class _Sent:
 
     Attributes:
         lengths: int64 ``[rows]``, tokens of each row.
+        context: mean of them.
         guesses: of all rows.
         moment: when the call returned.
     """
 
     lengths: NDArray[np.int64]
+    context: int
     guesses: int
     moment: float
 
@@ -85,6 +100,7 @@ class Pace:
         self._costs: dict[int, _Costs] = {}  # by the number of rows, in powers of two
         self._sent: _Sent | None = None
         self._began = 0.0
+        self._context = 0
         self.reason = NOTHING
 
     def arrive(self, sampled: Sequence[Sequence[int]], lengths: NDArray[np.int64]) -> None:
@@ -103,9 +119,11 @@ class Pace:
             return  # a prompt was read in it, or a row has come, gone or moved
         costs = self._of(len(sampled))
         seconds = self._began - sent.moment
+        rows = len(sent.lengths)
+        if sent.guesses:
+            _settle(costs, int(new.sum()) / rows - seconds / _plain(costs, rows, sent.context))
         kind = costs.guessed if sent.guesses else costs.plain
-        rows, context, others = _shape(sent.lengths)
-        kind.observe(int(rows) + sent.guesses, context, seconds, others)
+        kind.observe(rows + sent.guesses, sent.context, seconds, _beside(rows, sent.context))
         if sent.guesses:
             costs.since_guessed = 0
             costs.since_plain += 1
@@ -132,19 +150,21 @@ class Pace:
         costs = self._of(len(chances))
         looked = self._clock() - self._began
         costs.looking += (_SMOOTHING if costs.looking else 1.0) * (looked - costs.looking)
-        choice = _choice(costs, np.concatenate(chances), lengths)
+        rows, self._context = len(chances), _mean(lengths)
+        choice = _choice(costs, np.concatenate(chances), rows, self._context)
         self.reason = choice.reason
         if choice.reason != MEASURES:
             costs.gain += _SMOOTHING * (choice.gain - costs.looking - costs.gain)
         if choice.reason in (NOTHING, COSTS):
-            costs.pause = _pause(costs, lengths)
+            costs.pause = _pause(costs, rows, self._context)
         if choice.least > 1.0:
             return [0] * len(chances)
         return [_count_from(own, choice.least) for own in chances]
 
     def leave(self, lengths: NDArray[np.int64], guesses: int) -> None:
         """The call returns; the step begins."""
-        self._sent = _Sent(lengths, guesses, self._clock())
+        context = self._context if guesses else _mean(lengths)
+        self._sent = _Sent(lengths, context, guesses, self._clock())
 
     def seconds(self, rows: int, context: int, guesses: int) -> float:
         """Expected seconds of a step.
@@ -155,8 +175,10 @@ class Pace:
             guesses: of all of them.
         """
         costs = self._of(rows)
-        lengths = np.full(rows, context, dtype=np.int64)
-        return float(_guessed(costs, lengths, np.array([guesses]))[0]) if guesses else _plain(costs, lengths)
+        if not guesses:
+            return _plain(costs, rows, context)
+        line = _guessed(costs, rows, context)
+        return line.base + line.row * (rows + guesses)
 
     def _of(self, rows: int) -> _Costs:
         size = rows.bit_length()
@@ -180,35 +202,49 @@ class _Choice:
     gain: float = 0.0
 
 
-def _choice(costs: _Costs, chances: Floats, lengths: NDArray[np.int64]) -> _Choice:
+def _choice(costs: _Costs, chances: Floats, rows: int, context: int) -> _Choice:
     """The guesses of all rows that promise the most tokens a second, or none."""
     if not len(chances):
         return _Choice(NOTHING)
     if not costs.plain.measured or costs.since_plain >= _FRESH:
         return _Choice(MEASURES)
-    plain = _plain(costs, lengths)
-    first, last = _guessed(costs, lengths, np.array([1, len(chances)]))
-    each = (last - first) / max(len(chances) - 1, 1)
-    least, gain = _surest(np.sort(chances)[::-1], len(lengths), plain, first, each)
+    if costs.since_guessed >= costs.stale:
+        costs.guessed, costs.since_guessed = CostModel(), 0
+        costs.stale = min(2 * costs.stale, _LONGEST_STALE)
+    plain = _plain(costs, rows, context)
+    line = _guessed(costs, rows, context)
+    surest = np.sort(chances)[::-1]
+    best, gain = _surest(surest, rows, plain, line.base + line.row * (rows + 1), line.row)
     if gain > 0:
-        return _Choice(PAYS, least, gain)
-    costs.credit = min(costs.credit + _TRYING * plain, _MOST_TRYING * plain)
-    if costs.since_guessed >= _STALE and -gain <= costs.credit:
-        costs.credit += gain
-        return _Choice(TRIES, least, gain)
+        costs.paid += 1
+        if not costs.guessed.measured:
+            best = 0  # what is not known may cost much
+        elif costs.paid % _HALF == 0:
+            best //= 2
+        return _Choice(PAYS, float(surest[best]), gain)
     return _Choice(COSTS)
 
 
-def _pause(costs: _Costs, lengths: NDArray[np.int64]) -> int:
+def _settle(costs: _Costs, won: float) -> None:
+    """Add up what guesses win in fact, in steps without; what is known of their cost is forgotten where they lose."""
+    costs.won = min(costs.won + won, _MOST_WON)
+    if costs.won == _MOST_WON:
+        costs.next_pause, costs.stale = _FIRST_BREAK, _STALE
+    if costs.won < -_MOST_LOST:
+        costs.guessed, costs.won = CostModel(), 0.0
+        costs.pause, costs.next_pause = costs.next_pause, min(2 * costs.next_pause, _LONGEST_BREAK)
+
+
+def _pause(costs: _Costs, rows: int, context: int) -> int:
     """Steps for which nothing is looked for, so that looking where nothing pays takes next to no time."""
     if costs.gain > 0 or not costs.plain.measured:
         return 0
-    allowed = _LOOKING * _plain(costs, lengths)
+    allowed = _LOOKING * _plain(costs, rows, context)
     return min(int(costs.looking / allowed), _LONGEST_PAUSE)
 
 
 @compiled
-def _surest(chances: Floats, rows: int, plain: float, first: float, each: float) -> tuple[float, float]:
+def _surest(chances: Floats, rows: int, plain: float, first: float, each: float) -> tuple[int, float]:
     """How many of the guesses to take for the most tokens a second.
 
     Args:
@@ -217,17 +253,17 @@ def _surest(chances: Floats, rows: int, plain: float, first: float, each: float)
         plain, first, each: seconds of a step without guesses, of one with one guess, of each further guess.
 
     Returns:
-        The chance of the last guess taken, at least one, and the seconds won against steps without guesses.
+        The place of the last guess taken, and the seconds won against steps without guesses.
     """
     tokens = float(rows)
-    best_rate, least, gain = 0.0, 1.0, 0.0
+    best_rate, best, gain = 0.0, 0, 0.0
     for count in range(len(chances)):
         tokens += chances[count]
         seconds = first + count * each
         if tokens / seconds > best_rate:
-            best_rate, least = tokens / seconds, chances[count]
+            best_rate, best = tokens / seconds, count
             gain = tokens * plain / rows - seconds
-    return least, gain
+    return best, gain
 
 
 @compiled
@@ -239,20 +275,21 @@ def _count_from(chances: Floats, least: float) -> int:
     return count
 
 
-def _shape(lengths: NDArray[np.int64]) -> tuple[int, int, Others]:
-    """Rows and mean context of a step, and what makes the sums of the cost model's features right."""
-    rows = len(lengths)
-    context = int(lengths.sum()) // rows
-    return rows, context, Others(segments=rows - 1, context=(rows - 1) * context)
+def _mean(lengths: NDArray[np.int64]) -> int:
+    return int(lengths.sum()) // max(len(lengths), 1)
 
 
-def _plain(costs: _Costs, lengths: NDArray[np.int64]) -> float:
-    rows, context, others = _shape(lengths)
-    return float(costs.plain.seconds(rows, context, others))
+def _beside(rows: int, context: int) -> Others:
+    """What makes the sums of the cost model's features right for so many rows of so long a text."""
+    return Others(segments=rows - 1, context=(rows - 1) * context)
 
 
-def _guessed(costs: _Costs, lengths: NDArray[np.int64], guesses: NDArray[np.int64]) -> Floats:
-    """Seconds of steps with so many guesses; by what steps without took, until one with some was measured."""
-    rows, context, others = _shape(lengths)
+def _plain(costs: _Costs, rows: int, context: int) -> float:
+    line = costs.plain.line(context, _beside(rows, context))
+    return line.base + line.row * rows
+
+
+def _guessed(costs: _Costs, rows: int, context: int) -> Line:
+    """Seconds of steps with guesses by all their rows; by what steps without took, until one was measured."""
     model = costs.guessed if costs.guessed.measured else costs.plain
-    return model.seconds(rows + guesses, context, others)
+    return model.line(context, _beside(rows, context))

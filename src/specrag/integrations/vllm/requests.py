@@ -47,11 +47,12 @@ class Request:
 
     def passages(self) -> list[list[int]]:
         """The tokens of its passages; what is no text is left out, as is what comes after too many."""
-        given = (self.extra or {}).get(PASSAGES) or ()
-        texts = [given] if isinstance(given, str) else [text for text in given if isinstance(text, str)]
+        given = (self.extra or {}).get(PASSAGES)
+        if self.encode is None or not isinstance(given, str | list):
+            return []
         found: list[list[int]] = []
         room = MOST_PASSAGE_TOKENS
-        for text in texts if self.encode is not None else ():
+        for text in [given] if isinstance(given, str) else [text for text in given if isinstance(text, str)]:
             tokens = list(self.encode(text))[:room]
             room -= len(tokens)
             if tokens:
