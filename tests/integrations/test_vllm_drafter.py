@@ -31,7 +31,7 @@ RANDOM = np.random.default_rng(7)
 
 def text(length: int, first: int = 0, size: int = 1000) -> list[int]:
     """Tokens from ``first`` on, of which hardly any stand side by side twice."""
-    return (first + RANDOM.integers(0, size, length)).tolist()
+    return [int(token) for token in first + RANDOM.integers(0, size, length)]
 
 
 def quoting(name: str, first: int = 0, quoted: int = 60, extra: Any = None, reading: int = 1) -> Asked:
@@ -393,7 +393,9 @@ def test_an_answer_of_a_row_that_was_preempted_is_kept_once() -> None:
     engine.run()
     engine.add(Asked("c", text(30, 3000), text(2, 700)))
     engine.run()
-    kept = [token for _, part in engine.drafter._memory._parts for token in part.tokens.tolist() if token >= 0]
+    kept = [
+        token for _, part in engine.drafter._memory._parts for token in part.tokens.tolist() if token >= 0
+    ]
     assert sorted(kept) == sorted([*asked.answer, *other.answer])
 
 
@@ -436,7 +438,9 @@ def test_settings() -> None:
         Settings.read(config(), {"SPECRAG_ANSWER_MEMORY": "many"})
 
 
-def test_the_runner_shows_its_requests(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_runner_shows_its_requests(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     class GPUModelRunner:
         def __init__(self, drafter: Any) -> None:
             self.drafter = drafter
@@ -466,7 +470,7 @@ def test_the_runner_shows_its_requests(monkeypatch: pytest.MonkeyPatch, caplog: 
 
 
 def test_a_line_in_the_log_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
-    engine = Engine(config(), lambda rows, guesses, reading: 1.0)
+    engine = Engine(config(), lambda *_: 1.0)
     engine.add(Asked("a", text(30), text(35, 1000)))
     with caplog.at_level(logging.INFO, "vllm.specrag"):
         engine.run()

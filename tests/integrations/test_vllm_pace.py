@@ -85,11 +85,12 @@ class Clock:
 def _steps(pace: Pace, clock: Clock, seconds: Seconds, chance: float, steps: int) -> list[int]:
     """The number of guesses of each step, of two rows for which eight are always offered."""
     random = np.random.default_rng(5)
-    rows, sent, guesses = 2, [], 0
-    lengths = np.full(rows, 100)
+    rows, guesses = 2, 0
+    sent: list[int] = []
+    lengths = np.full(rows, 100, dtype=np.int64)
     for _ in range(steps):
         each = [1 + int(np.cumprod(random.random(guesses // rows) < chance).sum()) for _ in range(rows)]
-        lengths = lengths + each
+        lengths = lengths + np.array(each, dtype=np.int64)
         pace.arrive([[1] * count for count in each], lengths)
         guesses = 0 if pace.rests(rows) else sum(pace.choose([chance ** np.arange(1.0, 9)] * rows, lengths))
         pace.leave(lengths, guesses)
@@ -118,7 +119,7 @@ def test_a_step_without_guesses_is_measured_now_and_then() -> None:
     # The machine gets so slow with guesses that none pays, then as quick with as without.
     sent = _steps(pace, clock, dear, 0.9, 1000)
     assert sum(guesses > 0 for guesses in sent) < 50
-    assert sum(_steps(pace, clock, lambda rows, guesses, reading: 0.02, 0.9, 1500)[-50:]) > 700
+    assert sum(_steps(pace, clock, lambda *_: 0.02, 0.9, 1500)[-50:]) > 700
 
 
 def test_guesses_that_lose_are_given_up_and_tried_again_for_little() -> None:

@@ -54,7 +54,7 @@ class Engine:
     def __init__(
         self,
         settings: Any,
-        seconds: Callable[[int, int, int], float] = lambda rows, guesses, reading: 0.02,
+        seconds: Callable[[int, int, int], float] = lambda *_: 0.02,
         *,
         named: bool = False,
         looking: float = 0.0,

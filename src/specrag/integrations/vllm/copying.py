@@ -38,6 +38,20 @@ _PRIOR_WEIGHT = 10.0
 
 
 @compiled
+def _majority(said: Ints, alive: NDArray[np.bool_]) -> tuple[int, int]:
+    """The token that most say, the first of equals, and how many."""
+    winner, most = -1, 0
+    for place in range(len(said)):
+        if alive[place]:
+            agreeing = 0
+            for other in range(place, len(said)):
+                agreeing += alive[other] and said[other] == said[place]
+            if agreeing > most:
+                winner, most = said[place], agreeing
+    return winner, most
+
+
+@compiled
 def _vote(tokens: Ints, ends: Longs, copied: Ints, votes: Longs) -> int:
     """Follow the majority of the places, the first of them where there is none; returns the length of the chain.
 
@@ -57,17 +71,9 @@ def _vote(tokens: Ints, ends: Longs, copied: Ints, votes: Longs) -> int:
                 said[place] = tokens[ends[place] + step % (newest - ends[place])]
                 alive[place] = said[place] >= 0
                 voters += alive[place]
-        most = 0
-        for place in range(len(ends)):
-            if alive[place]:
-                agreeing = 0
-                for other in range(place, len(ends)):
-                    agreeing += alive[other] and said[other] == said[place]
-                if agreeing > most:
-                    most = agreeing
-                    copied[step] = said[place]
-        if most == 0:
+        if voters == 0:
             return step
+        copied[step], most = _majority(said, alive)
         if most == voters:
             votes[step] = _LONE if voters == 1 else _ALL
         else:
@@ -203,7 +209,5 @@ class Found:
         ends = self.index.occurrences(self.match, MOST_PLACES)
         copied = np.empty(most, dtype=np.int32)
         tried, known = own.counts[self.source], shared.counts[self.source]
-        count, grades, chances = _judge(
-            self.tokens, ends, copied, self.match.length, tried, known, _LENGTHS
-        )
+        count, grades, chances = _judge(self.tokens, ends, copied, self.match.length, tried, known, _LENGTHS)
         return Chain(copied[:count], chances, grades, self.source)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -88,12 +89,15 @@ class Drafter:
 
     def _rehearse(self) -> None:
         """Propose for a made-up row, which compiles what was not compiled before, and forget it."""
+        self._logged = math.inf
         tokens = np.tile(np.arange(8, dtype=np.int32), 8)[None]
         self._memory.add("rehearsal", tokens[0])
         self._memory.find("rehearsal", tokens[0])
         if self._corpus is not None:
             match = self._corpus.match(self._corpus.tokens[1:3])
-            Found(self._corpus, self._corpus.tokens, match, "corpus").chain(2, Acceptance.of_one(), self._acceptance)
+            Found(self._corpus, self._corpus.tokens, match, "corpus").chain(
+                2, Acceptance.of_one(), self._acceptance
+            )
         for length in range(24, 32):
             self.propose([[int(tokens[0, length - 1])]], np.array([length]), tokens)
         self._begin()
@@ -211,7 +215,9 @@ class Drafter:
         if self._encode is None:
             tokenizer = open_tokenizer(self._config)
             if tokenizer is None:
-                _log.warning("specrag: the model has no tokenizer.json on this machine: passages are left out")
+                _log.warning(
+                    "specrag: the model has no tokenizer.json on this machine: passages are left out"
+                )
                 return None
             self._encode = lambda text: tokenizer.encode(text, special=False)
         return self._encode
@@ -219,8 +225,10 @@ class Drafter:
     def _open_corpus(self, folder: str) -> SuffixCorpus:
         tokenizer = open_tokenizer(self._config)
         if tokenizer is None:
-            _log.warning("specrag: no tokenizer.json on this machine: that the corpus fits the model is not checked")
-        corpus = SuffixCorpus.open(folder, tokenizer=tokenizer and tokenizer.fingerprint)
+            _log.warning(
+                "specrag: no tokenizer.json on this machine: that the corpus fits the model is not checked"
+            )
+        corpus = SuffixCorpus.open(folder, tokenizer=None if tokenizer is None else tokenizer.fingerprint)
         _log.info("specrag: corpus of %d tokens in %d texts", corpus.manifest.tokens, corpus.manifest.texts)
         return corpus
 
@@ -241,4 +249,3 @@ class Drafter:
         if self._clock() - self._logged >= _LOG_SECONDS:
             self._logged = self._clock()
             _log.info("specrag: %s", stats.line())
-

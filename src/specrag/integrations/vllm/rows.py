@@ -1,9 +1,9 @@
 """The rows of vLLM's batches, matched to what is known of each.
 
 vLLM names no requests to a proposer, and moves rows: one that ends is replaced by the last, one that is preempted
-leaves and comes back elsewhere. So a row is known by its text: how long it was at the last call, its newest tokens then,
-and a few tokens at random places, which nobody outside can guess. A mistake would cost guesses, never a wrong output,
-since vLLM verifies them. Where the requests' names can be seen they must agree too.
+leaves and comes back elsewhere. So a row is known by its text: how long it was at the last call, its newest tokens
+then, and a few tokens at random places, which nobody outside can guess. A mistake would cost guesses, never a wrong
+output, since vLLM verifies them. Where the requests' names can be seen they must agree too.
 """
 
 from __future__ import annotations

@@ -55,7 +55,9 @@ class Settings:
             InputError: a field is unknown, or a value cannot be used.
         """
         given: dict[str, Any] = {
-            field: _number(variable, environment[variable]) if field == "answer_memory" else environment[variable]
+            field: _number(variable, environment[variable])
+            if field == "answer_memory"
+            else environment[variable]
             for field, variable in VARIABLES.items()
             if environment.get(variable)
         }
