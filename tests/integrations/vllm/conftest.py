@@ -22,6 +22,8 @@ from specrag.speculation.suffix import build_corpus
 
 ENVIRONMENT = os.environ.get("SPECRAG_VLLM_ENV", "")
 CLIENTS = 16
+#: Prompts whose answers are compared; fewer for a machine that has no time for all of them.
+PROMPTS = int(os.environ.get("SPECRAG_VLLM_PROMPTS", "120"))
 ARTICLES = [
     json.loads(line)
     for line in (Path(__file__).parents[2] / "data" / "wikipedia-summaries" / "summaries.jsonl")
@@ -112,13 +114,13 @@ class Client:
 
 @pytest.fixture(scope="session")
 def prompts() -> list[tuple[str, int]]:
-    """One hundred and more prompts of different lengths, with the tokens to write."""
+    """Prompts of different lengths, with the tokens to write."""
     made = []
     for number, article in enumerate(ARTICLES):
         for way, asked in enumerate(_ASKED):
             text = article["text"][: 300 + 150 * (number % 5)]
             made.append((f"{text}\n\n{asked}\n\n", 12 + 7 * ((number + way) % 5)))
-    return made
+    return made[:PROMPTS]
 
 
 @contextmanager
@@ -126,6 +128,12 @@ def serving(folder: Path, method: str, **environment: str) -> Iterator[Client]:
     """A server in fp32, where an answer does not depend on what else is in its batch."""
     python = str(Path(ENVIRONMENT) / "bin" / "python")
     words = ["--enforce-eager"]
+    # On one core: two threads that others keep from running at once wait for one another most of the time.
+    environment = {
+        "VLLM_CPU_OMP_THREADS_BIND": str(max(os.sched_getaffinity(0))),
+        "OMP_NUM_THREADS": "1",
+        **environment,
+    }
     server: ServerProcess = vllm_server(
         python, folder, method, dtype="float32", words=words, environment=environment
     )
@@ -144,9 +152,9 @@ def plain_answers(smollm2: Path, prompts: list[tuple[str, int]]) -> list[str]:
 def settings(
     tmp_path_factory: pytest.TempPathFactory, smollm2: Path, plain_answers: list[str]
 ) -> dict[str, str]:
-    """A corpus of some answers, so that the small model's text stands in it, and a memory."""
+    """A corpus of a sixth of the answers, so that the small model's text stands in it, and a memory."""
     tokenizer = Tokenizer(resolve("smollm2-135m"))
-    texts = [tokenizer.encode(answer, special=False) for answer in plain_answers[:20]]
+    texts = [tokenizer.encode(answer, special=False) for answer in plain_answers[: PROMPTS // 6]]
     folder = tmp_path_factory.mktemp("corpus") / "corpus"
     build_corpus(texts, folder, tokenizer=tokenizer.fingerprint)
     return {"SPECRAG_CORPUS": str(folder), "SPECRAG_ANSWER_MEMORY": "100000"}
