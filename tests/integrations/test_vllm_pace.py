@@ -82,14 +82,19 @@ class Clock:
         return self.now
 
 
-def _steps(pace: Pace, clock: Clock, seconds: Seconds, chance: float, steps: int) -> list[int]:
-    """The number of guesses of each step, of two rows for which eight are always offered."""
+def _steps(
+    pace: Pace, clock: Clock, seconds: Seconds, chance: float, steps: int, right: float | None = None
+) -> list[int]:
+    """The guesses of each step, of two rows that are always offered eight; ``right`` is their real chance."""
     random = np.random.default_rng(5)
     rows, guesses = 2, 0
     sent: list[int] = []
     lengths = np.full(rows, 100, dtype=np.int64)
     for _ in range(steps):
-        each = [1 + int(np.cumprod(random.random(guesses // rows) < chance).sum()) for _ in range(rows)]
+        each = [
+            1 + int(np.cumprod(random.random(guesses // rows) < (chance if right is None else right)).sum())
+            for _ in range(rows)
+        ]
         lengths = lengths + np.array(each, dtype=np.int64)
         pace.arrive([[1] * count for count in each], lengths)
         guesses = 0 if pace.rests(rows) else sum(pace.choose([chance ** np.arange(1.0, 9)] * rows, lengths))
@@ -128,6 +133,13 @@ def test_guesses_that_lose_are_given_up_and_tried_again_for_little() -> None:
     sent = _steps(pace, clock, dear, 0.5, 4000)
     assert sum(guesses > 0 for guesses in sent[2000:]) >= 1
     assert clock.now < 1.01 * 4000 * dear(2, 0, 0)
+
+
+def test_guesses_that_promise_more_than_they_keep_are_given_up() -> None:
+    clock = Clock()
+    pace = Pace(clock)
+    sent = _steps(pace, clock, cpu, 0.9, 3000, right=0.05)
+    assert 0 < sum(guesses > 0 for guesses in sent) < 60
 
 
 def test_steps_that_read_prompts_or_hold_other_rows_teach_nothing() -> None:
