@@ -1,7 +1,7 @@
 # `make demo` and `make test` are all a newcomer needs; both set up a virtual environment in .venv first.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast lint audit bench docs lock clean
+.PHONY: help setup demo test test-fast test-vllm lint audit bench docs lock clean
 BIN := .venv/bin
 
 help:   ## list the targets
@@ -18,6 +18,9 @@ test: setup ## fetch the test model, then run the tests
 
 test-fast: setup ## what to run while working: the tests that need no model, server or training
 	@scripts/test.sh --fast $(ARGS)
+
+test-vllm: setup ## the tests inside a real vLLM, in an environment of its own (build/vllm)
+	@scripts/test_vllm.sh $(ARGS)
 
 lint: setup ## ruff and strict mypy
 	@scripts/lint.sh

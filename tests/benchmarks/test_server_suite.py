@@ -124,6 +124,7 @@ def test_every_method_has_a_name_that_may_be_published() -> None:
         subjects.VLLM,
         subjects.VLLM_NGRAM,
         subjects.VLLM_SUFFIX,
+        subjects.VLLM_SPECRAG,
     ):
         check_method(method)
         assert subjects.request(method, "Hi", 8)["max_tokens"] == 8

@@ -14,12 +14,21 @@ if TYPE_CHECKING:
     from specrag.speculation.drafters.rag import RAG, Guessing, RagDrafter, TranslatedRagDrafter
     from specrag.speculation.drafters.recycling import Recycling
     from specrag.speculation.drafters.retrieval import EntropyTrigger, RetrievalDrafter, RetrievalSettings
-    from specrag.speculation.drafters.suffix import CORPUS, REFERENCE, SUFFIX, SuffixDrafter
+    from specrag.speculation.drafters.suffix import (
+        COPY_RATES,
+        CORPUS,
+        REFERENCE,
+        SUFFIX,
+        RequestText,
+        SuffixDrafter,
+        copy_grade,
+    )
 else:
     __getattr__ = lazy_names(__name__)
 
 __all__ = [
     "ANY_DEPTH",
+    "COPY_RATES",
     "CORPUS",
     "PROMPT_ROWS",
     "RAG",
@@ -36,6 +45,7 @@ __all__ = [
     "PromptLookup",
     "RagDrafter",
     "Recycling",
+    "RequestText",
     "RetrievalDrafter",
     "RetrievalSettings",
     "Stopwatch",
@@ -43,4 +53,5 @@ __all__ = [
     "TranslatedRagDrafter",
     "Weighed",
     "check_same_vocabulary",
+    "copy_grade",
 ]

@@ -7,7 +7,13 @@ from specrag.lazy import lazy_names
 if TYPE_CHECKING:
     from specrag.speculation.schedule.base import Estimates, FixedBudget, Timed, TokenSchedule
     from specrag.speculation.schedule.chains import ChainCosts, ChainLength
-    from specrag.speculation.schedule.cost_model import ByModel, CostModel, StrideCosts, passages_per_second
+    from specrag.speculation.schedule.cost_model import (
+        ByModel,
+        CostModel,
+        Line,
+        StrideCosts,
+        passages_per_second,
+    )
     from specrag.speculation.schedule.guesses import (
         MAX_FRESH,
         CostAwareGuesses,
@@ -47,6 +53,7 @@ __all__ = [
     "FixedBudget",
     "FixedStride",
     "GuessSchedule",
+    "Line",
     "SharedCosts",
     "SharedGuesses",
     "SharedStrideStats",

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -98,13 +98,30 @@ class CostModel:
             context: tokens in front of them.
             others: what is in each pass besides.
         """
+        line = self.line(context, others)
+        return np.asarray(line.base + line.row * np.asarray(rows), dtype=np.float64)
+
+    def line(self, context: int, others: Others = ALONE) -> Line:
+        """Expected seconds of a pass as they grow with the rows of one session behind ``context`` tokens.
+
+        Args:
+            context: tokens in front of them.
+            others: what is in the pass besides.
+        """
         constant, row, thousand, both = self._weights.tolist()
         behind = context / 1000
         base = constant + thousand * behind
         base += row * others.rows + (thousand * others.context + both * others.row_context) / 1000
         base = max(base, 0.1)
-        slope = max(row + both * behind, _LEAST_ROW * base)
-        return np.asarray((base + slope * np.asarray(rows)) * (self._unit or 1.0), dtype=np.float64)
+        unit = self._unit or 1.0
+        return Line(base * unit, max(row + both * behind, _LEAST_ROW * base) * unit)
+
+
+class Line(NamedTuple):
+    """Seconds of a pass: ``base + row * rows``."""
+
+    base: float
+    row: float
 
 
 @compiled

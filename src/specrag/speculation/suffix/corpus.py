@@ -143,6 +143,11 @@ class SuffixCorpus:
         return len(self._arrays.tokens)
 
     @property
+    def tokens(self) -> NDArray[np.int32]:
+        """All tokens, ``[positions]``, a negative number at each border; mapped from disk, to be read only."""
+        return self._arrays.tokens
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all arrays; pages of files, which the system keeps in memory as far as they are used."""
         arrays = self._arrays

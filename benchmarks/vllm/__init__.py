@@ -1,0 +1,1 @@
+"""The drafter inside vLLM, against vLLM without and with its own drafts."""

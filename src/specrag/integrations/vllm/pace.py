@@ -1,0 +1,295 @@
+"""How much to guess in a step, so that no step with guesses yields fewer tokens a second than one without.
+
+That is expected, and settled: where guesses lose in fact, there are none for a while.
+
+A step is what happens between the return of one call and the next call: scheduling, the model's pass, sampling. Its
+seconds are learned apart for steps without guesses and with them, and apart by the number of rows, since a captured
+graph, a kernel or a sampler may serve the one and not the other. Of all guesses of a batch the surest are kept, as many
+as promise the most tokens a second, and none where a step without promises more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specrag.engine import Others
+from specrag.engine.compiling import compiled
+from specrag.speculation.schedule import CostModel, Line
+
+Floats = NDArray[np.float64]
+
+#: Steps with guesses after which one without is measured anew.
+_FRESH = 128
+#: Among so many steps with guesses one has half of them only: what a guess costs shows where their number differs.
+_HALF = 8
+#: Steps without guesses after which it is forgotten what those with some took, so that they get another chance; twice
+#: as many each time that they gain nothing by it.
+_STALE, _LONGEST_STALE = 256, 4096
+#: Steps' worth of time that guesses may lose, and of what they won before at most so much is set against it; then none
+#: for a number of steps that doubles each time.
+_MOST_LOST, _MOST_WON = 3.0, 2.0
+_FIRST_BREAK, _LONGEST_BREAK = 16, 512
+#: Of the time without guesses, the share that looking for some may take where none paid; and the longest pause.
+_LOOKING, _LONGEST_PAUSE = 0.005, 64
+_SMOOTHING = 0.1
+
+#: Why there are guesses in a step, or none.
+PAYS = "pays"
+NOTHING, MEASURES, COSTS, RESTS = "nothing to copy", "measures without", "would cost", "rests"
+
+
+@dataclass(slots=True)
+class _Costs:
+    """What is known of steps with about the same number of rows.
+
+    Attributes:
+        plain, guessed: seconds of a step without guesses and with some.
+        since_plain, since_guessed: steps since one was measured.
+        looking: seconds of looking for guesses.
+        gain: seconds won by looking, lately, the looking taken off.
+        paid: steps that were sent with guesses because they pay.
+        pause: steps left in which nothing is looked for.
+        won: steps' worth of time that guesses have won in fact.
+        next_pause: steps without a guess when they next have lost too much.
+        stale: steps without guesses after which they get another chance.
+    """
+
+    plain: CostModel = field(default_factory=CostModel)
+    guessed: CostModel = field(default_factory=CostModel)
+    since_plain: int = 0
+    since_guessed: int = 0
+    looking: float = 0.0
+    gain: float = 0.0
+    paid: int = 0
+    pause: int = 0
+    won: float = 0.0
+    next_pause: int = _FIRST_BREAK
+    stale: int = _STALE
+
+
+@dataclass(slots=True, eq=False)
+class _Sent:
+    """The step that runs.
+
+    Attributes:
+        lengths: int64 ``[rows]``, tokens of each row.
+        context: mean of them.
+        guesses: of all rows.
+        moment: when the call returned.
+    """
+
+    lengths: NDArray[np.int64]
+    context: int
+    guesses: int
+    moment: float
+
+
+class Pace:
+    """Chooses the length of each row's guess; learns from the time between calls.
+
+    Args:
+        clock: seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._costs: dict[int, _Costs] = {}  # by the number of rows, in powers of two
+        self._sent: _Sent | None = None
+        self._began = 0.0
+        self._context = 0
+        self.reason = NOTHING
+
+    def arrive(self, sampled: Sequence[Sequence[int]], lengths: NDArray[np.int64]) -> None:
+        """A call has come: learn what the step took, if it held the rows that it was sent with and no others.
+
+        Args:
+            sampled: by row the tokens that the step gave.
+            lengths: int64 ``[rows]``, tokens of each row now.
+        """
+        self._began = self._clock()
+        sent, self._sent = self._sent, None
+        if sent is None or len(sampled) != len(sent.lengths):
+            return
+        new = np.fromiter(map(len, sampled), np.int64, len(sampled))
+        if not new.all() or not np.array_equal(lengths - new, sent.lengths):
+            return  # a prompt was read in it, or a row has come, gone or moved
+        costs = self._of(len(sampled))
+        seconds = self._began - sent.moment
+        rows = len(sent.lengths)
+        if sent.guesses:
+            _settle(costs, int(new.sum()) / rows - seconds / _plain(costs, rows, sent.context))
+        kind = costs.guessed if sent.guesses else costs.plain
+        kind.observe(rows + sent.guesses, sent.context, seconds, _beside(rows, sent.context))
+        if sent.guesses:
+            costs.since_guessed = 0
+            costs.since_plain += 1
+        else:
+            costs.since_plain = 0
+            costs.since_guessed += 1
+
+    def rests(self, rows: int) -> bool:
+        """Whether nothing need be looked for: it has not paid lately, and looking takes time itself."""
+        costs = self._of(rows)
+        if not costs.pause:
+            return False
+        costs.pause -= 1
+        self.reason = RESTS
+        return True
+
+    def choose(self, chances: Sequence[Floats], lengths: NDArray[np.int64]) -> list[int]:
+        """The number of guesses of each row.
+
+        Args:
+            chances: by row, float64 ``[guesses]``: that a guess and all before it are accepted; never rising.
+            lengths: int64 ``[rows]``, tokens of each row.
+        """
+        costs = self._of(len(chances))
+        looked = self._clock() - self._began
+        costs.looking += (_SMOOTHING if costs.looking else 1.0) * (looked - costs.looking)
+        rows, self._context = len(chances), _mean(lengths)
+        choice = _choice(costs, np.concatenate(chances), rows, self._context)
+        self.reason = choice.reason
+        if choice.reason != MEASURES:
+            costs.gain += _SMOOTHING * (choice.gain - costs.looking - costs.gain)
+        if choice.reason in (NOTHING, COSTS):
+            costs.pause = _pause(costs, rows, self._context)
+        if choice.least > 1.0:
+            return [0] * len(chances)
+        return [_count_from(own, choice.least) for own in chances]
+
+    def leave(self, lengths: NDArray[np.int64], guesses: int) -> None:
+        """The call returns; the step begins."""
+        context = self._context if guesses else _mean(lengths)
+        self._sent = _Sent(lengths, context, guesses, self._clock())
+
+    def seconds(self, rows: int, context: int, guesses: int) -> float:
+        """Expected seconds of a step.
+
+        Args:
+            rows: that are written.
+            context: tokens of each.
+            guesses: of all of them.
+        """
+        costs = self._of(rows)
+        if not guesses:
+            return _plain(costs, rows, context)
+        line = _guessed(costs, rows, context)
+        return line.base + line.row * (rows + guesses)
+
+    def _of(self, rows: int) -> _Costs:
+        size = rows.bit_length()
+        if size not in self._costs:
+            self._costs[size] = _Costs()
+        return self._costs[size]
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """Which guesses a step has.
+
+    Attributes:
+        reason: for it.
+        least: the chance that a guess must have; above 1 for none.
+        gain: seconds that they are expected to win, lost if negative.
+    """
+
+    reason: str
+    least: float = 2.0
+    gain: float = 0.0
+
+
+def _choice(costs: _Costs, chances: Floats, rows: int, context: int) -> _Choice:
+    """The guesses of all rows that promise the most tokens a second, or none."""
+    if not len(chances):
+        return _Choice(NOTHING)
+    if not costs.plain.measured or costs.since_plain >= _FRESH:
+        return _Choice(MEASURES)
+    if costs.since_guessed >= costs.stale:
+        costs.guessed, costs.since_guessed = CostModel(), 0
+        costs.stale = min(2 * costs.stale, _LONGEST_STALE)
+    plain = _plain(costs, rows, context)
+    line = _guessed(costs, rows, context)
+    surest = np.sort(chances)[::-1]
+    best, gain = _surest(surest, rows, plain, line.base + line.row * (rows + 1), line.row)
+    if gain > 0:
+        costs.paid += 1
+        if not costs.guessed.measured:
+            best = 0  # what is not known may cost much
+        elif costs.paid % _HALF == 0:
+            best //= 2
+        return _Choice(PAYS, float(surest[best]), gain)
+    return _Choice(COSTS)
+
+
+def _settle(costs: _Costs, won: float) -> None:
+    """Add up what guesses win in fact, in steps without; what is known of their cost is forgotten where they lose."""
+    costs.won = min(costs.won + won, _MOST_WON)
+    if costs.won == _MOST_WON:
+        costs.next_pause, costs.stale = _FIRST_BREAK, _STALE
+    if costs.won < -_MOST_LOST:
+        costs.guessed, costs.won = CostModel(), 0.0
+        costs.pause, costs.next_pause = costs.next_pause, min(2 * costs.next_pause, _LONGEST_BREAK)
+
+
+def _pause(costs: _Costs, rows: int, context: int) -> int:
+    """Steps for which nothing is looked for, so that looking where nothing pays takes next to no time."""
+    if costs.gain > 0 or not costs.plain.measured:
+        return 0
+    allowed = _LOOKING * _plain(costs, rows, context)
+    return min(int(costs.looking / allowed), _LONGEST_PAUSE)
+
+
+@compiled
+def _surest(chances: Floats, rows: int, plain: float, first: float, each: float) -> tuple[int, float]:
+    """How many of the guesses to take for the most tokens a second.
+
+    Args:
+        chances: of all guesses, falling.
+        rows: tokens that the step gives without guesses.
+        plain, first, each: seconds of a step without guesses, of one with one guess, of each further guess.
+
+    Returns:
+        The place of the last guess taken, and the seconds won against steps without guesses.
+    """
+    tokens = float(rows)
+    best_rate, best, gain = 0.0, 0, 0.0
+    for count in range(len(chances)):
+        tokens += chances[count]
+        seconds = first + count * each
+        if tokens / seconds > best_rate:
+            best_rate, best = tokens / seconds, count
+            gain = tokens * plain / rows - seconds
+    return best, gain
+
+
+@compiled
+def _count_from(chances: Floats, least: float) -> int:
+    """How many of the falling chances are at least so large."""
+    count = 0
+    while count < len(chances) and chances[count] >= least:
+        count += 1
+    return count
+
+
+def _mean(lengths: NDArray[np.int64]) -> int:
+    return int(lengths.sum()) // max(len(lengths), 1)
+
+
+def _beside(rows: int, context: int) -> Others:
+    """What makes the sums of the cost model's features right for so many rows of so long a text."""
+    return Others(segments=rows - 1, context=(rows - 1) * context)
+
+
+def _plain(costs: _Costs, rows: int, context: int) -> float:
+    line = costs.plain.line(context, _beside(rows, context))
+    return line.base + line.row * rows
+
+
+def _guessed(costs: _Costs, rows: int, context: int) -> Line:
+    """Seconds of steps with guesses by all their rows; by what steps without took, until one was measured."""
+    model = costs.guessed if costs.guessed.measured else costs.plain
+    return model.line(context, _beside(rows, context))

@@ -1,0 +1,143 @@
+"""Whose row is whose, and what a request says in ``vllm_xargs``.
+
+vLLM gives a proposer the tokens alone. Its runner knows the requests, and calls the proposer from
+``GPUModelRunner.propose_draft_token_ids``: that method is wrapped, once a process, so that the runner shows them to
+the drafter first. Where a version of vLLM has no such method, or keeps its requests elsewhere, rows stay unnamed.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from specrag.models.tokenizer import Tokenizer
+
+_log = logging.getLogger("vllm.specrag")
+
+#: Fields of a request's ``vllm_xargs``.
+PASSAGES, TENANT = "specrag_passages", "specrag_tenant"
+#: Tokens of a request's passages that are taken.
+MOST_PASSAGE_TOKENS = 1 << 13
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """What is known of a request beside its tokens.
+
+    Attributes:
+        name: vLLM's id of it; empty where that cannot be seen.
+        extra: its ``vllm_xargs``.
+        encode: text to tokens; without it there are no passages.
+    """
+
+    name: str = ""
+    extra: Mapping[str, Any] | None = None
+    encode: Callable[[str], Sequence[int]] | None = None
+
+    @property
+    def tenant(self) -> str:
+        """Whom it names; empty for nobody."""
+        named = (self.extra or {}).get(TENANT)
+        return named if isinstance(named, str) else ""
+
+    def passages(self) -> list[list[int]]:
+        """The tokens of its passages; what is no text is left out, as is what comes after too many."""
+        given = (self.extra or {}).get(PASSAGES)
+        if self.encode is None or not isinstance(given, str | list):
+            return []
+        found: list[list[int]] = []
+        room = MOST_PASSAGE_TOKENS
+        for text in [given] if isinstance(given, str) else [text for text in given if isinstance(text, str)]:
+            tokens = list(self.encode(text))[:room]
+            room -= len(tokens)
+            if tokens:
+                found.append(tokens)
+        return found
+
+
+UNNAMED = Request()
+
+
+class Sees(Protocol):
+    """A drafter that wants to be shown the requests."""
+
+    def see_requests(self, names: Sequence[str], known: Mapping[str, Any]) -> None:
+        """Names by row, and vLLM's state of every request that has not ended."""
+
+
+def watch_requests() -> str:
+    """Have vLLM's runner show its requests to its drafter before each proposal.
+
+    Returns:
+        Why it cannot; empty where it can.
+    """
+    try:
+        from vllm.v1.worker.gpu_model_runner import GPUModelRunner  # type: ignore[import-not-found]
+    except ImportError as error:
+        return f"vLLM's model runner is not where it was in 0.32 ({error})"
+    propose = getattr(GPUModelRunner, "propose_draft_token_ids", None)
+    if propose is None:
+        return "GPUModelRunner has no propose_draft_token_ids"
+    if not hasattr(propose, "__specrag__"):
+        GPUModelRunner.propose_draft_token_ids = _showing(propose)
+    return ""
+
+
+def _showing(propose: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(propose)
+    def propose_draft_token_ids(runner: Any, *args: Any, **kwargs: Any) -> Any:
+        see = getattr(runner.drafter, "see_requests", None)
+        if see is not None:
+            names, known = getattr(runner.input_batch, "req_ids", None), getattr(runner, "requests", None)
+            if names is not None and known is not None:
+                see(names, known)
+        return propose(runner, *args, **kwargs)
+
+    propose_draft_token_ids.__specrag__ = True  # type: ignore[attr-defined]
+    return propose_draft_token_ids
+
+
+def extra_of(state: Any) -> Mapping[str, Any] | None:
+    """A request's ``vllm_xargs``, from vLLM's state of it."""
+    extra = getattr(getattr(state, "sampling_params", None), "extra_args", None)
+    return extra if isinstance(extra, Mapping) else None
+
+
+def asked(extra: Mapping[str, Any] | None) -> Collection[str]:
+    """The fields of ours that a request gives."""
+    return {PASSAGES, TENANT} & (extra or {}).keys()
+
+
+def open_tokenizer(config: Any) -> Tokenizer | None:
+    """The served model's tokenizer, from its files on this machine; ``None`` where there is no ``tokenizer.json``.
+
+    Args:
+        config: vLLM's ``VllmConfig``.
+    """
+    from specrag.models.catalog import ModelFiles
+    from specrag.models.tokenizer import Tokenizer
+
+    model = config.model_config
+    folder = _folder(str(model.tokenizer or model.model), getattr(model, "tokenizer_revision", None))
+    if folder is None:
+        return None
+    return Tokenizer(ModelFiles(folder.name, folder, "unknown", "vLLM"))
+
+
+def _folder(name: str, revision: str | None) -> Path | None:
+    """Where a model's ``tokenizer.json`` lies: its folder, or its place in the hub's cache."""
+    if (Path(name) / "tokenizer.json").is_file():
+        return Path(name)
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(name, "tokenizer.json", revision=revision)
+    except HFValidationError:
+        return None
+    return Path(found).parent if isinstance(found, str) else None
