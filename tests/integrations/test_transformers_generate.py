@@ -325,13 +325,13 @@ def test_an_object_learns_over_its_calls_and_verifies_a_model_once(llama: Any) -
     try:
         for _ in range(2):
             passes.clear()
-            llama.generate(**batch(ROW), max_new_tokens=1, custom_generate=speculation)
+            llama.generate(**batch(ROW), max_new_tokens=2, custom_generate=speculation)
             counts.append(len(passes))
             with Borrowed(llama) as borrowed:
                 learned.append(method._costs.of(borrowed.model))
     finally:
         hook.remove()
-    # Prompt and first token; before them two packed passes and the module's own.
+    # The prompt with the first token, and the second; before them two packed passes and the module's own.
     assert counts == [5, 2]
     assert speculation.method is method
     assert learned[0] is learned[1]

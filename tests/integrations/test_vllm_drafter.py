@@ -324,6 +324,27 @@ def test_passages_are_bounded(model: Path) -> None:
     assert requests.Request("a", {requests.PASSAGES: "t1 t2"}).passages() == []
 
 
+def test_no_guess_is_a_token_that_the_model_does_not_have() -> None:
+    """vLLM's worker would abort."""
+    engine = Engine(config(vocabulary=500))
+    asked = engine.add(quoting("large", first=600))
+    engine.run()
+    assert min(asked.prompt) >= 500
+    assert asked.accepted == 0
+
+
+def test_what_nobody_expected_stops_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = Engine(config())
+    monkeypatch.setattr(engine.drafter._pace, "choose", lambda *_: 1 // 0)
+    asked = engine.add(quoting("unlucky"))
+    with caplog.at_level(logging.WARNING, "vllm.specrag"):
+        engine.run()
+    assert asked.written == len(asked.answer)
+    assert [record.exc_info is not None for record in caplog.records] == [True]
+
+
 def test_a_corpus(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = text(200, 100)
     fingerprint = Tokenizer(ModelFiles("model", model, "", "")).fingerprint

@@ -13,11 +13,15 @@ from specrag.integrations.vllm import Drafter
 from specrag.integrations.vllm.rows import Batch
 
 
-def config(*, most: int = 8, max_length: int = 4096, model: str = "", **additional: object) -> Any:
+def config(
+    *, most: int = 8, max_length: int = 4096, model: str = "", vocabulary: int = 100_000, **additional: object
+) -> Any:
     """What of a ``VllmConfig`` is read."""
     return SimpleNamespace(
         speculative_config=SimpleNamespace(num_speculative_tokens=most),
-        model_config=SimpleNamespace(max_model_len=max_length, tokenizer=model, model=model),
+        model_config=SimpleNamespace(
+            max_model_len=max_length, tokenizer=model, model=model, get_vocab_size=lambda: vocabulary
+        ),
         additional_config={"specrag": additional} if additional else {},
     )
 

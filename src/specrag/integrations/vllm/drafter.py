@@ -55,6 +55,7 @@ class Drafter:
         settings = Settings.read(config)
         self._most = int(config.speculative_config.num_speculative_tokens)
         self._max_length = int(config.model_config.max_model_len)
+        self._vocabulary = int(config.model_config.get_vocab_size())
         self._config = config
         self._clock = clock
         self._settings = settings
@@ -147,7 +148,7 @@ class Drafter:
         if count and not self._pace.rests(count):
             try:
                 guesses = self._guess(batch)
-            except SpecragError as error:
+            except Exception as error:  # noqa: BLE001 - nobody else catches it, and the server would end
                 self._forget(error)
         self._note(count, sum(map(len, guesses)), self._clock() - began)
         self._pace.leave(lengths, sum(map(len, guesses)))
@@ -183,7 +184,11 @@ class Drafter:
         if most < 1 or not batch.sampled[place] or not row.is_whole:
             return NO_CHAIN
         found = self._longest(row, batch.tokens[place][max(0, length - _TAIL) : length])
-        return found.chain(most, row.acceptance, self._acceptance) if found.match.length else NO_CHAIN
+        if not found.match.length:
+            return NO_CHAIN
+        chain = found.chain(most, row.acceptance, self._acceptance)
+        # vLLM ends at a token that the model does not have, as a corpus of another model's tokens may.
+        return NO_CHAIN if (chain.tokens >= self._vocabulary).any() else chain
 
     def _longest(self, row: Row, tail: Ints) -> Found:
         """Where the longest suffix of a row's text stands; the row's own text goes before other texts."""
@@ -232,11 +237,12 @@ class Drafter:
         _log.info("specrag: corpus of %d tokens in %d texts", corpus.manifest.tokens, corpus.manifest.texts)
         return corpus
 
-    def _forget(self, error: SpecragError) -> None:
+    def _forget(self, error: Exception) -> None:
         """Begin anew rather than stop the server, for which a guess is never needed."""
         self._rows = Rows()
         if not self._failed:
-            _log.warning("specrag: rows are begun anew: %s", error)
+            unexpected = not isinstance(error, SpecragError)
+            _log.warning("specrag: rows are begun anew: %s", error, exc_info=unexpected)
         self._failed = True
 
     def _note(self, rows: int, guesses: int, seconds: float) -> None:
