@@ -24,6 +24,7 @@ from specrag.models.endpoint.answers import (
     read_prompt_log_probs,
 )
 from specrag.models.endpoint.connection import Call, Connection, EndpointSettings, Refused
+from specrag.models.endpoint.pool import Pool
 from specrag.models.endpoint.prompts import SCORING_MODES, PromptForm, Prompts, ScoringCall, ScoringMode
 from specrag.models.endpoint.writing import writing
 from specrag.models.roles import (
@@ -53,6 +54,7 @@ class Endpoint:
         model: as the endpoint names it.
         settings: how to talk to it.
         tokenizer: the endpoint's, if it is known here.
+        connection: makes the calls; by default to the address alone.
         clock: seconds.
     """
 
@@ -63,12 +65,13 @@ class Endpoint:
         settings: EndpointSettings,
         tokenizer: Tokenizer | None = None,
         *,
+        connection: Connection | Pool | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.url = url
         self.model = model
         self.settings = settings
-        self._connection = Connection(url, settings)
+        self._connection = connection or Connection(url, settings)
         self._prompts = Prompts(model, tokenizer)
         self._clock = clock
         self._context_length = settings.context_length
