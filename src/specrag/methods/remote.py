@@ -114,7 +114,9 @@ class RemoteModel:
     def _call(self, prompt: Prompt, options: Options) -> Call:
         checked = check_options(options)
         if checked.processors:
-            raise InputError("response_format", "a form", "leave it out; an upstream's text is kept to no form")
+            raise InputError(
+                "response_format", "a form", "leave it out; an upstream's text is kept to no form"
+            )
         if checked.log_probs is not None:
             raise InputError("logprobs", checked.log_probs, "leave it out; only plain chat passes them on")
         body: dict[str, object] = {
@@ -234,4 +236,3 @@ def _streamed(call: Call) -> Call:
 
 def _is_tokens(prompt: Prompt) -> bool:
     return bool(prompt) and isinstance(prompt[0], int)
-

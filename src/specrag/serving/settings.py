@@ -180,7 +180,8 @@ class Settings(BaseSettings):
 
     # -- endpoints in place of the model ----------------------------------------------------------------------
     upstreams: tuple[Upstream, ...] = Field(
-        (), description="NAME=URL[,URL...] of OpenAI-compatible servers that answer in place of a local model."
+        (),
+        description="NAME=URL[,URL...] of OpenAI-compatible servers that answer in place of a local model.",
     )
 
     # -- the knowledge bases --------------------------------------------------------------------------------
@@ -417,7 +418,9 @@ class Settings(BaseSettings):
             if len(named) > 1:
                 raise InputError("upstreams", named[1], f"there is one {role}; give all of its urls one name")
         if "generator" not in roles.values():
-            raise InputError("upstreams", next(iter(roles)), "give one of role generator, which writes answers")
+            raise InputError(
+                "upstreams", next(iter(roles)), "give one of role generator, which writes answers"
+            )
 
 
 def load_settings(

@@ -137,9 +137,7 @@ def _are_calls(value: object) -> bool:
 def _counted(usage: Mapping[str, Any]) -> Counted:
     details = usage.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, Mapping) else None
-    return Counted(
-        _count(usage.get("prompt_tokens")), _count(cached), _count(usage.get("completion_tokens"))
-    )
+    return Counted(_count(usage.get("prompt_tokens")), _count(cached), _count(usage.get("completion_tokens")))
 
 
 def _count(value: object) -> int | None:

@@ -81,7 +81,8 @@ class Load:
         if call.body is None:
             return cls(0, ())
         prompt = prompt_bytes(call.body)
-        most = call.body.get("max_completion_tokens") or call.body.get("max_tokens") or _USUAL_ANSWER
+        limits = (call.body.get("max_completion_tokens"), call.body.get("max_tokens"), _USUAL_ANSWER)
+        most = next(limit for limit in limits if limit is not None)
         choices = call.body.get("n") or 1
         written = most * choices if isinstance(most, int) and isinstance(choices, int) else _USUAL_ANSWER
         return cls(len(prompt) // _BYTES_A_TOKEN + written, blocks_of(prompt))
@@ -458,7 +459,7 @@ class Pool:
     def _refused(self, reason: str) -> SpecragError:
         if "context length" in reason.lower() or "context_length" in reason.lower():
             return ContextLengthError("prompt", "(sent to an upstream)", f"upstream {self.name}: {reason}")
-        return RefusedByUpstream(self.name, reason, status=400)
+        return UpstreamRefusedError(self.name, reason, status=400)
 
     def _exhausted(self, last: CallError | None) -> UpstreamError:
         """Why no replica is left."""
@@ -492,7 +493,7 @@ class Pool:
                 await replica.transport.close()
 
 
-class RefusedByUpstream(UpstreamError, Refused):
+class UpstreamRefusedError(UpstreamError, Refused):
     """A replica understood a request and does not serve it."""
 
 
