@@ -42,9 +42,11 @@ class Relayed(Event):
 
     Attributes:
         pieces: of its choices.
+        whole: whether it is all of it.
     """
 
     pieces: tuple[Piece, ...]
+    whole: bool = False
 
     name: ClassVar[str] = "relayed"
 
@@ -177,8 +179,8 @@ class RemoteModel:
         finally:
             calls.cancel()
         text = progress.take(chunk)
-        yield Emit(Relayed(chunk.pieces))
-        return progress.result(text)
+        yield Emit(Relayed(chunk.pieces, whole=True))
+        return progress.result(text, streamed=False)
 
     def _whole(self, answer: Any, choices: int) -> Chunk:
         try:
@@ -220,10 +222,14 @@ class _Progress:
         last, self._last = self._last, self._clock()
         return self._last - last
 
-    def result(self, text: str) -> Result:
-        """The text with what the endpoint has counted; a piece is a token where it does not."""
+    def result(self, text: str, *, streamed: bool = True) -> Result:
+        """The text with what the endpoint has counted; a piece is a token where it does not.
+
+        Args:
+            streamed: the first token was seen as it came; else only the whole time is known.
+        """
         now, counted = self._clock(), self._counted
-        first = now if self._first is None else self._first
+        first = now if self._first is None or not streamed else self._first
         completion = self._pieces if counted.completion is None else counted.completion
         usage = Usage(counted.prompt or 0, counted.cached or 0, completion, 0, {}, {})
         reason = as_finish_reason(self.reason)

@@ -92,7 +92,7 @@ class Upstreams:
             return None
         return "no generator has a replica that answers"
 
-    def describe(self) -> dict[str, Any]:
+    def report(self) -> dict[str, Any]:
         """Each pool for the operator; without addresses."""
         return {
             name: {

@@ -215,9 +215,9 @@ def shown_text(emitted: Step | Event) -> str:
 
 def _begins(emitted: object) -> bool:
     """Whether an answer has its first token: what endpoints send has text and no tokens."""
-    return isinstance(emitted, Relayed) or (
-        isinstance(emitted, Step) and bool(emitted.tokens or emitted.text)
-    )
+    if isinstance(emitted, Relayed):
+        return not emitted.whole
+    return isinstance(emitted, Step) and bool(emitted.tokens or emitted.text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,7 @@ async def readyz(request: Request) -> JSONResponse:
     reasons = operation.readiness.reasons()
     known = operation.keys.find(request.headers.get("authorization")) is not None
     upstreams = request.app.state.service.upstreams
-    told = {} if upstreams is None or not known else {"upstreams": upstreams.describe()}
+    told = {} if upstreams is None or not known else {"upstreams": upstreams.report()}
     if not reasons:
         return JSONResponse({"status": "ready", **told})
     return JSONResponse({"status": "not ready", **({"reasons": reasons} if known else {}), **told}, 503)
