@@ -134,7 +134,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._whole(chat="messages" in body)
 
     def _whole(self, *, chat: bool) -> None:
-        fields = {"message": {"role": "assistant", "content": SAID}} if chat else {"text": SAID}
+        fields: dict[str, Any] = (
+            {"message": {"role": "assistant", "content": SAID}} if chat else {"text": SAID}
+        )
         usage = {"prompt_tokens": 7, "completion_tokens": len(WORDS)}
         choice = {"index": 0, **fields, "finish_reason": "stop"}
         time.sleep(self.upstream.pause * len(WORDS))
@@ -166,7 +168,8 @@ class _Handler(BaseHTTPRequestHandler):
                 fields = {"delta": {"content": word}} if chat else {"text": word}
                 self._event({"choices": [{"index": 0, **fields, "finish_reason": None}]})
                 time.sleep(self.upstream.pause)
-            end = {"index": 0, **({"delta": {}} if chat else {"text": ""}), "finish_reason": "stop"}
+            empty: dict[str, Any] = {"delta": {}} if chat else {"text": ""}
+            end = {"index": 0, **empty, "finish_reason": "stop"}
             self._event({"choices": [end]})
             self._event({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": len(WORDS)}})
             self.wfile.write(b"data: [DONE]\n\n")

@@ -105,7 +105,7 @@ def test_fields_of_a_chat_are_passed_on_and_those_that_tell_who_asks_are_not(
     gateway: LiveServer, upstream: UpstreamServer
 ) -> None:
     function = {"name": "weigh", "parameters": {"type": "object", "properties": {"gram": {"default": None}}}}
-    passed_on = {
+    passed_on: dict[str, Any] = {
         "temperature": 0.5,
         "top_p": 0.9,
         "top_k": 5,
@@ -123,7 +123,7 @@ def test_fields_of_a_chat_are_passed_on_and_those_that_tell_who_asks_are_not(
         "logit_bias": {"5": 1.0},
         "reasoning_effort": "low",
     }
-    kept = {"user": "ann", "metadata": {"a": "b"}, "store": False, "safety_identifier": "ann"}
+    kept: dict[str, Any] = {"user": "ann", "metadata": {"a": "b"}, "store": False, "safety_identifier": "ann"}
     assert ask(gateway, max_tokens=500, **passed_on, **kept).status_code == 200
     seen = upstream.calls[0]
     assert {name: seen[name] for name in passed_on} == passed_on

@@ -11,7 +11,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import httpx
+    import httpx2
 
     from specrag.models.endpoint.connection import Call
 
@@ -88,7 +88,7 @@ class Transport:
 
     def __init__(self, address: Address) -> None:
         self._address = address
-        self._client: httpx.AsyncClient | None = None
+        self._client: httpx2.AsyncClient | None = None
 
     async def ask(self, call: Call, seconds: float | None = None) -> Any:
         """The JSON answer to a call.
@@ -135,40 +135,42 @@ class Transport:
         return event
 
     @asynccontextmanager
-    async def _response(self, call: Call, seconds: float) -> AsyncIterator[httpx.Response]:
+    async def _response(self, call: Call, seconds: float) -> AsyncIterator[httpx2.Response]:
         """The head of a good answer; everything that goes wrong inside the block is told as :class:`CallError`."""
-        import httpx
+        import httpx2
 
         address = self._address
         method, url = ("GET" if call.body is None else "POST"), f"{address.url}{call.path}"
-        timeout = httpx.Timeout(seconds, connect=address.connect_seconds, pool=None)
+        timeout = httpx2.Timeout(seconds, connect=address.connect_seconds, pool=None)
         try:
             async with self._opened().stream(method, url, json=call.body, timeout=timeout) as response:
                 if response.status_code != 200:
                     raise await self._refusal(response)
                 yield response
-        except (httpx.ConnectError, httpx.ConnectTimeout):
+        except (httpx2.ConnectError, httpx2.ConnectTimeout):
             raise CallError(Fault.UNREACHABLE, "it cannot be reached", status=503) from None
-        except httpx.TimeoutException:
+        except httpx2.TimeoutException:
             reason = f"nothing came for {seconds:g} s"
             raise CallError(Fault.BROKEN, reason, status=504) from None
-        except httpx.HTTPError:
+        except httpx2.HTTPError:
             raise CallError(Fault.DROPPED, "the connection broke off") from None
 
-    def _opened(self) -> httpx.AsyncClient:
-        import httpx
+    def _opened(self) -> httpx2.AsyncClient:
+        import httpx2
 
         if self._client is None:
             address = self._address
-            self._client = httpx.AsyncClient(
+            self._client = httpx2.AsyncClient(
                 headers={"Authorization": f"Bearer {address.key}"} if address.key else {},
-                limits=httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=4.0),
+                limits=httpx2.Limits(
+                    max_connections=None, max_keepalive_connections=64, keepalive_expiry=4.0
+                ),
                 follow_redirects=False,
                 trust_env=False,  # neither proxies nor passwords of the environment are meant for upstreams
             )
         return self._client
 
-    async def _refusal(self, response: httpx.Response) -> CallError:
+    async def _refusal(self, response: httpx2.Response) -> CallError:
         """What an answer of another status than 200 means."""
         status = response.status_code
         body = await _error_of(response)
@@ -192,7 +194,7 @@ class Transport:
         return " ".join(shown.split())[:_TOLD] or "it does not say why"
 
 
-async def _json_of(response: httpx.Response) -> Any:
+async def _json_of(response: httpx2.Response) -> Any:
     whole = bytearray()
     async for piece in response.aiter_bytes():
         whole += piece
@@ -204,7 +206,7 @@ async def _json_of(response: httpx.Response) -> Any:
         raise CallError(Fault.BROKEN, "its answer is no JSON") from None
 
 
-async def _error_of(response: httpx.Response) -> Mapping[str, Any]:
+async def _error_of(response: httpx2.Response) -> Mapping[str, Any]:
     """The object ``error`` of a refusal, or an empty one."""
     try:
         answer = await _json_of(response)
@@ -220,7 +222,7 @@ def _message(body: Mapping[str, Any]) -> str:
     return said if isinstance(said, str) else ""
 
 
-async def _data_of(response: httpx.Response) -> AsyncGenerator[bytes, None]:
+async def _data_of(response: httpx2.Response) -> AsyncGenerator[bytes, None]:
     """What stands behind ``data:`` in each line of a stream."""
     rest = b""
     async for piece in response.aiter_bytes():
