@@ -157,6 +157,15 @@ def test_what_is_remembered_is_bounded_and_the_beginning_stays_longest() -> None
     assert read.known(blocks_of(b"x" * BLOCK_BYTES)) == 1
 
 
+def test_of_a_prompt_its_end_is_forgotten_first() -> None:
+    read = ReadPrefixes()
+    prompt = blocks_of(b"p" * 4 * BLOCK_BYTES)
+    read.add(prompt)
+    for number in range(REMEMBERED - 3):
+        read.add(blocks_of(str(number).zfill(BLOCK_BYTES).encode()))
+    assert read.known(prompt) == 3
+
+
 def make_replica(weight: float = 1.0) -> Replica:
     return Replica(1, ReplicaSettings(Address("http://nowhere/v1"), weight), QUICK, Clock())
 
@@ -240,7 +249,7 @@ def test_a_failed_answer_is_asked_for_elsewhere(
     assert len(second.calls) == 1
 
 
-@pytest.mark.parametrize("fault", [*BEFORE, "drop 0", "end 0", "silent 0", "garbage 0", "error 0"])
+@pytest.mark.parametrize("fault", [*BEFORE, "drop 0", "end 0", "done 0", "silent 0", "garbage 0", "error 0"])
 def test_a_stream_that_fails_before_its_first_token_begins_elsewhere(
     fault: str, first: UpstreamServer, second: UpstreamServer
 ) -> None:
@@ -250,7 +259,7 @@ def test_a_stream_that_fails_before_its_first_token_begins_elsewhere(
     assert len(second.calls) == 1
 
 
-@pytest.mark.parametrize("fault", ["drop 2", "end 2", "silent 2", "garbage 2", "error 2"])
+@pytest.mark.parametrize("fault", ["drop 2", "end 2", "done 2", "silent 2", "garbage 2", "error 2"])
 def test_a_stream_that_fails_later_ends_with_an_error_that_names_the_upstream(
     fault: str, first: UpstreamServer, second: UpstreamServer
 ) -> None:

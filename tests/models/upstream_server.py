@@ -157,6 +157,9 @@ class _Handler(BaseHTTPRequestHandler):
                     return
                 if fault == f"end {number}":
                     return
+                if fault == f"done {number}":
+                    self.wfile.write(b"data: [DONE]\n\n")
+                    return
                 if fault == f"silent {number}":
                     time.sleep(30)
                 if fault == f"garbage {number}":
