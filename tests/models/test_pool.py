@@ -18,7 +18,7 @@ from specrag.models.endpoint.prefixes import BLOCK_BYTES, REMEMBERED, ReadPrefix
 from tests.models.upstream_server import MODEL, SAID, UpstreamServer, upstream_server
 
 KEY = "sk-very-secret-1234"
-QUICK = PoolSettings(failures=2, rest_seconds=0.3, check_seconds=60.0)
+QUICK = PoolSettings(failures=5, rest_seconds=0.3, check_seconds=60.0)
 
 
 def chat(text: str = "What is copper?", **more: Any) -> Call:
@@ -308,9 +308,8 @@ def test_an_idle_connection_that_was_closed_is_no_failure(first: UpstreamServer)
 def test_a_killed_replica_is_left_out_and_comes_back(first: UpstreamServer, second: UpstreamServer) -> None:
     with pool_of(first, second) as pool:
         first.kill()
-        for _ in range(4):
-            assert content(pool.ask(chat())) == SAID
-        assert pool.healthy == 1
+        assert content(pool.ask(chat())) == SAID
+        assert pool.healthy == 1  # at once: it cannot be reached
         assert pool.reasons == ["1: it cannot be reached"]
         with upstream_server(first.port) as again:
             wait_for(lambda: pool.healthy == 2)
