@@ -98,6 +98,7 @@ def test_a_stream_comes_word_by_word_with_its_counts(gateway: LiveServer) -> Non
     told = [event["specrag"]["event"] for event in events if "specrag" in event]
     assert told == ["step"] * 4 + ["done"]
     assert events[-1]["usage"]["completion_tokens"] == 4
+    assert events[-1]["usage"]["prompt_tokens"] == 7  # as the upstream counts them, behind its last token
     assert [event["choices"][0]["finish_reason"] for event in events if event["choices"]].count("stop") == 1
 
 
