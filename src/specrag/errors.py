@@ -52,3 +52,22 @@ class StoreUnavailable(SpecragError):  # noqa: N818 - says what is the matter, a
 
 class EndpointUnavailable(SpecragError):  # noqa: N818 - as above
     """A remote model cannot be reached, went away, did not answer in time, or answered what cannot be used."""
+
+
+class UpstreamError(EndpointUnavailable):
+    """An upstream of the gateway could not answer; the message names it and shows neither address nor key.
+
+    Args:
+        upstream: its name.
+        reason: what was the matter, as a sentence fragment.
+        status: of HTTP, for the gateway's client.
+        retry_after: seconds after which another try is worth it; ``None`` where nobody knows.
+    """
+
+    def __init__(
+        self, upstream: str, reason: str, *, status: int = 502, retry_after: float | None = None
+    ) -> None:
+        super().__init__(f"upstream {upstream}: {reason}")
+        self.upstream = upstream
+        self.status = status
+        self.retry_after = retry_after

@@ -38,6 +38,7 @@ PACKAGES = {
     ),
     "serve": (
         "fastapi",
+        "httpx2",
         "llguidance",
         "prometheus_client",
         "pydantic_settings",

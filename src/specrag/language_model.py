@@ -113,6 +113,14 @@ class LanguageModel(Facade):
 
     # -- requests -------------------------------------------------------------------------------------------
 
+    def count(self, prompt: Prompt, *, raw: bool = False) -> int:
+        """Tokens of a prompt.
+
+        Raises:
+            InputError: the prompt is empty or of a wrong kind.
+        """
+        return len(self.encode(prompt, raw=raw))
+
     def encode(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
         """The tokens that the model reads for a prompt.
 

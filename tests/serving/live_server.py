@@ -59,7 +59,9 @@ class LiveServer:
     def idle(self) -> bool:
         """Whether nothing runs, waits, or holds memory."""
         admission = self.service.admission
-        tasks = self.service.llm.executor._tasks
+        upstreams = self.service.upstreams
+        executor = self.service.llm.executor if upstreams is None else upstreams.executor
+        tasks = executor._tasks
         return not (admission.running or admission.waiting or admission.reserved or tasks)
 
     def wait_until_idle(self, seconds: float = 20.0) -> None:
@@ -87,7 +89,8 @@ def running_server(**settings: Any) -> Iterator[LiveServer]:
     gc.unfreeze()
     gc.collect()
     gc.freeze()
-    app = create_app(load_settings(None, {**EXACT, "log_level": "error", **settings}))
+    usual = {"page": False} if "upstreams" in settings else EXACT
+    app = create_app(load_settings(None, {**usual, "log_level": "error", **settings}))
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     port = listener.getsockname()[1]

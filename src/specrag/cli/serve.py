@@ -83,6 +83,17 @@ def serve(
             rich_help_panel="Model",
         ),
     ] = None,
+    upstream: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--upstream",
+            "--upstreams",
+            metavar="NAME=URL[,URL...]",
+            help="OpenAI-compatible servers that answer in place of a local model, up to /v1; may be repeated. Keys, "
+            "weights and roles stand in the TOML file.",
+            rich_help_panel="Model",
+        ),
+    ] = None,
     dtype: Annotated[
         str | None,
         typer.Option(
@@ -127,6 +138,7 @@ def serve(
         "port": port,
         "api_key_file": api_key_file,
         "model": model,
+        "upstreams": tuple(upstream) if upstream else None,
         "dtype": dtype,
         "device": device,
         "batch_invariant": batch_invariant,
@@ -204,7 +216,7 @@ def _defaults(context: typer.Context, flags: dict[str, Any]) -> dict[str, Any]:
     """Settings that stand in the file with defaults: environment and flags win over them."""
     written = configuration.written(context)
     found = {name: value for name, value in written.items() if name in further_keys() and name not in flags}
-    names = {"kbs": "kb"}  # that the frame calls otherwise
+    names = {"kbs": "kb", "upstreams": "upstream"}  # that the frame calls otherwise
     return found | {
         name: flags[name]
         for name in flags
@@ -244,7 +256,8 @@ def _as_typed(error: InputError, given: dict[str, Any]) -> InputError:
     setting, *inside = error.field.split(".")
     if given.get(setting) is None:
         return error
-    option = "--kb" if setting == "kbs" else f"--{setting.replace('_', '-')}"
+    renamed = {"kbs": "--kb", "upstreams": "--upstream"}
+    option = renamed.get(setting, f"--{setting.replace('_', '-')}")
     remedy = error.remedy.replace("NAME=FOLDER", f"{option} NAME=FOLDER")
     return InputError(".".join([option, *inside]), error.value, remedy)
 
@@ -263,9 +276,12 @@ def check_settings(settings: Settings) -> None:
     from specrag.retrieval.knn.manifest import DatastoreManifest
     from specrag.retrieval.manifest import Manifest
     from specrag.serving.service import split_drafter
+    from specrag.serving.upstreams import refuse_sessions
     from specrag.speculation.suffix.corpus import SuffixCorpus
 
-    method_class(settings.method, "--method")
+    method = method_class(settings.method, "--method")
+    if settings.upstreams:
+        refuse_sessions(method, "--method")
     for folder in settings.kbs.values():
         Manifest.read(folder.expanduser())
     for folder in settings.datastores.values():

@@ -305,8 +305,8 @@ class Generator(Protocol):
     def context_length(self) -> int:
         """Largest number of tokens of prompt and output together."""
 
-    def encode(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
-        """The tokens that the model reads for a prompt."""
+    def count(self, prompt: Prompt, *, raw: bool = False) -> int:
+        """Tokens of a prompt; an estimate that is rather too high where the model's tokenizer is not known here."""
 
     def generating(self, prompt: Prompt, options: Options) -> Coroutine[Result]:
         """A coroutine that generates a text; it emits a :class:`~specrag.speculation.decode.Step` a round.
@@ -315,7 +315,15 @@ class Generator(Protocol):
         """
 
 
-class SessionGenerator(Generator, Protocol):
+@runtime_checkable
+class Encoder(Protocol):
+    """A generator whose tokenizer is here, so that a prompt can be put together token by token."""
+
+    def encode(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
+        """The tokens that the model reads for a prompt."""
+
+
+class SessionGenerator(Generator, Encoder, Protocol):
     """A language model whose sessions a method decodes itself, such as :class:`specrag.LanguageModel`."""
 
     @property

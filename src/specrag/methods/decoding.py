@@ -7,12 +7,15 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from specrag.errors import InputError, SpecragError
-from specrag.methods.base import GUESSES, Decoder, Method, Needs, Plan
+from specrag.methods.base import GUESSES, Decoder, Encoder, Method, Needs, Plan
 from specrag.methods.registry import method_class, method_names, nearest
-from specrag.request import DEFAULT_MAX_TOKENS, Options, Request
+from specrag.request import DEFAULT_MAX_TOKENS, Options, Prompt, Request
 
 if TYPE_CHECKING:
     from specrag.methods.resources import Resources
+
+#: Needs of methods that decode by themselves, with their default settings.
+_DECODING = (Needs.SESSIONS, Needs.GENERATOR)
 
 
 class DecodingMethod(Method):
@@ -68,14 +71,16 @@ def plan_text(request: Request, given: Resources, decoder: Decoder) -> Plan:
         InputError: a value cannot be used.
         ContextLengthError: the prompt does not fit.
     """
-    llm = given.llm
-    tokens = llm.encode(request.prompt, raw=request.options.get("raw", False))
-    left = max(llm.context_length - len(tokens), 1)
+    llm, raw = given.generator, request.options.get("raw", False)
+    tokens = llm.encode(request.prompt, raw=raw) if isinstance(llm, Encoder) else []
+    prompt: Prompt = tokens or request.prompt
+    size = len(tokens) or llm.count(prompt, raw=raw)
+    left = max(llm.context_length - size, 1)
     most = min(request.options.get("max_tokens", DEFAULT_MAX_TOKENS), left)
     options: Options = {**request.options, "method": decoder, "max_tokens": most}
     # Checked now, while the caller can still be told before any work.
-    llm.generating(tokens, options).close()
-    return Plan(lambda: llm.generating(tokens, options), len(tokens) + most + GUESSES, tuple(tokens))
+    llm.generating(prompt, options).close()
+    return Plan(lambda: llm.generating(prompt, options), size + most + GUESSES, tuple(tokens))
 
 
 def make_decoder(name: str, given: Resources, field: str = "decoder") -> Decoder:
@@ -85,7 +90,7 @@ def make_decoder(name: str, given: Resources, field: str = "decoder") -> Decoder
         InputError: there is no such method, or it does not decode tokens by itself.
     """
     made = method_class(name)() if name in method_names() else None
-    if not isinstance(made, DecodingMethod) or made.needs != Needs.SESSIONS:
+    if not isinstance(made, DecodingMethod) or made.needs not in _DECODING:
         known = decoder_names()
         raise InputError(field, name, f"take one of {', '.join(known)}{nearest(name, known)}")
     return made.decoder(given)
@@ -97,6 +102,6 @@ def decoder_names() -> list[str]:
     for name in method_names():
         with suppress(SpecragError):  # another package's that cannot be imported
             made = method_class(name)
-            if issubclass(made, DecodingMethod) and made.needs == Needs.SESSIONS:
+            if issubclass(made, DecodingMethod) and made.needs in _DECODING:
                 names.append(name)
     return names

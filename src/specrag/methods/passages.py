@@ -135,7 +135,7 @@ def refuse_form(request: Request, reason: str) -> None:
 def said_tokens(request: Request, given: Resources) -> int:
     """Tokens of everything that was said, from above: a token is at least a byte."""
     said = [request.question, request.system or "", *(message["content"] for message in request.history)]
-    return min(sum(len(text.encode("utf-8", "replace")) for text in said), given.llm.context_length)
+    return min(sum(len(text.encode("utf-8", "replace")) for text in said), given.generator.context_length)
 
 
 def _refuse_search(request: Request) -> None:

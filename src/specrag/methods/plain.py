@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from specrag.methods.base import Needs
 from specrag.methods.decoding import DecodingMethod
 
 if TYPE_CHECKING:
@@ -12,10 +13,11 @@ if TYPE_CHECKING:
 
 
 class Plain(DecodingMethod):
-    """Guesses nothing; the baseline of every other method."""
+    """Guesses nothing; the baseline of every other method. A model behind endpoints decodes as it likes."""
 
     name = "plain"
     summary = "One token a pass: the baseline"
+    needs = Needs.GENERATOR
 
     def decoder(self, given: Resources) -> Decoder:
         """See :class:`~specrag.methods.decoding.DecodingMethod`."""

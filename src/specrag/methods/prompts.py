@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from specrag.errors import ContextLengthError, InputError
-from specrag.methods.base import Generator
+from specrag.methods.base import Encoder, Generator
 from specrag.methods.citations import without_citations
-from specrag.request import Options
+from specrag.request import Options, Prompt
 from specrag.retrieval.passage import Passage
 
 #: What the model is told between the passages and the question.
@@ -177,9 +177,15 @@ def _too_long(question: str, tokens: int, room: int) -> ContextLengthError:
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """What the model reads, and the options that go with it."""
+    """What the model reads, and the options that go with it.
 
-    tokens: Sequence[int]
+    Attributes:
+        prompt: token ids; the conversation itself for a model whose tokenizer is not here.
+        size: tokens of it, at most.
+    """
+
+    prompt: Prompt
+    size: int
     options: Options
 
 
@@ -191,15 +197,24 @@ def encode_prompt(
     Args:
         options: of the generation; ``raw`` asks for the text.
         lead: how the answer begins.
+
+    Raises:
+        InputError: there is a lead, and the model's tokenizer is not here.
     """
+    if not isinstance(llm, Encoder):
+        if lead:
+            raise InputError("lead", lead, "leave it out; a model behind an endpoint begins its own answers")
+        return EncodedPrompt(messages, llm.count(messages), options)
     if not options.get("raw") and _has_chat_template(llm):
-        return EncodedPrompt([*llm.encode(messages), *_continuation(llm, lead)], options)
+        tokens = [*llm.encode(messages), *_continuation(llm, lead)]
+        return EncodedPrompt(tokens, len(tokens), options)
     # Without end-of-turn tokens such a model would go on with a next question of its own.
     plain: Options = {"stop": "\n", **options}
-    return EncodedPrompt(llm.encode(as_text(messages, lead), raw=True), plain)
+    tokens = llm.encode(as_text(messages, lead), raw=True)
+    return EncodedPrompt(tokens, len(tokens), plain)
 
 
-def _has_chat_template(llm: Generator) -> bool:
+def _has_chat_template(llm: Encoder) -> bool:
     try:
         llm.encode([{"role": "user", "content": "?"}])
     except InputError:
@@ -207,7 +222,7 @@ def _has_chat_template(llm: Generator) -> bool:
     return True
 
 
-def _continuation(llm: Generator, text: str) -> list[int]:
+def _continuation(llm: Encoder, text: str) -> list[int]:
     """The tokens of a text inside another, without those that the model expects in front of every text."""
     if not text:
         return []

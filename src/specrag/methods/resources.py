@@ -14,7 +14,7 @@ from specrag.methods.registry import check_name
 
 if TYPE_CHECKING:
     from specrag.engine.executor import Executor
-    from specrag.methods.base import LocalModel
+    from specrag.methods.base import Generator, LocalModel
     from specrag.methods.prefixes import KeptPrefixes
     from specrag.methods.retriever import PassageRetriever, Retriever
     from specrag.models.roles import TextGenerator, TextScorer
@@ -84,6 +84,7 @@ class Resources:
     Args:
         llm: the local model; ``None`` where all models are behind endpoints.
         retriever: a knowledge base, a table, or passages that somebody has found.
+        generator: writes answers where there is no local model, such as one behind endpoints.
         drafter: writes drafts of Speculative RAG; by default the model.
         verifier: scores them; by default the model.
         datastores: of kNN-LM, by name.
@@ -97,6 +98,7 @@ class Resources:
         self,
         llm: LocalModel | None = None,
         *,
+        generator: Generator | None = None,
         retriever: Retriever | PassageRetriever | None = None,
         drafter: TextGenerator | LocalModel | None = None,
         verifier: TextScorer | LocalModel | None = None,
@@ -107,6 +109,7 @@ class Resources:
         holds_documents: bool = True,
     ) -> None:
         self._llm = llm
+        self._generator = generator
         self.retriever = retriever
         self._drafter = drafter
         self._verifier = verifier
@@ -150,6 +153,15 @@ class Resources:
         if self._llm is None:
             raise InputError("model", None, "this method decodes a local model; name one")
         return self._llm
+
+    @property
+    def generator(self) -> Generator:
+        """Who writes answers: the local model, or what stands in its place.
+
+        Raises:
+            InputError: there is neither.
+        """
+        return self.llm if self._generator is None else self._generator
 
     @property
     def has_model(self) -> bool:
@@ -207,7 +219,7 @@ class Resources:
         """Runs the coroutines: the model's, or an endpoint's own."""
         from specrag.engine.executor import Executor
 
-        for model in (self._llm, self._drafter, self._verifier):
+        for model in (self._llm, self._generator, self._drafter, self._verifier):
             found: Executor | None = getattr(model, "executor", None)
             if found is not None:
                 return found

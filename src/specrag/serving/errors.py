@@ -7,6 +7,7 @@ text. What nobody foresaw is answered 500 with the request's id, under which the
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ from specrag.errors import (
     InputError,
     SpecragError,
     StoreUnavailable,
+    UpstreamError,
 )
 
 _LONGEST = 500  # characters of a message
@@ -118,6 +120,9 @@ def _of_specrag(error: SpecragError) -> ApiError:
     if isinstance(error, StoreUnavailable):
         message = "the database of this knowledge base does not answer; try again later"
         return ApiError(503, message, code="store_unavailable", headers={"Retry-After": "5"})
+    if isinstance(error, UpstreamError):
+        pause = {} if error.retry_after is None else {"Retry-After": str(math.ceil(error.retry_after))}
+        return ApiError(error.status, str(error), code="upstream_failed", headers=pause)
     # Its message is for the operator and may name a folder of this machine.
     return ApiError(500, "the server could not do this; its log says why", code=type(error).__name__)
 

@@ -66,11 +66,11 @@ def _model(service: Service, name: str) -> dict[str, Any]:
         "owned_by": "specrag",
         "specrag": {"kind": "generation" if writes else "embedding", "ready": service.state == "ready"},
     }
-    kb = name.removeprefix(f"{service.settings.name}@")
-    if writes and kb != name:
+    kb = "" if name in service.model_names else name.rpartition("@")[2]
+    if writes and kb:
         described["specrag"]["kb"] = kb
     if writes and service.state == "ready":
-        described["max_model_len"] = service.llm.context_length
+        described["max_model_len"] = service.served(name).generator.context_length
     return described
 
 
@@ -88,11 +88,13 @@ class Names:
         datastores: of kNN-LM; methods that need one are left out where there is none.
         corpora: that guesses may be copied from.
         drafters: models (``model:NAME``) and heads (``eagle:NAME``) that may draft tokens.
+        sessions: whether there is a model on this machine; methods that decode one are left out where there is none.
     """
 
     datastores: Sequence[str] = ()
     corpora: Sequence[str] = ()
     drafters: Sequence[str] = ()
+    sessions: bool = True
 
     def of(self, option: Mapping[str, Any]) -> list[str]:
         """The names that an option takes; none where the server decides, as of folders.
@@ -104,7 +106,7 @@ class Names:
             "datastores": self.datastores,
             "corpora": self.corpora,
             "drafters": self.drafters,
-            "decoders": decoder_names(),
+            "decoders": decoder_names() if self.sessions else (),
         }
         usable = found.get(option["resource"], ())
         return [name for name in usable if name.startswith(option.get("prefix") or "")]
@@ -142,6 +144,8 @@ def _served(names: Names) -> list[type[Method]]:
 
 
 def _needs_met(method: type[Method], names: Names) -> bool:
+    if Needs.SESSIONS in method.needs and not names.sessions:
+        return False
     if Needs.DATASTORE in method.needs and not names.datastores:
         return False
     if Needs.DRAFTER not in method.needs:

@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING, Literal
 
 from specrag.engine.threads import in_own_thread
 from specrag.errors import InputError, SpecragError
+from specrag.methods.resources import Resources, SharedMethods
 from specrag.serving.errors import ApiError, unknown_model
 from specrag.serving.knowledge.bases import Base, KnowledgeBases
 from specrag.serving.listings import Names
 from specrag.serving.operation.admission import Admission
+from specrag.serving.served import LocalServed, RemoteServed, Served
+from specrag.serving.upstreams import Upstreams, refuse_sessions
 
 if TYPE_CHECKING:
     from specrag.language_model import LanguageModel
-    from specrag.methods.resources import Resources
     from specrag.models.grammar import GrammarVocabulary
     from specrag.models.loading import LoadedModel
     from specrag.retrieval.encoder.encoder import Encoder
@@ -93,6 +95,7 @@ class Service:
         searches: called with the seconds and the passages of every search.
         knowledge_bases: by name; closed by whoever has put them there.
         created: when it was started, in seconds since 1970.
+        upstreams: the endpoints that answer in place of a model; ``None`` for a model on this machine.
         rag_drafter: writes the drafts of Speculative RAG; ``None`` where the model itself does.
         running: what is to be ended when the server stops.
         failure: why the model could not be loaded.
@@ -113,6 +116,8 @@ class Service:
         self._corpora: dict[str, SuffixCorpus] = {}
         self.created = int(time.time())
         self._llm: LanguageModel | None = None
+        self.upstreams = Upstreams(settings.upstreams) if settings.upstreams else None
+        self._shared = SharedMethods()  # of the upstreams' requests; a model on this machine has its own
         self.rag_drafter: LanguageModel | None = None
         self._encoder: Encoder | None = None
         self._encoder_lock = threading.Lock()
@@ -143,16 +148,31 @@ class Service:
         Raises:
             SpecragError: a model or a knowledge base cannot be used.
         """
-        from specrag.engine.memory import free_bytes
-        from specrag.language_model import LanguageModel
         from specrag.methods.registry import method_class
 
         settings = self.settings
-        method_class(settings.method, "method")
-        loaded = _load(settings, settings.model, settings.adapter)
-        _log.info("%s: %s", loaded.name, loaded.exactness)
+        method = method_class(settings.method, "method")
         for name in settings.kbs:
             self.knowledge_bases.get(name)
+        if self.upstreams is not None:
+            refuse_sessions(method, "method")
+            self.upstreams.connect()
+        else:
+            self._load_model()
+        # Else a full collection looks at all that was imported and loaded, for half a second in mid-request.
+        gc.collect()
+        gc.freeze()
+        if self.state == "loading":
+            self.state = "ready"
+
+    def _load_model(self) -> None:
+        """Load the model with what belongs to it."""
+        from specrag.engine.memory import free_bytes
+        from specrag.language_model import LanguageModel
+
+        settings = self.settings
+        loaded = _load(settings, settings.model, settings.adapter)
+        _log.info("%s: %s", loaded.name, loaded.exactness)
         for name, folder in settings.datastores.items():
             self._datastores[name] = _open_datastore(folder, loaded)
         for name, folder in settings.corpora.items():
@@ -172,26 +192,46 @@ class Service:
         # Else the first request with a schema makes it, in one step that lets no other thread in.
         _ = self.grammars.backend
         self.admission.budget = memory.running
-        # Else a full collection looks at all that was imported and loaded, for half a second in mid-request.
-        gc.collect()
-        gc.freeze()
-        if self.state == "loading":
-            self.state = "ready"
 
-    @property
-    def llm(self) -> LanguageModel:
-        """The model.
+    def check_loaded(self) -> None:
+        """Make sure that requests can be answered.
 
         Raises:
-            ApiError: 503 where it is not loaded.
+            ApiError: 503 where what answers is not loaded.
         """
-        if self._llm is None or self.state in ("loading", "failed"):
+        if self.state in ("loading", "failed"):
             if self.state == "failed":  # why may name a folder of this machine
                 message, code = "the model cannot be loaded; the server's log says why", "failed"
             else:
                 message, code = "the model is being loaded; try again in a moment", "loading"
             raise ApiError(503, message, code=code, headers={"Retry-After": "5"})
+
+    @property
+    def llm(self) -> LanguageModel:
+        """The model on this machine.
+
+        Raises:
+            ApiError: 503 where it is not loaded.
+        """
+        self.check_loaded()
+        if self._llm is None:
+            raise ApiError(503, "the server has no model of its own", code="failed")
         return self._llm
+
+    def served(self, model: str) -> Served:
+        """Who writes the texts of a request.
+
+        Args:
+            model: an id of :meth:`model_ids`.
+
+        Raises:
+            ApiError: 503 where it is not loaded.
+        """
+        self.check_loaded()
+        if self.upstreams is None:
+            return LocalServed(self.settings.name, self.llm)
+        name = model if model in self.upstreams.names else model.rpartition("@")[0]
+        return RemoteServed(name, self.upstreams.model(name))
 
     @cached_property
     def grammars(self) -> GrammarVocabulary:
@@ -232,6 +272,8 @@ class Service:
         if self._loading is not None:
             with suppress(asyncio.CancelledError):
                 await self._loading  # a thread cannot be cancelled
+        if self.upstreams is not None:
+            await asyncio.to_thread(self.upstreams.close)
         for llm in (self._llm, self.rag_drafter):
             if llm is not None:
                 await asyncio.to_thread(llm.close)
@@ -244,13 +286,18 @@ class Service:
     # -- what requests ask ------------------------------------------------------------------------------------
 
     def model_ids(self, may_read: Callable[[str], bool]) -> list[str]:
-        """What a request's ``model`` may name: the model, and ``MODEL@KB`` for each knowledge base; reads folders."""
-        name = self.settings.name
-        return [name, *(f"{name}@{kb}" for kb in self.knowledge_bases.names() if may_read(kb))]
+        """What a request's ``model`` may name: a model, and ``MODEL@KB`` for each knowledge base; reads folders."""
+        kbs = ["", *(f"@{kb}" for kb in self.knowledge_bases.names() if may_read(kb))]
+        return [f"{name}{kb}" for name in self.model_names for kb in kbs]
+
+    @property
+    def model_names(self) -> list[str]:
+        """The models that write texts."""
+        return [self.settings.name] if self.upstreams is None else self.upstreams.names
 
     def is_model(self, model: str) -> bool:
-        """Whether this is a name of the model alone."""
-        return model in (self.settings.name, self.settings.model)
+        """Whether this is a name of a model alone."""
+        return model in self.model_names or (self.upstreams is None and model == self.settings.model)
 
     def kb_of(self, model: str, may_read: Callable[[str], bool]) -> str | None:
         """The knowledge base in a model's id; ``None`` for the model alone. Reads folders.
@@ -265,26 +312,30 @@ class Service:
             return kb
         raise unknown_model(model, self.model_ids(may_read))
 
-    def bytes_for(self, tokens: int) -> int:
-        """Memory of keys and values of so many tokens."""
-        from specrag.engine.memory import keys_values_bytes
-
-        return keys_values_bytes(self.llm.model, tokens)
-
-    def resources(self, kb: str | None, may_read: Callable[[str], bool]) -> Resources:
+    def resources(self, model: Served, kb: str | None, may_read: Callable[[str], bool]) -> Resources:
         """What a request may be answered with.
 
         Args:
+            model: that it names.
             kb: the knowledge base that it names.
 
         Raises:
             InputError: there is none of this name that the caller may know of.
         """
-        from specrag.methods.resources import Resources
-
+        retriever = None if kb is None else self.knowledge_base(kb, may_read)
+        if self.upstreams is not None:
+            return Resources(
+                generator=model.generator,
+                retriever=retriever,
+                drafter=self.upstreams.drafter(model.name),
+                verifier=self.upstreams.verifier(model.name),
+                drafters=(),
+                shared=self._shared,
+                holds_documents=False,
+            )
         return Resources(
             self.llm,
-            retriever=None if kb is None else self.knowledge_base(kb, may_read),
+            retriever=retriever,
             drafter=self.rag_drafter,
             datastores=self.datastores_of(may_read),
             corpora=self.corpora_of(may_read),
@@ -299,6 +350,7 @@ class Service:
             sorted(filter(may_read, settings.datastores)),
             sorted(filter(may_read, settings.corpora)),
             settings.drafters,
+            sessions=self.upstreams is None,
         )
 
     def datastores_of(self, may_read: Callable[[str], bool]) -> dict[str, Datastore]:

@@ -14,8 +14,17 @@ from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     NoDecode,
@@ -52,6 +61,68 @@ class Table(BaseModel):
     url: SecretStr
     table: str = "passages"
     index: Literal["flat", "hnsw"] = "flat"
+
+
+#: What an upstream may be called: a model's name without the sign in front of a knowledge base.
+UPSTREAM_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+
+
+class Upstream(BaseModel):
+    """Endpoints that answer in place of a local model. Several of one name are one pool.
+
+    Args:
+        name: what ``/v1/models`` calls it.
+        urls: addresses up to and with ``/v1``, one a replica.
+        key: sent to these addresses alone, and never shown.
+        key_file: a file whose first line is that key.
+        weight: share of the work that each of them gets, beside the pool's others.
+        role: ``generator`` writes answers; ``drafter`` and ``verifier`` are Speculative RAG's, for all generators.
+        model: what the endpoints call the model; by default the name, or the first that they list.
+        context_length: tokens of the model's context, where the endpoints do not tell.
+        tokenizer: a local model whose tokenizer is theirs, so that tokens are counted rather than estimated.
+        silence_seconds: without a byte of a stream after which a replica has failed.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    name: Annotated[str, Field(pattern=f"^{UPSTREAM_PATTERN}$")]
+    urls: Annotated[tuple[str, ...], Field(min_length=1)]
+    key: SecretStr | None = None
+    key_file: Path | None = None
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    role: Literal["generator", "drafter", "verifier"] = "generator"
+    model: str | None = None
+    context_length: Annotated[int, Field(ge=1)] | None = None
+    tokenizer: str | None = None
+    silence_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 60.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _split_word(cls, value: object) -> object:
+        """``NAME=URL[,URL...]`` as the flag gives it."""
+        if not isinstance(value, str):
+            return value
+        name, equals, urls = value.partition("=")
+        if not equals:
+            raise InputError("upstreams", _without_password(value), "give NAME=URL[,URL...]")
+        return {"name": name, "urls": _split(urls)}
+
+    @field_validator("urls")
+    @classmethod
+    def _check_urls(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(_checked_url(url) for url in value)
+
+    def secret(self) -> str:
+        """The key; empty for none.
+
+        Raises:
+            InputError: there are two, or the file cannot be read.
+        """
+        if self.key is not None and self.key_file is not None:
+            raise InputError(f"upstreams: {self.name}", "two keys", "give key or key_file, not both")
+        if self.key_file is not None:
+            return read_key(self.key_file)
+        return "" if self.key is None else self.key.get_secret_value()
 
 
 Name = Annotated[str, Field(pattern=f"^{NAME_PATTERN}$")]
@@ -105,6 +176,12 @@ class Settings(BaseSettings):
     encoder: str = Field("minilm-l6-v2", description="Of /v1/embeddings and of knowledge bases made here.")
     prefix_cache_bytes: int | None = Field(
         None, ge=0, description="For earlier texts; by default a fifth of kv_memory_bytes, at most 4 GiB."
+    )
+
+    # -- endpoints in place of the model ----------------------------------------------------------------------
+    upstreams: tuple[Upstream, ...] = Field(
+        (),
+        description="NAME=URL[,URL...] of OpenAI-compatible servers that answer in place of a local model.",
     )
 
     # -- the knowledge bases --------------------------------------------------------------------------------
@@ -202,6 +279,14 @@ class Settings(BaseSettings):
             raise ValueError("give every name once")
         return {name: folder for name, _, folder in pairs}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_model(cls, values: Any) -> Any:
+        """Endpoints take the place of a model: no default is looked for, and none decodes by sessions."""
+        if isinstance(values, dict) and values.get("upstreams"):
+            return {"model": "", "method": "plain", **values}
+        return values
+
     @field_validator("cors_origins", "allowed_hosts", "drafters", mode="before")
     @classmethod
     def _split_words(cls, value: object) -> object:
@@ -242,6 +327,8 @@ class Settings(BaseSettings):
     @property
     def name(self) -> str:
         """What the model is called in requests and answers."""
+        if self.upstreams:
+            return next((each.name for each in self.upstreams if each.role == "generator"), "")
         return self.served_name or Path(self.model).name
 
     @property
@@ -280,6 +367,7 @@ class Settings(BaseSettings):
                 have one name; two keys have one name or one value; a key's scope names neither.
         """
         keys = self.all_keys()
+        self._check_upstreams()
         if not keys and not self.loopback:
             remedy = (
                 "without an API key only 127.0.0.1 is served; set api_key_file or keys, or leave host out"
@@ -306,6 +394,33 @@ class Settings(BaseSettings):
                         name,
                         "there is no knowledge base, datastore or corpus of this name",
                     )
+
+    def _check_upstreams(self) -> None:
+        """See :meth:`check`.
+
+        Raises:
+            InputError: a setting wants a local model as well, a name has two roles, a role has two names, or nobody
+                writes answers.
+        """
+        if not self.upstreams:
+            return
+        for field in ("model", "served_name", "adapter", "rag_drafter", "datastores", "corpora", "drafters"):
+            if getattr(self, field):
+                remedy = "leave it out; it is of a local model, and upstreams take a model's place"
+                raise InputError(field, getattr(self, field), remedy)
+        roles: dict[str, str] = {}
+        for upstream in self.upstreams:
+            upstream.secret()
+            if roles.setdefault(upstream.name, upstream.role) != upstream.role:
+                raise InputError("upstreams", upstream.name, "one name has one role; give another name")
+        for role in ("drafter", "verifier"):
+            named = [name for name, its in roles.items() if its == role]
+            if len(named) > 1:
+                raise InputError("upstreams", named[1], f"there is one {role}; give all of its urls one name")
+        if "generator" not in roles.values():
+            raise InputError(
+                "upstreams", next(iter(roles)), "give one of role generator, which writes answers"
+            )
 
 
 def load_settings(
@@ -373,3 +488,25 @@ def _named(word: str) -> str:
 
 def _split(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _checked_url(url: str) -> str:
+    """An address of an OpenAI-compatible server, without a slash at its end.
+
+    Raises:
+        InputError: it is none.
+    """
+    parts = urlsplit(url)
+    try:
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # the port is no number
+        is_address = False
+    if parts.username is not None or parts.password is not None:
+        raise InputError("upstreams", _without_password(url), "leave the password out; give key or key_file")
+    if not is_address or parts.query or parts.fragment:
+        raise InputError("upstreams", url, "give http://HOST:PORT/v1")
+    return url.rstrip("/")
+
+
+def _without_password(text: str) -> str:
+    return re.sub(r"//[^/@]*@", "//***@", text)

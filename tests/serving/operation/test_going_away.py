@@ -107,7 +107,7 @@ def test_a_prompt_that_is_longer_than_the_operator_allows_is_refused(
 def test_memory_and_the_queue_have_limits(server: LiveServer) -> None:
     admission = server.service.admission
     budget, limit = admission.budget, admission._limit
-    need = server.service.bytes_for(4000)
+    need = server.service.served(MODEL).bytes_for(4000)
     try:
         admission.budget = need // 2
         response = post(server, "/v1/chat/completions", LONG)

@@ -148,7 +148,7 @@ class Drafter:
         if count and not self._pace.rests(count):
             try:
                 guesses = self._guess(batch)
-            except Exception as error:  # noqa: BLE001 - nobody else catches it, and the server would end
+            except Exception as error:  # nobody else catches it, and the server would end
                 self._forget(error)
         self._note(count, sum(map(len, guesses)), self._clock() - began)
         self._pace.leave(lengths, sum(map(len, guesses)))

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from specrag.methods.base import GUESSES, Decoder, Method, MethodOptions, Needs, Plan
+from specrag.errors import InputError
+from specrag.methods.base import GUESSES, Decoder, Encoder, Method, MethodOptions, Needs, Plan
 from specrag.methods.decoding import make_decoder
 from specrag.methods.passages import PASSAGE_TOKENS, retrieval, said_tokens
 from specrag.request import DEFAULT_MAX_TOKENS
@@ -62,14 +63,18 @@ class StandardRAG(Method):
         from specrag.methods.standard_rag.pipeline import StandardPipeline
 
         found = retrieval(request, given, self.name)
-        decoder = self._decoding or make_decoder(self.options.decoder, given)
-        options: Options = {"max_tokens": DEFAULT_MAX_TOKENS, **request.options, "method": decoder}
+        llm = given.generator
+        options: Options = {"max_tokens": DEFAULT_MAX_TOKENS, **request.options}
+        if isinstance(llm, Encoder):
+            options["method"] = self._decoding or make_decoder(self.options.decoder, given)
+        elif "decoder" in self.options.model_fields_set:
+            raise InputError("decoder", self.options.decoder, "leave it out; an endpoint decodes as it likes")
         passages = (found.k + 1) * PASSAGE_TOKENS + said_tokens(request, given)
         own = self.options
-        limits = (given.llm.context_length - options["max_tokens"], passages, own.prompt_tokens or passages)
+        limits = (llm.context_length - options["max_tokens"], passages, own.prompt_tokens or passages)
         room = max(min(limits), 1)
         pipeline = StandardPipeline(
-            given.llm,
+            llm,
             found.retriever,
             k=found.k,
             index=found.index,
@@ -80,7 +85,7 @@ class StandardRAG(Method):
             max_prompt_tokens=room,
             system=request.system,
             instruction=own.instruction,
-            lead="" if request.is_formed else _lead(given.llm, own.lead),
+            lead="" if request.is_formed else _lead(llm, own.lead),
             rewrite=request.search.rewrite,
             clock=given.clock,
         )

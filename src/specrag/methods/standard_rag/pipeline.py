@@ -186,7 +186,7 @@ class StandardPipeline:
         prompt = encode_prompt(self.llm, fitted.messages, options, words.lead)
         # Answers quote their passages, also those that did not fit the prompt.
         more: Options = {"references": [hit.passage.text for hit in found.hits]}
-        generating = self.llm.generating(prompt.tokens, {**more, **prompt.options})
+        generating = self.llm.generating(prompt.prompt, {**more, **prompt.options})
         if options.get("processors"):  # a grammar's, which citations would break
             generation = yield from generating
             return _sum_up(event, generation, f"{words.lead}{generation.text}".strip(), ())
@@ -204,7 +204,7 @@ class StandardPipeline:
         if options.get("raw"):
             short["raw"] = True
         prompt = encode_prompt(self.llm, rewriting_prompt(question, history), short)
-        generation = yield from suppress_events(self.llm.generating(prompt.tokens, prompt.options))
+        generation = yield from suppress_events(self.llm.generating(prompt.prompt, prompt.options))
         return retrieval_question(question, generation.text)
 
     def _search(self, question: str) -> _Found:
@@ -232,7 +232,7 @@ class StandardPipeline:
             question,
             [hit.passage for hit in hits],
             room=room,
-            count=lambda messages: len(encode_prompt(self.llm, messages, options, words.lead).tokens),
+            count=lambda messages: encode_prompt(self.llm, messages, options, words.lead).size,
             history=history,
             system=self.system,
             instruction=words.instruction,

@@ -1,6 +1,17 @@
 """Models behind OpenAI-compatible endpoints, as text generators and scorers."""
 
-from specrag.models.endpoint.client import Endpoint, open_endpoint
+from specrag.models.endpoint.client import Endpoint, PooledEndpoint, open_endpoint
 from specrag.models.endpoint.connection import EndpointSettings
+from specrag.models.endpoint.pool import Pool, PoolSettings, ReplicaSettings
+from specrag.models.endpoint.transport import Address
 
-__all__ = ["Endpoint", "EndpointSettings", "open_endpoint"]
+__all__ = [
+    "Address",
+    "Endpoint",
+    "EndpointSettings",
+    "Pool",
+    "PoolSettings",
+    "PooledEndpoint",
+    "ReplicaSettings",
+    "open_endpoint",
+]

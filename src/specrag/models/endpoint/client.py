@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit, urlunsplit
 
 from specrag.engine.passes import Coroutine, Search
-from specrag.errors import ContextLengthError, InputError
+from specrag.errors import ContextLengthError, EndpointUnavailable, InputError, UpstreamError
 from specrag.models.endpoint.answers import (
     NoLogProbs,
     Piece,
@@ -24,6 +25,7 @@ from specrag.models.endpoint.answers import (
     read_prompt_log_probs,
 )
 from specrag.models.endpoint.connection import Call, Connection, EndpointSettings, Refused
+from specrag.models.endpoint.pool import Pool
 from specrag.models.endpoint.prompts import SCORING_MODES, PromptForm, Prompts, ScoringCall, ScoringMode
 from specrag.models.endpoint.writing import writing
 from specrag.models.roles import (
@@ -53,6 +55,7 @@ class Endpoint:
         model: as the endpoint names it.
         settings: how to talk to it.
         tokenizer: the endpoint's, if it is known here.
+        connection: makes the calls; by default to the address alone.
         clock: seconds.
     """
 
@@ -63,12 +66,13 @@ class Endpoint:
         settings: EndpointSettings,
         tokenizer: Tokenizer | None = None,
         *,
+        connection: Connection | Pool | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.url = url
         self.model = model
         self.settings = settings
-        self._connection = Connection(url, settings)
+        self._connection = connection or Connection(url, settings)
         self._prompts = Prompts(model, tokenizer)
         self._clock = clock
         self._context_length = settings.context_length
@@ -211,7 +215,7 @@ class Endpoint:
         Raises:
             ContextLengthError: not one.
         """
-        limit = self._context_length
+        limit = self.context_length
         if limit is None or not self._prompts.counts_exactly:
             return None
         tokens = self.count(prompt, lead)
@@ -219,6 +223,51 @@ class Endpoint:
             remedy = f"the model's context holds {limit:,}; shorten the passages or take another model"
             raise ContextLengthError("prompt", f"{tokens:,} tokens", remedy)
         return limit - tokens
+
+
+class PooledEndpoint(Endpoint):
+    """A model behind a pool, as a text generator and scorer.
+
+    Args:
+        pool: makes the calls; stays its owner's.
+        tokenizer: the endpoints', if it is known here.
+        context_length: tokens of the model's context, where the endpoints do not tell.
+    """
+
+    def __init__(
+        self, pool: Pool, tokenizer: Tokenizer | None = None, context_length: int | None = None
+    ) -> None:
+        settings = EndpointSettings(context_length=context_length)
+        super().__init__(pool.name, pool.name, settings, tokenizer, connection=pool)
+        self._pool = pool
+
+    @property
+    def name(self) -> str:
+        """The pool's name; its addresses are shown to nobody."""
+        return self._pool.name
+
+    @property
+    def context_length(self) -> int | None:
+        """What the settings or the endpoints say; ``None`` where neither does."""
+        return self._context_length or self._pool.context_length
+
+    def _generating(self, requests: Sequence[TextRequest]) -> Coroutine[list[GeneratedText]]:
+        with self._named():
+            return (yield from super()._generating(requests))
+
+    def _scoring(self, requests: Sequence[ScoringRequest]) -> Coroutine[list[ScoredText]]:
+        with self._named():
+            return (yield from super()._scoring(requests))
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Let errors about answers name the pool."""
+        try:
+            yield
+        except UpstreamError:
+            raise
+        except EndpointUnavailable as error:
+            raise UpstreamError(self.name, str(error)) from None
 
 
 def open_endpoint(address: str, settings: EndpointSettings | None = None) -> Endpoint:

@@ -17,6 +17,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from specrag.errors import ContextLengthError, EndpointUnavailable, InputError, SpecragError
+from specrag.models.endpoint.loop import LoopThread
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAIError
@@ -148,8 +149,7 @@ class Connection:
         self.url = url
         self.settings = settings
         self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self._loop = LoopThread("specrag-endpoint")
         self._client: AsyncOpenAI | None = None
         self._slots = asyncio.Semaphore(settings.concurrency)
 
@@ -159,7 +159,11 @@ class Connection:
 
     def start(self, call: Call) -> Future[Any]:
         """Start one call."""
-        return asyncio.run_coroutine_threadsafe(self._make(call), self._running())
+        with self._lock:
+            if self._client is None:
+                self._client = self._make_client()
+                self._slots = asyncio.Semaphore(self.settings.concurrency)  # belongs to a loop
+            return self._loop.start(self._make(call, self._client))
 
     def ask(self, call: Call) -> Any:
         """Make one call and wait for its JSON answer; raises what :meth:`FinishedCall.answer` does."""
@@ -168,26 +172,9 @@ class Connection:
     def close(self) -> None:
         """End everything under way and close the connections."""
         with self._lock:
-            loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
-        if loop is None or thread is None:
-            return
-        asyncio.run_coroutine_threadsafe(self._shut(), loop).result()
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
-
-    def _running(self) -> asyncio.AbstractEventLoop:
-        """The event loop, started at the first call."""
-        with self._lock:
-            if self._loop is None:
-                self._client = self._make_client()
-                self._slots = asyncio.Semaphore(self.settings.concurrency)  # belongs to the loop
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(
-                    target=self._loop.run_forever, name="specrag-endpoint", daemon=True
-                )
-                self._thread.start()
-            return self._loop
+            client, self._client = self._client, None
+        if client is not None:
+            self._loop.close(client.close)
 
     def _make_client(self) -> AsyncOpenAI:
         from openai import AsyncOpenAI, Timeout
@@ -203,11 +190,9 @@ class Connection:
     def _key(self) -> str:
         return os.environ.get(self.settings.key_variable, "").strip()
 
-    async def _make(self, call: Call) -> Any:
+    async def _make(self, call: Call, client: AsyncOpenAI) -> Any:
         from openai import OpenAIError
 
-        client = self._client
-        assert client is not None
         try:
             async with self._slots, asyncio.timeout(self.settings.timeout):
                 if call.body is None:
@@ -219,16 +204,6 @@ class Connection:
             raise self._translated(error) from None
         except ValueError:
             raise EndpointUnavailable(f"endpoint {self.url}: its answer to {call.path} is no JSON") from None
-
-    async def _shut(self) -> None:
-        current = asyncio.current_task()
-        others = [task for task in asyncio.all_tasks() if task is not current]
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
-        if self._client is not None:
-            await self._client.close()
-            self._client = None
 
     def _too_slow(self) -> EndpointUnavailable:
         return EndpointUnavailable(

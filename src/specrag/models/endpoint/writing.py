@@ -8,12 +8,13 @@ from dataclasses import replace
 from specrag.engine.passes import Coroutine, Emit, Search
 from specrag.models.endpoint.answers import Completion, read_completion
 from specrag.models.endpoint.connection import Connection
+from specrag.models.endpoint.pool import Pool
 from specrag.models.endpoint.prompts import Prompts
 from specrag.models.roles import Cue, GeneratedText, TextDelta, TextDone, TextRequest, TextToken
 
 
 def writing(
-    connection: Connection,
+    connection: Connection | Pool,
     prompts: Prompts,
     requests: Sequence[TextRequest],
     clock: Callable[[], float],

@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
@@ -18,16 +17,18 @@ from starlette.responses import Response
 from specrag.engine.passes import Coroutine, Emit
 from specrag.errors import Cancelled, DeadlineExceeded
 from specrag.methods.base import Plan
+from specrag.methods.remote import Relayed
 from specrag.models.tokenizer import TextStream, Tokenizer
 from specrag.request import Event, Result, Sources, Usage
 from specrag.serving.errors import ApiError
 from specrag.serving.openai.streaming import EventStream, to_json, unless_gone
 from specrag.serving.operation.admission import Ticket
 from specrag.serving.operation.metrics import FinishedGeneration
-from specrag.speculation.decode import Step
+from specrag.speculation.decode import TARGET, Step
 
 if TYPE_CHECKING:
     from specrag.engine.executor import Executor
+    from specrag.serving.served import Served
     from specrag.serving.service import Service
 
 
@@ -171,16 +172,16 @@ class Teller:
     """Describes what one text's method emits.
 
     Args:
-        tokenizer: of the model.
+        tokenizer: of the model; ``None`` for one that tells texts and no tokens.
         elapsed: seconds since the request began.
     """
 
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | None
     elapsed: Callable[[], float]
-    _texts: TextStream = field(init=False)
+    _texts: TextStream | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self._texts = TextStream(self.tokenizer)
+        self._texts = None if self.tokenizer is None else TextStream(self.tokenizer)
 
     def describe(self, emitted: Step | Event) -> dict[str, Any] | None:
         """An event for the client; ``None`` for what clients have no use for."""
@@ -193,9 +194,11 @@ class Teller:
         tokens = [
             {"text": self._texts.push(token.token), "source": token.source, "relaxed": token.relaxed}
             for token in step.tokens
+            if self._texts is not None
         ]
         if step.text and not step.tokens:
-            tokens = [{"text": step.text, "source": GIVEN, "relaxed": False}]
+            source = TARGET if self._texts is None else GIVEN
+            tokens = [{"text": step.text, "source": source, "relaxed": False}]
         return {
             "tokens": tokens,
             "drafted": dict(step.drafted_by),
@@ -208,6 +211,13 @@ class Teller:
 def shown_text(emitted: Step | Event) -> str:
     """The characters that a client's text gains."""
     return emitted.text if isinstance(emitted, Step) else emitted.text_gained
+
+
+def _begins(emitted: object) -> bool:
+    """Whether an answer has its first token: what endpoints send has text and no tokens."""
+    if isinstance(emitted, Relayed):
+        return not emitted.whole
+    return isinstance(emitted, Step) and bool(emitted.tokens or emitted.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +252,7 @@ class Answering:
 
     Args:
         service: runs them.
+        model: writes them.
         method: by which they are written.
         plans: one a text.
         said: makes a text of what was sent, for a log that may hold it.
@@ -255,6 +266,7 @@ class Answering:
     def __init__(
         self,
         service: Service,
+        model: Served,
         method: str,
         plans: Sequence[Plan],
         said: Callable[[], str],
@@ -262,6 +274,7 @@ class Answering:
         deadline: float | None,
     ) -> None:
         self._service = service
+        self._model = model
         self._method = method
         self._plans = plans
         self._said = said
@@ -281,7 +294,7 @@ class Answering:
 
     def teller(self) -> Teller:
         """Describes the events of one of the texts."""
-        return Teller(self._service.llm.tokenizer, lambda: self.elapsed)
+        return Teller(self._model.tokenizer, lambda: self.elapsed)
 
     async def enter(self) -> None:
         """Wait for a place; give it back with :meth:`leave_unused`.
@@ -290,7 +303,7 @@ class Answering:
             ApiError: there is none to be had.
             DeadlineExceeded: it did not come in time.
         """
-        amount = sum(self._service.bytes_for(plan.tokens) for plan in self._plans)
+        amount = sum(self._model.bytes_for(plan.tokens) for plan in self._plans)
         waiting = self._service.admission.enter(len(self._plans), amount)
         try:
             # Not wait_for, which swallows a cancellation that comes as the place does (Python 3.11).
@@ -314,13 +327,13 @@ class Answering:
     @property
     def ends(self) -> frozenset[int]:
         """Tokens that end a text and are no part of it."""
-        return self._service.llm.tokenizer.eos_tokens
+        tokenizer = self._model.tokenizer
+        return frozenset() if tokenizer is None else tokenizer.eos_tokens
 
     @property
     def fingerprint(self) -> str:
         """Of what computes: equal ones give equal texts for equal seeds, as far as rounding allows."""
-        loaded = self._service.llm.loaded
-        return f"specrag-{version('specrag')}-{loaded.dtype}-{loaded.device}"
+        return self._model.fingerprint
 
     def result(self, index: int) -> Result:
         """Of a text that has ended."""
@@ -344,10 +357,9 @@ class Answering:
         """Run the texts; what they emit, and an :class:`~specrag.serving.openai.answering.Ended` for each."""
         assert self._ticket is not None  # entered before
         self._started = True
-        llm = self._service.llm
-        behind = same_prompts(self._plans) if llm.prefixes.limit_bytes else None
+        behind = same_prompts(self._plans) if self._model.keeps_prompts else None
         starts = [plan.begin for plan in self._plans]
-        texts = RunningTexts(llm.executor, starts, self._ticket, self._deadline, behind)
+        texts = RunningTexts(self._model.executor, starts, self._ticket, self._deadline, behind)
         self._service.running.add(texts)
         try:
             async with aclosing(texts.emissions()) as emissions:  # type: ignore[type-var]
@@ -371,7 +383,7 @@ class Answering:
         if isinstance(value, Ended):
             self.ended[emission.index] = Finished(value.result, self._queued or 0.0, self.elapsed)
             self._count(value.result, value.result.finish_reason)
-        elif self._first is None and isinstance(value, Step) and value.tokens:
+        elif self._first is None and _begins(value):
             self._first = self.elapsed
         elif isinstance(value, Sources) and self._service.searches is not None:
             found = len(value.sources) + len(value.left_out)
@@ -456,5 +468,5 @@ def service_of(request: Request) -> Service:
     service: Service = request.app.state.service
     if service.state == "stopping":
         raise ApiError(503, "the server is being stopped", code="stopping", headers={"Retry-After": "10"})
-    service.llm  # noqa: B018 - raises while it is being loaded
+    service.check_loaded()
     return service

@@ -23,6 +23,7 @@ from specrag.serving.openai.answering import Answering, Ended, respond, service_
 from specrag.serving.openai.logprobs import TokenNames, chat_log_probs
 from specrag.serving.openai.messages import read_conversation
 from specrag.serving.openai.planning import Planner, form_processors, prepare, with_named_base
+from specrag.serving.openai.relay import is_relayed, refuse_forms, relay
 from specrag.serving.openai.schemas import ChatCompletionRequest
 from specrag.serving.openai.tools import TextReader, ToolUse, form_of, reader_of, tool_use
 from specrag.serving.openai.writing import AnswerWriter
@@ -38,12 +39,14 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request) 
     arrived = time.perf_counter()
     service = service_of(request)
     body = await with_named_base(body, service, request.state.key)
-    planner = Planner(service, request.state.key, "messages")
+    planner = Planner(service, request.state.key, "messages", service.served(body.model))
+    if is_relayed(body, planner):
+        return await relay(request, body, planner, arrived)
     wish = body.wish
     job = await prepare(request, service, partial(prepare_chat, body, planner), arrived, wish.deadline)
     said = partial(_said, body)
-    answering = Answering(service, job.method, job.plans, said, arrived, wish.deadline)
-    writer = _Writer(body, job, answering, TokenNames(service.llm.tokenizer), body.model)
+    answering = Answering(service, planner.model, job.method, job.plans, said, arrived, wish.deadline)
+    writer = _Writer(body, job, answering, TokenNames(planner.model.tokenizer), body.model)
     return await respond(request, answering, writer, stream=bool(body.stream))
 
 
@@ -72,10 +75,12 @@ def prepare_chat(body: ChatCompletionRequest, planner: Planner) -> ChatJob:
     planner.check_choices(choices)
     if body.top_logprobs is not None and not body.logprobs:
         raise InputError("top_logprobs", body.top_logprobs, "set logprobs to true")
-    wish, method, tokenizer = body.wish, planner.method(body), planner.service.llm.tokenizer
+    wish, method, tokenizer = body.wish, planner.method(body), planner.model.tokenizer
+    if planner.model.remote is not None:
+        refuse_forms(body)
     # Other methods read the messages, and write prompts of their own.
     decodes = wish.kb is None and isinstance(method, DecodingMethod)
-    form = form_of(tokenizer) if body.tools and decodes else None
+    form = form_of(tokenizer) if body.tools and decodes and tokenizer is not None else None
     tools = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls, form)
     if wish.kb is not None and tools is not None and not tools.required:
         # Passages answer. Interfaces offer dozens of tools to every model, which would take the passages' room.
@@ -86,7 +91,7 @@ def prepare_chat(body: ChatCompletionRequest, planner: Planner) -> ChatJob:
         list(conversation.texts()) if wish.kb is None else [conversation.messages[-1]["content"]]
     )
     prompt: Prompt = conversation.messages
-    if tools is not None and tools.native:
+    if tools is not None and tools.native and tokenizer is not None:
         planner.check_sizes([json.dumps(tools.described())])
         prompt = tokenizer.chat(conversation.messages, tools.described())
     processors = form_processors(planner.service, body.response_format)

@@ -22,6 +22,7 @@ from specrag.request import Result
 from specrag.serving.openai.answering import Answering, Ended, respond, service_of, shown_text
 from specrag.serving.openai.logprobs import PromptScored, TokenNames, completion_log_probs, scoring
 from specrag.serving.openai.planning import Planner, check_text, form_processors, prepare, with_named_base
+from specrag.serving.openai.relay import is_relayed, relay
 from specrag.serving.openai.schemas import CompletionRequest
 from specrag.serving.openai.writing import AnswerWriter
 from specrag.serving.operation.limits import JsonRoute
@@ -42,12 +43,14 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     arrived = time.perf_counter()
     service = service_of(request)
     body = await with_named_base(body, service, request.state.key)
-    planner = Planner(service, request.state.key, "prompt")
+    planner = Planner(service, request.state.key, "prompt", service.served(body.model))
+    if is_relayed(body, planner):
+        return await relay(request, body, planner, arrived)
     wish = body.wish
     job = await prepare(request, service, partial(_prepare, body, planner), arrived, wish.deadline)
     said = partial(_said, body)
-    answering = Answering(service, job.method, job.plans, said, arrived, wish.deadline)
-    writer = _Writer(body, job, answering, TokenNames(service.llm.tokenizer), body.model)
+    answering = Answering(service, planner.model, job.method, job.plans, said, arrived, wish.deadline)
+    writer = _Writer(body, job, answering, TokenNames(planner.model.tokenizer), body.model)
     return await respond(request, answering, writer, stream=bool(body.stream))
 
 
@@ -75,6 +78,8 @@ def _prepare(body: CompletionRequest, planner: Planner) -> _Job:
     if body.suffix is not None:
         raise InputError("suffix", body.suffix[:20], "leave it out; this model only goes on from a prompt")
     choices = body.n or 1
+    if planner.model.remote is not None:
+        raise InputError("specrag.kb", body.wish.kb, "ask POST /v1/chat/completions")
     if body.best_of is not None and body.best_of != choices:
         raise InputError("best_of", body.best_of, "leave it out or give it n's value")
     prompts = _prompts(body.prompt)

@@ -25,16 +25,19 @@ class TokenNames:
     """Tokens as clients see them.
 
     Args:
-        tokenizer: of the model.
+        tokenizer: of the model; ``None`` for one that tells texts and no tokens.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
-        self._special = {token: text for text, token in tokenizer.special_tokens.items()}
+        named = {} if tokenizer is None else tokenizer.special_tokens
+        self._special = {token: text for text, token in named.items()}
 
     def bytes(self, token: int) -> bytes:
         """What it stands for; the name of a special token."""
-        return self._special[token].encode() if token in self._special else self._tokenizer.token_bytes(token)
+        if token in self._special:
+            return self._special[token].encode()
+        return b"" if self._tokenizer is None else self._tokenizer.token_bytes(token)
 
     def text(self, token: int) -> str:
         """The same as characters; parts of one are escaped."""

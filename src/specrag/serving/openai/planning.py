@@ -19,7 +19,7 @@ from specrag.engine.passes import Coroutine
 from specrag.engine.threads import use_one_thread
 from specrag.errors import ContextLengthError, DeadlineExceeded, InputError
 from specrag.methods.base import Method, Needs, Plan
-from specrag.methods.registry import make_method
+from specrag.methods.registry import make_method, method_class
 from specrag.request import Options, Result, SearchOptions, check_search
 from specrag.request import Request as TextRequest
 from specrag.serving.errors import ApiError
@@ -28,9 +28,11 @@ from specrag.serving.listings import default_method
 from specrag.serving.openai.schemas import Asking, GenerationBody, ResponseFormat, SpecragField
 from specrag.serving.openai.streaming import unless_gone
 from specrag.serving.service import PREPARED
+from specrag.serving.upstreams import refuse_sessions
 
 if TYPE_CHECKING:
     from specrag.engine.processors import LogitsProcessor
+    from specrag.serving.served import Served
     from specrag.serving.service import Service
 
 
@@ -39,6 +41,7 @@ B = TypeVar("B", bound=Asking)
 
 _OPTIONS = "specrag.options"
 _SEARCH = frozenset(SearchOptions.model_fields)
+_LONGEST_TOKEN = 128  # bytes, where the tokenizer is not known
 _CUT = 64  # tokens by which the beginning of a text may be longer than in the whole
 
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
@@ -92,16 +95,18 @@ async def with_named_base(body: B, service: Service, key: ApiKey) -> B:
         ApiError: no such model is served to this key.
         InputError: the body names another knowledge base.
     """
-    name = service.settings.name
     if service.is_model(body.model):
-        return body.model_copy(update={"model": name})
+        named = body.model if body.model in service.model_names else service.settings.name
+        return body.model_copy(update={"model": named})
     kb = await anyio.to_thread.run_sync(service.kb_of, body.model, key.may_read)
     if body.wish.kb not in (None, kb):
         raise InputError(
             "specrag.kb", body.wish.kb, f"the model {body.model} answers from {kb}; name one base"
         )
+    name = body.model.rpartition("@")[0]
+    named = name if name in service.model_names else service.settings.name
     wish = body.wish.model_copy(update={"kb": kb})
-    return body.model_copy(update={"model": f"{name}@{kb}", "specrag": wish})
+    return body.model_copy(update={"model": f"{named}@{kb}", "specrag": wish})
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +115,13 @@ class Planner:
 
     Attributes:
         prompt_field: where a request's body holds the prompt, for errors.
+        model: that the request names.
     """
 
     service: Service
     key: ApiKey
     prompt_field: str
+    model: Served
 
     def method(self, body: GenerationBody) -> Method:
         """The method that a request names, or the server's, with its options.
@@ -125,6 +132,8 @@ class Planner:
         """
         wish = body.wish
         name = wish.method or default_method(self.service.settings.method, wish.kb is not None)
+        if self.model.remote is not None:
+            refuse_sessions(method_class(name, "specrag.method"), "specrag.method")
         method = make_method(name, wish.options, field="specrag.method", place=_OPTIONS)
         if method.retracts and body.stream and not wish.events:
             raise InputError("specrag.events", False, "set it to true: text that was sent may be taken back")
@@ -165,12 +174,12 @@ class Planner:
             InputError: a value cannot be used.
             ContextLengthError: the prompt does not fit.
         """
-        given = self.service.resources(wish.kb, self.key.may_read)
+        given = self.service.resources(self.model, wish.kb, self.key.may_read)
         options: Options = {**request.options}
         if given.retriever is None:  # else earlier messages give way, and the method says what is too long
             self.check_length(request)
             if Needs.CONTEXT not in method.needs:
-                options = {"max_tokens": self.service.llm.context_length, **options}
+                options = {"max_tokens": self.model.generator.context_length, **options}
         seed, greedy = options["seed"], options["temperature"] == 0
 
         def plan(index: int) -> Plan:
@@ -211,7 +220,9 @@ class Planner:
         Raises:
             ContextLengthError: it is.
         """
-        tokens = len(self.service.llm.encode(request.prompt, raw=request.options.get("raw", False)))
+        if self.model.tokenizer is None:
+            return  # an upstream knows best, and says so
+        tokens = self.model.generator.count(request.prompt, raw=request.options.get("raw", False))
         if tokens > self._most_tokens:
             raise _too_long(f"{tokens:,} tokens", self._most_tokens)
 
@@ -224,10 +235,12 @@ class Planner:
         Raises:
             ContextLengthError: they are too long together, or one of them is alone.
         """
-        tokenizer, most = self.service.llm.tokenizer, self._most_tokens
+        tokenizer, most = self.model.tokenizer, self._most_tokens
         size = sum(len(text.encode()) for text in texts)
-        if size > most * tokenizer.longest_token:
+        if size > most * (_LONGEST_TOKEN if tokenizer is None else tokenizer.longest_token):
             raise _too_long(f"{size:,} bytes", most)
+        if tokenizer is None:
+            return
         for text in texts:
             length = 2 * most
             while length < len(text):
@@ -239,7 +252,7 @@ class Planner:
 
     @property
     def _most_tokens(self) -> int:
-        limit, known = self.service.settings.max_prompt_tokens, self.service.llm.context_length
+        limit, known = self.service.settings.max_prompt_tokens, self.model.generator.context_length
         return known if limit is None else min(limit, known)
 
     def check_choices(self, count: int) -> None:

@@ -52,8 +52,8 @@ async def create_response(body: ResponseRequest, request: Request) -> Response:
     """Answer an input. Nothing is kept: send the whole conversation each time."""
     arrived = time.perf_counter()
     service = service_of(request)
-    planner = Planner(service, request.state.key, "input")
     body = await with_named_base(body, service, request.state.key)
+    planner = Planner(service, request.state.key, "input", service.served(body.model))
     wish = body.wish
 
     def work() -> ChatJob:
@@ -61,7 +61,9 @@ async def create_response(body: ResponseRequest, request: Request) -> Response:
             return prepare_chat(_as_chat(body), planner)
 
     job = await prepare(request, service, work, arrived, wish.deadline)
-    answering = Answering(service, job.method, job.plans, lambda: _said(body), arrived, wish.deadline)
+    answering = Answering(
+        service, planner.model, job.method, job.plans, lambda: _said(body), arrived, wish.deadline
+    )
     return await respond(request, answering, _Writer(body, job, answering), stream=bool(body.stream))
 
 

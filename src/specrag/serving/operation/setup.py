@@ -89,10 +89,12 @@ async def readyz(request: Request) -> JSONResponse:
     """200 when requests are welcome, else 503, for whoever has a key with the reasons."""
     operation = request.app.state.operation
     reasons = operation.readiness.reasons()
-    if not reasons:
-        return JSONResponse({"status": "ready"})
     known = operation.keys.find(request.headers.get("authorization")) is not None
-    return JSONResponse({"status": "not ready", **({"reasons": reasons} if known else {})}, 503)
+    upstreams = request.app.state.service.upstreams
+    told = {} if upstreams is None or not known else {"upstreams": upstreams.report()}
+    if not reasons:
+        return JSONResponse({"status": "ready", **told})
+    return JSONResponse({"status": "not ready", **({"reasons": reasons} if known else {}), **told}, 503)
 
 
 @figures.get("/metrics", summary="Figures for Prometheus", response_class=Response)
@@ -174,6 +176,9 @@ def add_operation(app: FastAPI) -> None:
     service.searches = operation.metrics.search
     service.packed_passes = operation.metrics.packed_pass
     operation.readiness.add("model", lambda: None if service.state == "ready" else service.state)
+    if service.upstreams is not None:
+        operation.readiness.add("upstreams", service.upstreams.reason)
+        operation.metrics.registry.register(service.upstreams)
     _watch(operation, service)
     app.include_router(documents)
     app.include_router(knowledge_bases)

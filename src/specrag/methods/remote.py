@@ -1,0 +1,244 @@
+"""A model behind endpoints as methods above the token level see it: text for text, as it comes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from specrag.engine.passes import Coroutine, Emit, Search
+from specrag.errors import InputError, UpstreamError
+from specrag.models.endpoint.chunks import Chunk, Counted, Piece, as_finish_reason, read_answer
+from specrag.models.endpoint.connection import Call
+from specrag.models.endpoint.prompts import Prompts
+from specrag.models.endpoint.transport import CallError
+from specrag.request import Event, Options, Prompt, Result, Timing, Usage, check_options
+from specrag.speculation.decode import Step
+
+if TYPE_CHECKING:
+    from specrag.engine.executor import Executor
+    from specrag.models.endpoint.pool import Pool
+    from specrag.models.tokenizer import Tokenizer
+
+#: Tokens of a model's context where nobody says.
+ASSUMED_CONTEXT = 4096
+
+#: Options that are sent by their own names, where they differ from these.
+_USUAL: Mapping[str, object] = {
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "ignore_eos": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Relayed(Event):
+    """An event: a part of an upstream's answer, or all of it.
+
+    Attributes:
+        pieces: of its choices.
+        whole: whether it is all of it.
+    """
+
+    pieces: tuple[Piece, ...]
+    whole: bool = False
+
+    name: ClassVar[str] = "relayed"
+
+    @property
+    def text_gained(self) -> str:
+        """Of the first choice."""
+        return "".join(piece.text for piece in self.pieces if piece.index == 0)
+
+
+class RemoteModel:
+    """Generates by a pool of endpoints; a :class:`~specrag.methods.base.Generator`.
+
+    Args:
+        pool: makes the calls.
+        executor: runs the coroutines.
+        tokenizer: the endpoints', where it is known here; without it tokens are estimated.
+        context_length: tokens of prompt and output together, where the endpoints do not tell.
+        clock: seconds, the executor's.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        executor: Executor,
+        *,
+        tokenizer: Tokenizer | None = None,
+        context_length: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.pool = pool
+        self.executor = executor
+        self._prompts = Prompts(pool.name, tokenizer)
+        self._given_length = context_length
+        self._clock = clock
+
+    @property
+    def context_length(self) -> int:
+        """As it was given, as the endpoints tell, or :data:`ASSUMED_CONTEXT`."""
+        return self._given_length or self.pool.context_length or ASSUMED_CONTEXT
+
+    def count(self, prompt: Prompt, *, raw: bool = False) -> int:
+        """Tokens of a prompt; an estimate that is rather too high where no tokenizer is known."""
+        del raw
+        if _is_tokens(prompt):
+            return len(prompt)
+        return self._prompts.count(prompt, "")  # type: ignore[arg-type]
+
+    def generating(self, prompt: Prompt, options: Options) -> Coroutine[Result]:
+        """See :class:`~specrag.methods.base.Generator`.
+
+        Raises:
+            InputError: an option cannot be used, or only by a local model.
+        """
+        return self._generating(self._call(prompt, options))
+
+    def relaying(self, call: Call, choices: int, *, stream: bool) -> Coroutine[Result]:
+        """A coroutine that passes a request on as it is, and its answer back by events :class:`Relayed`.
+
+        Args:
+            choices: that it asks for.
+            stream: let the answer come in pieces.
+        """
+        return self._relaying_stream(call) if stream else self._relaying_whole(call, choices)
+
+    # -- the calls ------------------------------------------------------------------------------------------
+
+    def _call(self, prompt: Prompt, options: Options) -> Call:
+        checked = check_options(options)
+        if checked.processors:
+            raise InputError(
+                "response_format", "a form", "leave it out; an upstream's text is kept to no form"
+            )
+        if checked.log_probs is not None:
+            raise InputError("logprobs", checked.log_probs, "leave it out; only plain chat passes them on")
+        body: dict[str, object] = {
+            "max_tokens": checked.stop.max_tokens,
+            "temperature": checked.sampling.temperature,
+            "seed": checked.sampling.seed,
+        }
+        body |= {name: options[name] for name in _USUAL if options.get(name, _USUAL[name]) != _USUAL[name]}  # type: ignore[literal-required]
+        if checked.stop.stop_strings:
+            body["stop"] = list(checked.stop.stop_strings)
+        if options.get("logit_bias"):
+            body["logit_bias"] = {str(token): value for token, value in options["logit_bias"].items()}
+        if checked.raw or _is_tokens(prompt):
+            return Call("/completions", {**body, "prompt": prompt})
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        return Call("/chat/completions", {**body, "messages": messages})
+
+    def _generating(self, call: Call) -> Coroutine[Result]:
+        text = ""
+        progress = _Progress(self._clock)
+
+        def step(gained: str, reason: str | None = None) -> Step:
+            ended = None if reason is None else as_finish_reason(reason)
+            return Step((), gained, {}, 0, seconds=progress.lap(), finish_reason=ended)
+
+        stream = self.pool.stream(_streamed(call))
+        try:
+            while chunks := (yield Search(stream.next, remote=True)):
+                gained = "".join(progress.take(chunk) for chunk in chunks)
+                if gained:
+                    text += gained
+                    yield Emit(step(gained))
+        finally:
+            stream.cancel()
+        yield Emit(step("", progress.reason))
+        return progress.result(text)
+
+    def _relaying_stream(self, call: Call) -> Coroutine[Result]:
+        text = ""
+        progress = _Progress(self._clock)
+        stream = self.pool.stream(_streamed(call))
+        try:
+            while chunks := (yield Search(stream.next, remote=True)):
+                for chunk in chunks:
+                    text += progress.take(chunk)
+                    if chunk.pieces:
+                        yield Emit(Relayed(chunk.pieces))
+        finally:
+            stream.cancel()
+        return progress.result(text)
+
+    def _relaying_whole(self, call: Call, choices: int) -> Coroutine[Result]:
+        progress = _Progress(self._clock)
+        calls = self.pool.begin([call])
+        try:
+            answered = yield Search(calls.next, remote=True)
+            chunk = self._whole(answered.answer(), choices)
+        finally:
+            calls.cancel()
+        text = progress.take(chunk)
+        yield Emit(Relayed(chunk.pieces, whole=True))
+        return progress.result(text, streamed=False)
+
+    def _whole(self, answer: Any, choices: int) -> Chunk:
+        try:
+            return read_answer(answer, choices)
+        except CallError as error:
+            raise UpstreamError(self.pool.name, error.reason, status=error.status) from None
+
+
+class _Progress:
+    """What is known of a text while it comes.
+
+    Args:
+        clock: seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._began = self._last = clock()
+        self._first: float | None = None
+        self._pieces = 0
+        self._counted = Counted()
+        self.reason = "stop"
+
+    def take(self, chunk: Chunk) -> str:
+        """Another chunk; what the first choice gains by it."""
+        self._counted = chunk.counted or self._counted
+        gained = ""
+        for piece in chunk.pieces:
+            self._pieces += piece.is_content and not piece.finish_reason
+            if piece.index == 0:
+                gained += piece.text
+                self.reason = piece.finish_reason or self.reason
+        if chunk.is_content and self._first is None:
+            self._first = self._clock()
+        return gained
+
+    def lap(self) -> float:
+        """Seconds since it was asked for the last time."""
+        last, self._last = self._last, self._clock()
+        return self._last - last
+
+    def result(self, text: str, *, streamed: bool = True) -> Result:
+        """The text with what the endpoint has counted; a piece is a token where it does not.
+
+        Args:
+            streamed: the first token was seen as it came; else only the whole time is known.
+        """
+        now, counted = self._clock(), self._counted
+        first = now if self._first is None or not streamed else self._first
+        completion = self._pieces if counted.completion is None else counted.completion
+        usage = Usage(counted.prompt or 0, counted.cached or 0, completion, 0, {}, {})
+        reason = as_finish_reason(self.reason)
+        return Result(text, (), reason, usage, Timing(first - self._began, now - first))
+
+
+def _streamed(call: Call) -> Call:
+    return Call(call.path, {**(call.body or {}), "stream": True, "stream_options": {"include_usage": True}})
+
+
+def _is_tokens(prompt: Prompt) -> bool:
+    return bool(prompt) and isinstance(prompt[0], int)

@@ -1,0 +1,167 @@
+"""Plain chat and plain completions through a gateway: the request is passed on as it is, the answer as it comes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from specrag.errors import InputError
+from specrag.methods.base import Plan
+from specrag.methods.decoding import DecodingMethod
+from specrag.methods.remote import Relayed
+from specrag.models.endpoint.chunks import Piece
+from specrag.models.endpoint.connection import Call
+from specrag.serving.openai.answering import Answering, Ended, respond
+from specrag.serving.openai.logprobs import TokenNames
+from specrag.serving.openai.planning import Planner
+from specrag.serving.openai.schemas import ChatCompletionRequest, CompletionRequest, GenerationBody
+from specrag.serving.openai.writing import AnswerWriter
+from specrag.speculation.decode import Step
+
+#: Fields that are the gateway's own business, or tell who asks.
+_KEPT = {
+    "model",
+    "specrag",
+    "stream",
+    "stream_options",
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+}
+
+
+def is_relayed(body: GenerationBody, planner: Planner) -> bool:
+    """Whether an upstream answers by itself.
+
+    Raises:
+        InputError: the method that the body names cannot be had through upstreams.
+    """
+    if planner.model.remote is None:
+        return False
+    return isinstance(planner.method(body), DecodingMethod) and body.wish.kb is None
+
+
+def refuse_forms(body: ChatCompletionRequest) -> None:
+    """Refuse what only plain chat passes on.
+
+    Raises:
+        InputError: the body asks for it.
+    """
+    formed = body.response_format is not None and body.response_format.type != "text"
+    asked = {
+        "response_format": formed,
+        "logprobs": bool(body.logprobs),
+        "tool_choice": body.tool_choice not in (None, "none", "auto"),
+        "tools": bool(body.tools) and body.wish.kb is None,
+    }
+    for field, is_asked in asked.items():
+        if is_asked:
+            remedy = "leave it out; through upstreams only plain /v1/chat/completions passes it on"
+            raise InputError(field, "a value", remedy)
+
+
+async def relay(
+    request: Request, body: ChatCompletionRequest | CompletionRequest, planner: Planner, arrived: float
+) -> Response:
+    """Answer by an upstream alone."""
+    remote = planner.model.remote
+    assert remote is not None  # as is_relayed has found
+    choices = _choices(body)
+    planner.check_choices(choices)
+    chat = isinstance(body, ChatCompletionRequest)
+    call = Call("/chat/completions" if chat else "/completions", _forwarded(body, planner))
+    stream = bool(body.stream)
+    plan = Plan(partial(remote.relaying, call, choices, stream=stream), 0)
+    service, method = planner.service, planner.method(body).name
+    said = partial(_said, body)
+    answering = Answering(service, planner.model, method, [plan], said, arrived, body.wish.deadline)
+    return await respond(request, answering, _RelayWriter(body, answering, chat=chat), stream=stream)
+
+
+def _choices(body: ChatCompletionRequest | CompletionRequest) -> int:
+    choices = body.n or 1
+    if isinstance(body, ChatCompletionRequest) or isinstance(body.prompt, str):
+        return choices
+    return choices if isinstance(body.prompt[0], int) else choices * len(body.prompt)
+
+
+def _said(body: ChatCompletionRequest | CompletionRequest) -> str:
+    dumped = body.model_dump(mode="json", exclude_none=True)
+    return json.dumps(dumped.get("messages", dumped.get("prompt")), ensure_ascii=False)
+
+
+def _forwarded(body: ChatCompletionRequest | CompletionRequest, planner: Planner) -> dict[str, Any]:
+    """The fields that a client has set, within the server's limits."""
+    dumped = body.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude=_KEPT)
+    fields = {name: value for name, value in dumped.items() if value is not None}
+    most = planner.service.settings.max_output_tokens
+    if most is not None:
+        name = "max_completion_tokens" if "max_completion_tokens" in fields else "max_tokens"
+        fields[name] = min(fields.get(name, most), most)
+    return fields
+
+
+class _RelayWriter(AnswerWriter):
+    """Passes an upstream's answer on under the gateway's own head.
+
+    Args:
+        body: of the request.
+        answering: runs it.
+        chat: whether it is a chat completion.
+    """
+
+    def __init__(
+        self, body: ChatCompletionRequest | CompletionRequest, answering: Answering, *, chat: bool
+    ) -> None:
+        prefix = "chatcmpl" if chat else "cmpl"
+        objects = (
+            ("chat.completion", "chat.completion.chunk") if chat else ("text_completion", "text_completion")
+        )
+        super().__init__(body, answering, TokenNames(None), body.model, prefix, objects)
+
+    async def whole(self) -> dict[str, Any]:
+        """The answer in one piece."""
+        await self.answering.enter()
+        choices: list[dict[str, Any]] = []
+        async with aclosing(self.answering.emissions()) as emissions:  # type: ignore[type-var]
+            async for emission in emissions:
+                if isinstance(emission.value, Relayed):
+                    choices = [_choice(piece) for piece in emission.value.pieces]
+        return self.whole_of(sorted(choices, key=lambda choice: int(choice["index"])))
+
+    async def chunks(self) -> AsyncIterator[dict[str, Any]]:
+        """The answer as it comes. The chunk that ends the first choice waits for the counts of tokens."""
+        teller = self.answering.teller()
+        last: dict[str, Any] | None = None
+        async with aclosing(self.answering.emissions()) as emissions:  # type: ignore[type-var]
+            async for value in (emission.value async for emission in emissions):
+                if isinstance(value, Ended):
+                    if last is not None:
+                        yield self.chunk_of(last, self.done(0))
+                    continue
+                for piece in value.pieces:
+                    if piece.finish_reason and not piece.index:
+                        last = _choice(piece)
+                        continue
+                    step = Step((), piece.text, {}, 0, 0.0)
+                    event = teller.describe(step) if self.tells_events and piece.text else None
+                    yield self.chunk_of(_choice(piece), event)
+        for chunk in self.usage_chunks():
+            yield chunk
+
+
+def _choice(piece: Piece) -> dict[str, Any]:
+    return {
+        "index": piece.index,
+        **piece.fields,
+        "logprobs": piece.log_probs,
+        "finish_reason": piece.finish_reason,
+    }

@@ -1,0 +1,172 @@
+"""The pools of a gateway: made of settings, watched, shown at ``/readyz`` and in ``/metrics``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from specrag.engine.executor import Executor
+from specrag.errors import InputError
+from specrag.methods.base import Method, Needs
+from specrag.methods.remote import RemoteModel
+from specrag.models.endpoint import Address, Pool, PooledEndpoint, ReplicaSettings
+from specrag.models.endpoint.pool import Replica
+
+if TYPE_CHECKING:
+    from specrag.models.tokenizer import Tokenizer
+    from specrag.serving.settings import Upstream
+
+
+class Upstreams:
+    """The endpoints that a server answers by.
+
+    Args:
+        rows: of the settings; those of one name are one pool.
+
+    Attributes:
+        executor: runs the coroutines of all requests.
+        pools: by name.
+        roles: of the pools, by name.
+    """
+
+    def __init__(self, rows: Sequence[Upstream]) -> None:
+        self.executor = Executor()
+        self.roles = {row.name: row.role for row in rows}
+        self._rows = {name: [row for row in rows if row.name == name] for name in self.roles}
+        self.pools = {name: _pool(name, own) for name, own in self._rows.items()}
+        self._endpoints: dict[str, PooledEndpoint] = {}
+        self._models: dict[str, RemoteModel] = {}
+
+    def connect(self) -> None:
+        """Ask every replica for its models, and watch them from now on; takes seconds where one does not answer.
+
+        Raises:
+            SpecragError: a tokenizer cannot be loaded.
+        """
+        for name, pool in self.pools.items():
+            first = self._rows[name][0]
+            tokenizer = _tokenizer(first.tokenizer)
+            self._endpoints[name] = PooledEndpoint(pool, tokenizer, first.context_length)
+            self._models[name] = RemoteModel(
+                pool,
+                self.executor,
+                tokenizer=tokenizer,
+                context_length=first.context_length,
+                clock=self.executor.clock,
+            )
+            pool.connect()
+
+    def close(self) -> None:
+        """End everything under way."""
+        self.executor.close()
+        for pool in self.pools.values():
+            pool.close()
+
+    @property
+    def names(self) -> list[str]:
+        """Of those that write answers."""
+        return [name for name, role in self.roles.items() if role == "generator"]
+
+    def model(self, name: str) -> RemoteModel:
+        """One that writes answers."""
+        return self._models[name]
+
+    def drafter(self, name: str) -> PooledEndpoint:
+        """Who writes drafts for a generator: the drafter, or itself."""
+        return self._endpoints[self._of_role("drafter", name)]
+
+    def verifier(self, name: str) -> PooledEndpoint:
+        """Who scores them: the verifier, or the generator itself."""
+        return self._endpoints[self._of_role("verifier", name)]
+
+    def _of_role(self, role: str, otherwise: str) -> str:
+        return next((name for name, its in self.roles.items() if its == role), otherwise)
+
+    # -- how they are -----------------------------------------------------------------------------------------
+
+    def reason(self) -> str | None:
+        """Why no answer can be written; ``None`` where some generator has a replica that is well."""
+        if any(self.pools[name].healthy for name in self.names):
+            return None
+        return "no generator has a replica that answers"
+
+    def report(self) -> dict[str, Any]:
+        """Each pool for the operator; without addresses."""
+        return {
+            name: {
+                "role": self.roles[name],
+                "replicas": len(pool.replicas),
+                "healthy": pool.healthy,
+                "reasons": pool.reasons,
+            }
+            for name, pool in self.pools.items()
+        }
+
+    def collect(self) -> Iterator[Metric]:
+        """Figures of each replica for Prometheus: a collector of its registry."""
+        labels = ["upstream", "replica"]
+        gauges: Mapping[tuple[str, str], Callable[[Replica], float]] = {
+            ("healthy", "1 while the replica is not left out."): lambda each: not each.breaker.is_open,
+            ("outstanding_tokens", "Of its calls under way."): lambda each: each.outstanding,
+        }
+        counters: Mapping[tuple[str, str], Callable[[Replica], float]] = {
+            ("requests", "Calls that were made."): lambda each: each.calls,
+            ("failures", "Calls that have failed."): lambda each: each.failed,
+        }
+        for (name, help_text), read in gauges.items():
+            gauge = GaugeMetricFamily(f"specrag_upstream_{name}", help_text, labels=labels)
+            self._fill(gauge, read)
+            yield gauge
+        for (name, help_text), read in counters.items():
+            counter = CounterMetricFamily(f"specrag_upstream_{name}", help_text, labels=labels)
+            self._fill(counter, read)
+            yield counter
+        retries = CounterMetricFamily(
+            "specrag_upstream_retries", "Calls that were made again.", labels=["upstream"]
+        )
+        for name, pool in self.pools.items():
+            retries.add_metric([name], pool.retries)
+        yield retries
+
+    def _fill(
+        self, family: GaugeMetricFamily | CounterMetricFamily, read: Callable[[Replica], float]
+    ) -> None:
+        for name, pool in self.pools.items():
+            for replica in pool.replicas:
+                family.add_metric([name, str(replica.number)], float(read(replica)))
+
+
+def refuse_sessions(method: type[Method], field: str) -> None:
+    """Refuse a method that decodes in the engine's own sessions, which no endpoint has.
+
+    Raises:
+        InputError: it does.
+    """
+    if Needs.SESSIONS in method.needs:
+        remedy = (
+            f"{method.name} works inside the engine: install it there (docs/vllm.md); "
+            "through upstreams there are plain, standard-rag and speculative-rag"
+        )
+        raise InputError(field, method.name, remedy)
+
+
+def _pool(name: str, rows: Sequence[Upstream]) -> Pool:
+    replicas = [
+        ReplicaSettings(
+            Address(url, row.secret(), silence_seconds=row.silence_seconds), row.weight, row.model
+        )
+        for row in rows
+        for url in row.urls
+    ]
+    return Pool(name, replicas)
+
+
+def _tokenizer(model: str | None) -> Tokenizer | None:
+    if model is None:
+        return None
+    from specrag.models.catalog import resolve
+    from specrag.models.tokenizer import Tokenizer as Loaded
+
+    return Loaded(resolve(model))
