@@ -119,3 +119,9 @@ def test_grades_and_probabilities_are_one_a_node() -> None:
         DraftTree((1, 2), (-1, 0), ("a", "a"), (1,))
     with pytest.raises(InputError, match="draft_probs"):
         DraftTree((1, 2), (-1, 0), ("a", "a"), draft_probs=(np.ones(3),))
+
+
+def test_the_trunk_is_the_chain_of_first_guesses() -> None:
+    tree = DraftTree((5, 6, 7, 8, 9), (ROOT, ROOT, 0, 1, 2), ("a", "b", "c", "d", "e"))
+    assert tree.trunk() == DraftTree((5, 7, 9), (ROOT, 0, 1), ("a", "c", "e"))
+    assert DraftTree().trunk() == DraftTree()

@@ -167,17 +167,19 @@ def decode(
     reading = clock() - last if watch is None else 0.0
     while True:
         began = clock()
-        # Behind a prompt whose end is in this round's pass: nothing is guessed, and its time says nothing of a round's.
+        # The prompt's end is in this round's pass, whose time says nothing of a round's. Its rows are many, and a chain
+        # of guesses behind them is read as they are.
         joined = len(session.pending) > 1
         room = session.model.context_length - len(session)
         # The bonus token needs no guess: a path beyond what may still come would be wasted.
         depth = max(min(left - 1, room), 0)
         budget = schedule.budget(runs_passes=drafter.runs_passes)  # asked in every round, whatever may come
-        budget = budget if depth and not joined else 0
+        budget = budget if depth else 0
         proposed, read_before = EMPTY, 0.0 if watch is None else watch.seconds
         if budget or rule.needs.opinions:
             proposed = yield from drafter.propose(session, budget, depth)
         tree = schedule.choose(proposed, len(session))
+        tree = tree.trunk() if joined else tree
         asked, read = clock(), 0.0 if watch is None else watch.seconds - read_before
         reading += read
         rows = yield from session.score(tree, target.outputs)

@@ -113,6 +113,15 @@ class DraftTree:
         """The child of ``node`` that holds ``token``, if there is one."""
         return self._children.get((node, token))
 
+    def trunk(self) -> DraftTree:
+        """The first guess, its first child, and so on."""
+        nodes, newest = [], ROOT
+        for node, parent in enumerate(self.parents):
+            if parent == newest:
+                nodes.append(node)
+                newest = node
+        return self.kept(nodes)
+
     def kept(self, nodes: Sequence[int]) -> DraftTree:
         """The tree of these nodes alone, in ascending order; every node's parent must be among them."""
         if len(nodes) == len(self.tokens):
