@@ -145,10 +145,13 @@ def refuse_sessions(method: type[Method], field: str) -> None:
         InputError: it does.
     """
     if Needs.SESSIONS in method.needs:
-        remedy = (
-            f"{method.name} works inside the engine: install it there (docs/vllm.md); "
-            "through upstreams there are plain, standard-rag and speculative-rag"
+        beyond_tokens = Needs.RETRIEVER | Needs.DATASTORE | Needs.CONTEXT
+        way = (
+            "decodes in sessions of a model on this machine: serve one without upstreams"
+            if method.needs & beyond_tokens
+            else "works inside the engine: install its drafter there (docs/vllm.md)"
         )
+        remedy = f"{method.name} {way}; through upstreams there are plain, standard-rag and speculative-rag"
         raise InputError(field, method.name, remedy)
 
 
