@@ -9,8 +9,10 @@ import re
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +20,8 @@ import pytest
 import specrag as package
 from specrag.cli import main as frame
 from specrag.cli import render
+from specrag.cli.resources import LocalResources
+from specrag.cli.values import ModelValues
 from specrag.errors import InputError
 from specrag.methods.resources import SharedMethods
 from specrag.request import Result, Timing, Usage
@@ -132,6 +136,7 @@ class Recorder:
     options: dict[str, Any] = field(default_factory=dict)
     shared: SharedMethods = field(default_factory=SharedMethods)
     context_length: int = 100
+    loaded: Any = field(default_factory=lambda: SimpleNamespace(batch_invariant=False))
 
     def load(self, name: str, **options: Any) -> Recorder:
         self.loading = {"name": name, **options}
@@ -325,3 +330,17 @@ def test_status_tells_of_speculation(capsys: pytest.CaptureFixture[str]) -> None
     assert "30 tokens, 15.0 tokens/s; prefill 0.50 s, decoding 2.00 s" in shown
     assert "2.50 tokens a pass, 18 of 40 guesses accepted" in shown
     assert shown.count("\n") == 1
+
+
+def test_a_chat_reads_only_what_is_new(smollm2: Path) -> None:
+    """Where a prompt found gives the bits of one that is read anew."""
+    with ExitStack() as opened:
+        llm = LocalResources("smollm2-135m", ModelValues(batch_invariant=True), opened).llm
+        first = llm.generate(PROMPT, max_tokens=8, method="plain")
+        turns = [
+            {"role": "user", "content": PROMPT},
+            {"role": "assistant", "content": first.text},
+            {"role": "user", "content": "Go on."},
+        ]
+        usage = llm.generate(turns, max_tokens=2, method="plain").usage
+    assert usage.cached_tokens >= first.usage.prompt_tokens

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 #: Seconds of loading after which a command tells how the next one can do without.
 _LONG = 10.0
 
+#: Bytes for keys and values of a chat's earlier turns.
+_KEPT = 512 * 2**20
+
 
 class LocalResources(OpenResources):
     """Loads the model when a method asks for it, and opens whatever an option names.
@@ -134,6 +137,10 @@ class LocalResources(OpenResources):
                 kv_dtype=values.kv_dtype,
                 progress=sys.stderr.isatty(),
             )
+        if (
+            llm.loaded.batch_invariant
+        ):  # else a text behind a kept prompt may differ from one behind a prompt read anew
+            llm.prefixes.limit_bytes = _KEPT
         if sys.stderr.isatty() and not llm.loaded.batch_invariant:
             sys.stderr.write(f"note: {llm.loaded.exactness}\n")
         took = self.clock() - began

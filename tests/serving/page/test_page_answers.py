@@ -109,6 +109,18 @@ def test_the_timeline_grows_while_the_answer_comes(visit: Callable[..., Visit]) 
     assert len(set(running)) >= 4
 
 
+def test_a_prompt_that_was_read_before_is_told(visit: Callable[..., Visit]) -> None:
+    first, again = visit(), visit()
+    for here in (first, again):
+        here.choose("plain", max_tokens="4")
+        here.ask("Which river did the first steamboat of Robert Fulton sail?")
+    told = again.page.locator(".figures").text_content() or ""
+    found = re.search(r"Prompt tokens known([\d,]+) of ([\d,]+)", told)
+    assert found is not None, told
+    known, whole = (int(number.replace(",", "")) for number in found.groups())
+    assert whole - known < 3
+
+
 def test_two_methods_one_after_the_other(visit: Callable[..., Visit]) -> None:
     here = visit()
     page = here.page

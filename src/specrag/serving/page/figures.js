@@ -28,6 +28,7 @@ export function figureItems(run) {
   const tokens = told.completion_tokens ?? run.tokens;
   const items = [
     ["First token after", seconds(run.wait)],
+    ...(told.cached_tokens ? [["Prompt tokens known", `${count(told.cached_tokens)} of ${count(told.prompt_tokens)}`]] : []),
     ["Tokens", tokens ? count(tokens) : "–"],
     ["Drafts accepted", drafted ? percent(accepted / drafted) : "–"],
     ["Tokens a pass (MAT)", figure(told.mat ?? (run.passes ? run.tokens / run.passes : NaN))],
