@@ -32,6 +32,8 @@ class Answered:
         sent: when the request was, by ``time.perf_counter``.
         first, total: seconds from then to the first text, and to the end.
         passes, drafted, accepted: where the server tells; else None.
+        prompt_tokens: as the server counts them.
+        cached_tokens: those of them that it had read before; 0 where it does not tell.
     """
 
     text: str
@@ -42,6 +44,8 @@ class Answered:
     passes: int | None = None
     drafted: int | None = None
     accepted: int | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
 
     def until(self, moment: float) -> float:
         """Tokens that had come by then, if they came evenly."""
@@ -102,10 +106,41 @@ def ask(port: int, body: Mapping[str, Any]) -> Answered:
         ours.get("passes"),
         ours.get("drafted"),
         ours.get("accepted"),
+        usage["prompt_tokens"],
+        (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What clients side by side have heard.
+
+    Attributes:
+        answers: by request.
+        started, ended: from the start until a client finds no more requests, by ``time.perf_counter``.
+    """
+
+    answers: Sequence[Answered]
+    started: float
+    ended: float
+
+    @property
+    def tokens(self) -> int:
+        """That had come until the end. Of an answer that comes later, taken to come evenly, a part is counted."""
+        return round(sum(answer.until(self.ended) for answer in self.answers))
+
+
 def run_clients(port: int, clients: int, requests: Sequence[Mapping[str, Any]]) -> Outcome:
+    """What :func:`answers_of` gives as one outcome.
+
+    Returns:
+        Tokens, and the seconds in which they came: from the start until a client finds no more requests, since the
+        last answers have the server with fewer and fewer clients. Output and times are those of all answers.
+    """
+    return _outcome(answers_of(port, clients, requests))
+
+
+def answers_of(port: int, clients: int, requests: Sequence[Mapping[str, Any]]) -> Run:
     """Run clients side by side; each takes the next request when it has its answer, the first ones at the same moment.
 
     Args:
@@ -113,10 +148,8 @@ def run_clients(port: int, clients: int, requests: Sequence[Mapping[str, Any]]) 
         clients: their number.
         requests: at least as many.
 
-    Returns:
-        Tokens, and the seconds in which they came: from the start until a client finds no more requests, since the
-        last answers have the server with fewer and fewer clients. Of an answer that comes later the tokens until then
-        are counted, taken to come evenly. Output and times are those of all answers.
+    Raises:
+        SpecragError: the server refused a request, or a stream ended early.
     """
     together = threading.Barrier(clients + 1)
     left = deque(enumerate(requests))
@@ -139,18 +172,18 @@ def run_clients(port: int, clients: int, requests: Sequence[Mapping[str, Any]]) 
         started = time.perf_counter()
         for future in running:
             future.result()
-    return _outcome([answers[number] for number in range(len(requests))], started, min(idle))
+    return Run([answers[number] for number in range(len(requests))], started, min(idle))
 
 
-def _outcome(answers: Sequence[Answered], started: float, ended: float) -> Outcome:
+def _outcome(run: Run) -> Outcome:
+    answers, tokens = run.answers, run.tokens
     firsts = [1e3 * answer.first for answer in answers]
     texts = hashlib.sha256(json.dumps([answer.text for answer in answers]).encode()).hexdigest()
-    tokens = round(sum(answer.until(ended) for answer in answers))
     passes = _sum([answer.passes for answer in answers])
     share = tokens / max(sum(answer.tokens for answer in answers), 1)
     return Outcome(
         tokens=tokens,
-        seconds=ended - started,
+        seconds=run.ended - run.started,
         output=texts,
         passes=None if passes is None else round(passes * share),
         drafted=_sum([answer.drafted for answer in answers]),

@@ -1,0 +1,225 @@
+"""Answers from five passages over HTTP: specrag, and vLLM at its best, by draw and number of clients.
+
+``SPECRAG_VLLM_PYTHON=build/vllm/bin/python python -m benchmarks.rag OUT --data FOLDER [--model NAME]``
+
+All servers get the same prompts, in the order of the passages' scores, and may keep what they have read. Every server
+is a process of its own, and all but the one that is measured are stopped. Each answer is recorded in
+``OUT/answers.jsonl`` as a round ends, so that a bench that was stopped goes on with the next round; what servers had
+read before is then read anew. With ``--rounds 0`` the records are only counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from benchmarks.rag.questions import Draw, RagQuestion, drawn, load
+from benchmarks.server.clients import Answered, answers_of
+from benchmarks.server.subjects import (
+    ADAPTIVE,
+    PLAIN,
+    VLLM,
+    VLLM_SUFFIX,
+    VLLM_VARIABLE,
+    ServerProcess,
+    our_server,
+    vllm_methods,
+    vllm_server,
+)
+from specrag.bench.load import ProcessorLoad
+from specrag.bench.metrics import contains_answer
+from specrag.bench.statistics import PairedTimes, overall_speedup
+from specrag.models.catalog import resolve
+
+OURS = (PLAIN, ADAPTIVE)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What is measured side by side: how questions are drawn, and how many clients ask at once."""
+
+    draw: Draw
+    clients: int
+
+
+def main() -> None:
+    """Measure the rounds that have no record yet, then print the table."""
+    given = _arguments()
+    given.out.mkdir(parents=True, exist_ok=True)
+    records = given.out / "answers.jsonl"
+    setting = {"model": given.model, "new": given.new, "each": given.each}
+    if given.rounds:
+        with records.open("a", encoding="utf-8") as file:
+            for answers in measure(given, setting, _read(records)):
+                file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in answers)
+                file.flush()
+    sys.stdout.write(table([record for record in _read(records) if record["setting"] == setting]))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--data", type=Path, help="folder with the passages and the questions")
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--draws", nargs="+", default=["uniform", "zipf"], choices=("uniform", "zipf"))
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 8, 16])
+    parser.add_argument("--methods", nargs="+", default=[*OURS, VLLM, VLLM_SUFFIX])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--each", type=int, default=4, help="prompts of each client in a round")
+    parser.add_argument("--new", type=int, default=64, help="most tokens of an answer")
+    return parser.parse_args()
+
+
+def measure(
+    given: argparse.Namespace, setting: Mapping[str, Any], known: Sequence[Mapping[str, Any]]
+) -> Iterator[list[dict[str, Any]]]:
+    """The records of each round that has none, a method after the other."""
+    done = {
+        (one["draw"], one["clients"], one["round"], one["method"])
+        for one in known
+        if one["setting"] == setting
+    }
+    methods = [one for one in given.methods if one in OURS or one in vllm_methods()]
+    load_of_others = ProcessorLoad()
+    with contextlib.ExitStack() as stack:
+        servers: dict[str, ServerProcess] = {}
+        for number, cell, asked in rounds(given, load(given.data)):
+            turn = number % len(methods)
+            for method in (*methods[turn:], *methods[:turn]):
+                if (cell.draw, cell.clients, number, method) in done:
+                    continue
+                if method not in servers:
+                    servers[method] = stack.enter_context(_server(given.model, method))
+                load_of_others.other_share()
+                bodies = [_body(method, given, question) for question in asked]
+                with servers[method].awake() as port:
+                    run = answers_of(port, cell.clients, bodies)
+                told = {
+                    "setting": setting,
+                    "draw": cell.draw,
+                    "clients": cell.clients,
+                    "round": number,
+                    "method": method,
+                    "tokens_per_second": run.tokens / (run.ended - run.started),
+                    "other_cpu": load_of_others.other_share(),
+                }
+                yield [
+                    {**told, **_record(place, question, answer)}
+                    for place, (question, answer) in enumerate(zip(asked, run.answers, strict=True))
+                ]
+
+
+def rounds(
+    given: argparse.Namespace, questions: Sequence[RagQuestion]
+) -> Iterator[tuple[int, Cell, list[RagQuestion]]]:
+    """All rounds of all cells; a draw goes on over them, so that what is asked again may have been read."""
+    streams = {draw: drawn(list(questions), draw) for draw in given.draws}
+    for number in range(given.rounds):
+        for draw in given.draws:
+            for clients in given.clients:
+                yield number, Cell(draw, clients), list(islice(streams[draw], clients * given.each))
+
+
+def _server(model: str, method: str) -> ServerProcess:
+    if method in OURS:  # each keeps its own prompts
+        return our_server(model, "cpu")
+    words = ["--enable-prefix-caching"]
+    return vllm_server(os.environ[VLLM_VARIABLE], resolve(model).folder, method, words=words)
+
+
+def _body(method: str, given: argparse.Namespace, question: RagQuestion) -> dict[str, Any]:
+    body = {"messages": list(question.messages), "max_tokens": given.new, "temperature": 0}
+    if method in OURS:
+        return {**body, "model": given.model, "specrag": {"method": method}}
+    return {**body, "model": "model"}
+
+
+def _record(place: int, question: RagQuestion, answer: Answered) -> dict[str, Any]:
+    return {
+        "place": place,
+        "id": question.identifier,
+        "first": answer.first,
+        "total": answer.total,
+        "tokens": answer.tokens,
+        "prompt_tokens": answer.prompt_tokens,
+        "cached_tokens": answer.cached_tokens,
+        "text": answer.text,
+        "right": contains_answer(answer.text, question.answers),
+    }
+
+
+def table(records: Iterable[Mapping[str, Any]]) -> str:
+    """A line for each draw, number of clients and method; times are compared with vLLM's, question by question."""
+    cells: dict[Cell, dict[str, dict[tuple[int, int], Mapping[str, Any]]]] = defaultdict(
+        lambda: defaultdict(dict)
+    )
+    for one in records:
+        cells[Cell(one["draw"], one["clients"])][one["method"]][one["round"], one["place"]] = one
+    heads = ["draw", "clients", "method", "n", "first, median / p95, s", "whole, median / p95, s"]
+    heads += ["of vLLM's time", "tokens/s", "prompt known", "right"]
+    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+    for cell, methods in cells.items():
+        for method, found in methods.items():
+            compared = _ratio(found, methods.get(VLLM, {}))
+            row = [cell.draw, str(cell.clients), method, *_times(found), compared, *_shares(found)]
+            lines.append(f"| {' | '.join(row)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _times(found: Mapping[tuple[int, int], Mapping[str, Any]]) -> list[str]:
+    rows = list(found.values())
+    return [
+        str(len(rows)),
+        _spread([one["first"] for one in rows]),
+        _spread([one["total"] for one in rows]),
+    ]
+
+
+def _shares(found: Mapping[tuple[int, int], Mapping[str, Any]]) -> list[str]:
+    rows = list(found.values())
+    read = sum(one["prompt_tokens"] for one in rows)
+    rates = {number: one["tokens_per_second"] for (number, _), one in found.items()}
+    return [
+        f"{median(rates.values()):.1f}",
+        f"{sum(one['cached_tokens'] for one in rows) / max(read, 1):.0%}",
+        f"{sum(one['right'] for one in rows) / len(rows):.0%}",
+    ]
+
+
+def _spread(seconds: Sequence[float]) -> str:
+    return f"{median(seconds):.2f} / {np.percentile(seconds, 95):.2f}"
+
+
+def _ratio(own: Mapping[Any, Mapping[str, Any]], theirs: Mapping[Any, Mapping[str, Any]]) -> str:
+    """The time of whole answers beside vLLM's to the same questions, with its 95 % interval."""
+    both = sorted(own.keys() & theirs.keys())
+    if len(both) < 2 or own is theirs:
+        return ""
+    pairs = [PairedTimes((theirs[key]["total"],), (own[key]["total"],)) for key in both]
+    found = overall_speedup(pairs)
+    return f"{1 / found.value:.2f} ({1 / found.high:.2f} to {1 / found.low:.2f})"
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        return []
+    with path.open(encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""``python -m benchmarks.rag``: what is asked, in which order, and the table."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from benchmarks.rag.__main__ import main, rounds, table
+from benchmarks.rag.questions import SETS, RagQuestion, drawn, load
+from benchmarks.server.subjects import PLAIN, VLLM
+from specrag.errors import InputError
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Two questions of each set over seven passages."""
+    passages = [{"id": number, "title": f"T{number}", "text": f"Text {number}."} for number in range(7)]
+    files = {"corpus_wiki_passages": passages}
+    for name in SETS:
+        files[f"corpus_questions_{name}_dev"] = [
+            {
+                "id": f"{name}-{place}",
+                "question": f"What is {place}?",
+                "answers": ["one", "1"],
+                "bm25_top20": [6, 5, 4, 3, 2 + place, 0],
+            }
+            for place in range(2)
+        ]
+    for name, rows in files.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path
+
+
+def questions(count: int) -> list[RagQuestion]:
+    return [RagQuestion(str(number), ("x",), ()) for number in range(count)]
+
+
+def test_a_prompt_holds_the_five_best_passages_in_their_order(data: Path) -> None:
+    found = load(data)
+    assert len(found) == 2 * len(SETS)
+    said = found[0].messages[-1]["content"]
+    places = [said.index(f"[{number}] T{passage}") for number, passage in enumerate((6, 5, 4, 3, 2), 1)]
+    assert places == sorted(places)
+    assert "T0" not in said
+    assert said.endswith("Question: What is 0?")
+    (data / "corpus_questions_nq_dev.jsonl").unlink()
+    with pytest.raises(InputError, match="corpus_questions_nq_dev"):
+        load(data)
+
+
+def test_uniform_questions_come_once_each_before_any_comes_again() -> None:
+    asked = [one.identifier for one in islice(drawn(questions(30), "uniform"), 60)]
+    assert set(asked[:30]) == set(asked[30:]) == {str(number) for number in range(30)}
+
+
+def test_zipf_s_law() -> None:
+    """The most asked of 500 comes in one of 6.8 draws, twice as often as the second, four times as the fourth."""
+    counts = Counter(one.identifier for one in islice(drawn(questions(2000), "zipf"), 20_000))
+    assert len(counts) <= 500
+    often = [count for _, count in counts.most_common(4)]
+    assert often[0] / 20_000 == pytest.approx(1 / 6.79, rel=0.1)
+    assert often[0] / often[1] == pytest.approx(2, rel=0.15)
+    assert often[0] / often[3] == pytest.approx(4, rel=0.25)
+
+
+def test_a_draw_goes_on_over_rounds() -> None:
+    given = argparse.Namespace(rounds=2, draws=["uniform"], clients=[1, 2], each=3)
+    asked = [one.identifier for _, _, part in rounds(given, questions(18)) for one in part]
+    assert len(asked) == len(set(asked)) == 18
+
+
+def test_the_table_compares_answers_to_the_same_questions() -> None:
+    def answer(method: str, place: int, total: float, *, right: bool) -> dict[str, object]:
+        told = {"draw": "zipf", "clients": 4, "round": 0, "method": method, "tokens_per_second": 20.0}
+        read = {"prompt_tokens": 100, "cached_tokens": 25 if method == PLAIN else 0}
+        return {**told, **read, "place": place, "first": total / 2, "total": total, "right": right}
+
+    records = [answer(VLLM, place, 2.0 + place, right=True) for place in range(4)]
+    records += [answer(PLAIN, place, 1.0 + place / 2, right=place < 3) for place in range(5)]
+    lines = table(records).splitlines()
+    assert lines[2] == "| zipf | 4 | vllm | 4 | 1.75 / 2.42 | 3.50 / 4.85 |  | 20.0 | 0% | 100% |"
+    assert lines[3].startswith("| zipf | 4 | plain | 5 | 1.00 / 1.45 | 2.00 / 2.90 | 0.50 (0.50 to 0.50) |")
+    assert lines[3].endswith("| 20.0 | 25% | 60% |")
+
+
+def test_it_asks_a_server_and_goes_on_where_it_was_stopped(
+    smollm2: Path,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = (
+        f"bench {tmp_path / 'out'} --data {data} --draws zipf --clients 2 --methods plain --each 1 --new 4"
+    )
+    records = tmp_path / "out" / "answers.jsonl"
+    monkeypatch.setattr("sys.argv", [*words.split(), "--rounds", "1"])
+    main()
+    first = records.read_text()
+    assert [json.loads(line)["place"] for line in first.splitlines()] == [0, 1]
+    monkeypatch.setattr("sys.argv", [*words.split(), "--rounds", "2"])
+    main()
+    both = records.read_text()
+    assert both.startswith(first)
+    assert [json.loads(line)["round"] for line in both.splitlines()] == [0, 0, 1, 1]
+    assert "| zipf | 2 | plain | 4 |" in capsys.readouterr().out
