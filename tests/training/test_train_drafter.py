@@ -52,7 +52,7 @@ from tests.training.tiny_drafter import (
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 
 SMALL = TuningSettings(
-    held_back=2, rank=4, epochs=3, batch_rows=3, learning_rate=5e-3, evaluations=1, drafts=1, precision="bf16"
+    held_back=2, rank=4, epochs=3, batch_rows=3, learning_rate=5e-3, evaluations=1, drafts=1, precision="fp32"
 )
 
 
