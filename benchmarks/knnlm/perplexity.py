@@ -11,6 +11,7 @@ from benchmarks.knnlm.pictures import BY_DISTANCE, PERPLEXITY
 from benchmarks.knnlm.stores import TEST, Store, Stores
 from benchmarks.passages.subjects import Models
 from specrag.bench.interleave import Row, Trial
+from specrag.bench.machine import half_precision
 from specrag.bench.measurement import Measurement
 from specrag.bench.records import Outcome
 from specrag.bench.suite import BenchContext
@@ -62,7 +63,11 @@ def _told(context: BenchContext, task: str, outcome: Outcome) -> Iterator[Measur
     """For each k what the mixture that was best on one half gives on the other: with one weight, and by distance."""
     plain = outcome.figures[f"{_TOLD} plain"]
     yield context.measurement(
-        task=task, method="plain", n=outcome.tokens, dtype="bf16", extra={"perplexity": plain}
+        task=task,
+        method="plain",
+        n=outcome.tokens,
+        dtype=half_precision(context.device),
+        extra={"perplexity": plain},
     )
     mixtures = [
         Mixture(*json.loads(name.removeprefix(f"{_CHOSEN} ")))
@@ -89,7 +94,12 @@ def _best(
     if best.reach is not None:
         extra["knn_reach"] = best.reach
     return context.measurement(
-        task=task, method=method, baseline="plain", n=outcome.tokens, dtype="bf16", extra=extra
+        task=task,
+        method=method,
+        baseline="plain",
+        n=outcome.tokens,
+        dtype=half_precision(context.device),
+        extra=extra,
     )
 
 

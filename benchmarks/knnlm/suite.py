@@ -30,6 +30,7 @@ from benchmarks.knnlm.subjects import (
 )
 from benchmarks.passages.subjects import Models
 from specrag.bench.interleave import Row, Trial
+from specrag.bench.machine import half_precision
 from specrag.bench.measurement import Measurement
 from specrag.bench.records import Record
 from specrag.bench.suite import BenchContext
@@ -176,7 +177,8 @@ class _Bench:
         self.size = size
         self.models = Models(context.model, context.device)
         # Elsewhere no pass has equal bits, and texts with a decoder may part.
-        invariant = context.device == "cpu"
+        # In fp32 a row has the same neighbours whatever else is in its pass.
+        invariant = context.device == "cpu" and half_precision("cpu") == "bf16"
         self.exact_models = Models(context.model, context.device, batch_invariant=invariant)
         self.stores = Stores(context, self.models)
         self._subjects: dict[tuple[str, int], Subjects] = {}
@@ -207,7 +209,12 @@ class _Bench:
                 for k in self.size.fast_k:
                     task = f"{SPEED}/{store.title}, {index}, k={k}"
                     records = self._measure(task, store, index, k, self.size.fast_methods)
-                    yield from summarise(self.context, records, dtype="bf16", simulated=store.simulated)
+                    yield from summarise(
+                        self.context,
+                        records,
+                        dtype=half_precision(self.context.device),
+                        simulated=store.simulated,
+                    )
 
     def slowed(self) -> Iterator[Measurement]:
         """An index slowed so that R is a given multiple of G."""
@@ -226,7 +233,9 @@ class _Bench:
             task = f"{SLOWED}/R to G {ratio:g}"
             methods = (SEQUENTIAL, BOTH, FIXED, SCHEDULED, UNCAPPED, WEIGHED, ASYNCHRONOUS)
             records = self._measure(task, store, "flat", k, methods, delay=seconds)
-            for entry in summarise(self.context, records, dtype="bf16", simulated=True):
+            for entry in summarise(
+                self.context, records, dtype=half_precision(self.context.device), simulated=True
+            ):
                 yield replace(entry, extra={**entry.extra, "delay_ms": 1e3 * seconds})
 
     def exactness(self) -> Iterator[Measurement]:
@@ -255,7 +264,7 @@ class _Bench:
                         methods = (SEQUENTIAL, *chosen)
                         rows.append(self._row(task, number, store, index, k, methods, options))
                     records = context.measure(task, rows, context.plan(1, warmups=0))
-                    for entry in summarise(context, records, dtype="bf16"):
+                    for entry in summarise(context, records, dtype=half_precision(context.device)):
                         if entry.method != SEQUENTIAL:
                             yield replace(entry, speedup=None, speedup_low=None, speedup_high=None, extra={})
 

@@ -16,6 +16,7 @@ from benchmarks.longcontext.figures import MEMORY
 from benchmarks.longcontext.labels import ADAPTIVE, LC, LOSSLESS, RAG, SMALL, STREAMING
 from benchmarks.longcontext.subjects import Subjects
 from specrag.bench.interleave import Row, Trial
+from specrag.bench.machine import half_precision
 from specrag.bench.measurement import Measurement
 from specrag.bench.memory import peak_memory, run_module
 from specrag.bench.records import Outcome
@@ -50,7 +51,9 @@ def measure(
     ]
     plan = context.plan(1, warmups=0, warm_each_row=False)
     records = context.measure(f"{subjects.name}, {MEMORY}", made, plan)
-    yield from context.summarise(records, baselines=[], dtype="bf16", model=subjects.name, overall=False)
+    yield from context.summarise(
+        records, baselines=[], dtype=half_precision(context.device), model=subjects.name, overall=False
+    )
 
 
 def memory_trial(subjects: Subjects, row: LongRow, part_tokens: int, method: str) -> Trial:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from benchmarks.longcontext.subjects import Subjects
 from specrag.bench.interleave import Row, Trial
+from specrag.bench.machine import half_precision
 from specrag.bench.measurement import Measurement
 from specrag.bench.records import Outcome
 from specrag.bench.suite import BenchContext
@@ -38,7 +39,9 @@ def measure(
     records = context.measure(
         f"{subjects.name}, {PREFILLS}", rows, context.plan(2, warmups=0, warm_each_row=False)
     )
-    yield from context.summarise(records, baselines=[APART], dtype="bf16", model=subjects.name, overall=False)
+    yield from context.summarise(
+        records, baselines=[APART], dtype=half_precision(context.device), model=subjects.name, overall=False
+    )
 
 
 def _trials(subjects: Subjects, length: int, part: int) -> Mapping[str, Trial]:

@@ -14,6 +14,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from specrag.bench.interleave import Row, Trial
+from specrag.bench.machine import half_precision
 from specrag.bench.measurement import Measurement
 from specrag.bench.records import Outcome, Record
 from specrag.bench.suite import BenchContext
@@ -63,7 +64,12 @@ def measure(
     ]
     made = context.measure(SIMULATED, rows, context.plan(1, warmups=0))
     yield from context.summarise(
-        made, baselines=[baseline], dtype="bf16", model="random weights", overall=False, simulated=True
+        made,
+        baselines=[baseline],
+        dtype=half_precision(context.device),
+        model="random weights",
+        overall=False,
+        simulated=True,
     )
 
 
@@ -102,7 +108,12 @@ def random_model(device: str, context_length: int) -> SessionModel:
         weights[f"{name}.mlp.down_proj.weight"] = matrix(_HIDDEN, 1408)
         for part in ("input_layernorm", "post_attention_layernorm"):
             weights[f"{name}.{part}.weight"] = torch.ones(_HIDDEN)
-    return LeanDecoder(config, weights, dtype=torch.bfloat16, device=torch.device(device))
+    return LeanDecoder(
+        config,
+        weights,
+        dtype=torch.bfloat16 if half_precision(device) == "bf16" else torch.float32,
+        device=torch.device(device),
+    )
 
 
 def _trials(model: SessionModel, length: int, tokens: float, labels: tuple[str, str]) -> Mapping[str, Trial]:

@@ -24,6 +24,7 @@ from benchmarks.longcontext.labels import (
     with_eta,
 )
 from specrag.bench.interleave import Trial
+from specrag.bench.machine import half_precision
 from specrag.bench.records import Outcome
 from specrag.engine.outputs import LOGITS
 from specrag.engine.passes import Coroutine, SessionModel
@@ -95,7 +96,7 @@ class Subjects:
         self,
         name: str,
         device: str,
-        dtype: str = "bf16",
+        dtype: str | None = None,
         scoring: Scoring = "dense",
         window: int = 4096,
         judge: Judge | None = None,
@@ -104,7 +105,7 @@ class Subjects:
         self.judge = judge
         self.warm = False  # what compiles at its first call has done so
         self._device = device
-        self._dtype = dtype
+        self._dtype = dtype or half_precision(device)
         self.scoring: Scoring = scoring
         self._window = window
         self._loaded: LanguageModel | None = None

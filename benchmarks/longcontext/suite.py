@@ -38,6 +38,7 @@ from benchmarks.longcontext.labels import (
 from benchmarks.longcontext.subjects import Prepared, Subjects
 from benchmarks.longcontext.upward import without_layers
 from specrag.bench.interleave import Row, Trial
+from specrag.bench.machine import half_precision
 from specrag.bench.measurement import OVERALL, Measurement
 from specrag.bench.records import Record
 from specrag.bench.suite import BenchContext
@@ -437,14 +438,14 @@ class _Bench:
         *,
         baselines: Sequence[str] = (LC,),
         overall: bool = True,
-        dtype: str = "bf16",
+        dtype: str | None = None,
         model: str | None = None,
     ) -> Iterator[Measurement]:
         figures = Figures(records)
         for entry in self.context.summarise(
             records,
             baselines=baselines,
-            dtype=dtype,
+            dtype=dtype or half_precision(self.context.device),
             model=model or self.model,
             overall=overall,
             extra=figures.of,

@@ -11,6 +11,7 @@ import numpy as np
 
 from benchmarks.passages.subjects import BASELINES, PSA, REUSE, VARIANTS, search_figure
 from specrag.bench.bounds import retrieval_ceiling
+from specrag.bench.machine import half_precision
 from specrag.bench.measurement import CEILING, OVERALL, Extra, Measurement
 from specrag.bench.records import Outcome, Record
 from specrag.bench.stride_process import BestStride, best_stride
@@ -34,7 +35,7 @@ def summarise(
         for entry in context.summarise(
             records,
             baselines=BASELINES,
-            dtype="bf16",
+            dtype=half_precision(context.device),
             overall=overall,
             simulated=simulated,
             extra=figures.of,

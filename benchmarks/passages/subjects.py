@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.passages.retrievers import SYNTHETIC, threads_apart
 from specrag.bench.interleave import Trial
+from specrag.bench.machine import half_precision
 from specrag.bench.records import Outcome
 from specrag.methods.ralmspec.iterative import IterativeMethod
 from specrag.methods.ralmspec.sequential import SequentialPipeline
@@ -90,13 +91,16 @@ class Models:
 
     Args:
         name, device: of the model.
-        dtype, batch_invariant: as for :func:`specrag.load`.
+        dtype: by default :func:`~specrag.bench.machine.half_precision`.
+        batch_invariant: as for :func:`specrag.load`.
     """
 
-    def __init__(self, name: str, device: str, dtype: str = "bf16", batch_invariant: bool = False) -> None:
+    def __init__(
+        self, name: str, device: str, dtype: str | None = None, batch_invariant: bool = False
+    ) -> None:
         self._name = name
         self._device = device
-        self._dtype = dtype
+        self._dtype = dtype or half_precision(device)
         self._batch_invariant = batch_invariant
         self._loaded: LanguageModel | None = None
 

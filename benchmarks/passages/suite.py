@@ -47,6 +47,7 @@ from benchmarks.passages.subjects import (
     Subjects,
 )
 from specrag.bench.interleave import Row, Trial
+from specrag.bench.machine import half_precision
 from specrag.bench.measurement import OVERALL, Measurement
 from specrag.bench.records import Record
 from specrag.bench.suite import BenchContext
@@ -240,7 +241,9 @@ class _Bench:
             every += records
             for entry in summarise(self.context, records, overall=True):
                 yield replace(entry, task=f"{name}/{OVERALL}") if entry.task == OVERALL else entry
-        for entry in self.context.summarise(every, baselines=BASELINES, dtype="bf16"):
+        for entry in self.context.summarise(
+            every, baselines=BASELINES, dtype=half_precision(self.context.device)
+        ):
             if entry.task == OVERALL:  # of stores so different only the ratio says something together
                 yield replace(entry, extra={})
 

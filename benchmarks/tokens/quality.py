@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from benchmarks.questions import SAMPLE, PassageQuestion, load_passage_questions
 from specrag.bench.data import find_file, load_spec_bench
 from specrag.bench.interleave import Row, Trial
+from specrag.bench.machine import half_precision
 from specrag.bench.measurement import Measurement
 from specrag.bench.metrics import contains_answer
 from specrag.bench.records import Outcome, Record
@@ -43,7 +44,7 @@ def measure(context: BenchContext, llm: LanguageModel) -> Iterator[Measurement]:
     yield from context.summarise(
         records,
         baselines=["adaptive"],
-        dtype="bf16",
+        dtype=half_precision(context.device),
         overall=False,
         extra=lambda summary: _figures(records, summary.task, summary.method),
     )

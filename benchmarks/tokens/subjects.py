@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from specrag.bench.interleave import Trial
+from specrag.bench.machine import half_precision
 from specrag.bench.records import Outcome
 from specrag.language_model import LanguageModel, load
 from specrag.methods import token_decoders as baselines
@@ -138,7 +139,9 @@ class OurTokens:
         *,
         batch_invariant: bool = False,
     ) -> None:
-        self.llm: LanguageModel = load(name, dtype="bf16", device=device, batch_invariant=batch_invariant)
+        self.llm: LanguageModel = load(
+            name, dtype=half_precision(device), device=device, batch_invariant=batch_invariant
+        )
         self._methods = {label: make() for label, make in methods.items()}
         self._synchronise = torch.cuda.synchronize if device.startswith("cuda") else _nothing
 
@@ -192,7 +195,9 @@ class TheirTokens:
 
         def read(what: str) -> Any:
             folder = resolve(what).folder
-            return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to(device)
+            return AutoModelForCausalLM.from_pretrained(
+                folder, dtype=torch.bfloat16 if half_precision(device) == "bf16" else torch.float32
+            ).to(device)
 
         self._module = read(name)
         self._device = device

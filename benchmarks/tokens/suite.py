@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from benchmarks.tokens import quality, scale
 from specrag.bench.data import SPEC_BENCH_TASKS, Question, find_file, load_spec_bench, load_text
 from specrag.bench.interleave import Row, Trial
+from specrag.bench.machine import half_precision
 from specrag.bench.measurement import OVERALL, Extra, Measurement
 from specrag.bench.plots import speedup_plot
 from specrag.bench.records import Outcome, Record
@@ -92,7 +93,10 @@ class TokensSuite:
         yield from self._measure(context, "methods", prompts, labels, trial)
         if size.parts:
             parts = subjects.OurTokens(
-                context.model, context.device, subjects.ABLATION, batch_invariant=context.device == "cpu"
+                context.model,
+                context.device,
+                subjects.ABLATION,
+                batch_invariant=context.device == "cpu" and half_precision("cpu") == "bf16",
             )
             few = self._prompts(context, ours.llm.encode, _ABLATION_PER_TASK)
             yield from self._measure(context, "ablation", few, tuple(subjects.ABLATION), part, "ablation/")
@@ -156,7 +160,7 @@ class TokensSuite:
         for entry in context.summarise(
             records,
             baselines=["plain", "transformers"],
-            dtype="bf16",
+            dtype=half_precision(context.device),
             extra=lambda summary: figures.of(summary),
         ):
             yield replace(entry, task=prefix + entry.task) if entry.task == OVERALL else entry

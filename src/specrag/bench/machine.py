@@ -78,6 +78,16 @@ class Rates:
     int8_gop_s: float | None
 
 
+def half_precision(device: str) -> str:
+    """What methods are compared in where the precision is not the question: bf16.
+
+    A processor without products of bf16 takes ten times as long for it; there it is fp32.
+    """
+    from specrag.models.linear import PackedLinear
+
+    return "bf16" if device != "cpu" or PackedLinear.available() else "fp32"
+
+
 def describe_machine() -> Machine:
     """Describe this machine as torch sees it now; set its threads first."""
     import torch

@@ -252,6 +252,16 @@ class KeyValueCache:
         # Taken up by the next pass, so that a context of many chunks is allocated once.
         self._reserved = length
 
+    def rows(self, layer: int, first: int, last: int) -> torch.Tensor:
+        """Keys and values of some tokens, ``[2, kv_heads, last - first, head_dim]`` in the model's type."""
+        parts, start = [], 0
+        for run in [*self.runs, *([] if self.own is None else [Run(self.own, self.length - self.base)])]:
+            if start < last and start + run.rows > first:
+                read = run.extent.read(layer, min(last - start, run.rows))
+                parts.append(read[:, :, max(first - start, 0) :])
+            start += run.rows
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+
     def rows_read(self, extent: Extent) -> int:
         """How many rows of somebody else's extent this cache reads."""
         return max((run.rows for run in self.runs if run.extent is extent), default=0)

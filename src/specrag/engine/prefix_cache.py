@@ -65,9 +65,12 @@ class PrefixCache:
         return 0 if best is None else min(best.shared, len(tokens) - 1)
 
     def keep(self, session: Session, tenant: str = "", length: int | None = None) -> None:
-        """Remember a session's first tokens, by default all; it may go on being used."""
+        """Remember a session's first tokens, by default all; it may go on being used.
+
+        Never one with tokens that were pasted: what is found here is what reading would give.
+        """
         tokens = session.tokens[:length]
-        if _nbytes([session]) > self.limit_bytes or len(tokens) < MIN_SHARED_TOKENS:
+        if session.pasted or _nbytes([session]) > self.limit_bytes or len(tokens) < MIN_SHARED_TOKENS:
             return
         for key, (owner, other) in list(self._entries.items()):
             if owner != tenant or other.model is not session.model:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from specrag.engine.outputs import NOTHING, Outputs, Row
 from specrag.engine.passes import Coroutine, Pass, PassReport, Segment, SessionModel
@@ -23,6 +23,14 @@ class Tree(Protocol):
     @property
     def parents(self) -> Sequence[int]:
         """The node that each node follows, -1 for the session's newest token; parents come first."""
+
+
+@runtime_checkable
+class Movable(Protocol):
+    """A model whose keys can be turned to another position."""
+
+    def move(self, source: Any, first: int, last: int, target: Any) -> None:
+        """Append rows ``first`` to ``last`` of one cache to another, keys turned to where they come to stand."""
 
 
 def check_room(model: SessionModel, length: int) -> None:
@@ -50,15 +58,21 @@ class Session:
         model: the model that decodes.
         cache: a cache that already holds the first tokens of ``tokens``; by default a new one.
         tokens: committed tokens, more than ``cache`` holds by at least one unless both are empty.
+        pasted: how many of them have keys and values that were made elsewhere.
 
     Attributes:
         report: of the pass that scored last; ``None`` where whoever ran it does not tell.
+        pasted: tokens whose keys and values were made behind another text (:meth:`paste`): what is decoded behind them
+            is no longer what the model would write.
     """
 
-    def __init__(self, model: SessionModel, cache: Any = None, tokens: Sequence[int] = ()) -> None:
+    def __init__(
+        self, model: SessionModel, cache: Any = None, tokens: Sequence[int] = (), pasted: int = 0
+    ) -> None:
         self.model = model
         self.cache: Any = model.new_cache() if cache is None else cache
         self.tokens = list(tokens)
+        self.pasted = pasted
         self.report: PassReport | None = None
         self._scored: Tree | None = None
 
@@ -109,6 +123,31 @@ class Session:
             rows += yield Pass(self.model, segment, unread=len(fed) - start + leave)
             self.cache.accept(range(len(part)))
         return rows
+
+    def paste(self, source: Session, first: int, last: int) -> Coroutine[None]:
+        """Commit tokens of another session with their keys and values, turned to where they stand here.
+
+        They were computed behind what stood in front of them there, so that this is an approximation. The tokens that
+        are pending are fed first. Ours; the idea is that of Prompt Cache and its followers (Gim et al. 2024).
+
+        Args:
+            source: a session of the same model, whose cache holds these tokens.
+            first, last: the first of them, and the one behind the last.
+
+        Raises:
+            InputError: the model's keys cannot be moved.
+            ContextLengthError: before any work, if the model's context is too short.
+        """
+        if not isinstance(self.model, Movable):
+            raise InputError("reuse", "blocks", "this model's keys cannot be moved; take exact")
+        check_room(self.model, len(self.tokens) + last - first)
+        self._scored = None
+        if pending := self.pending:
+            yield Pass(self.model, Segment(self.cache, pending, None, [NOTHING] * len(pending)), len(pending))
+            self.cache.accept(range(len(pending)))
+        self.model.move(source.cache, first, last, self.cache)
+        self.tokens.extend(source.tokens[first:last])
+        self.pasted += last - first
 
     def score(self, tree: Tree, outputs: Outputs) -> Coroutine[list[Row]]:
         """Feed the pending tokens and a tree of guesses behind them, in one pass.
@@ -187,7 +226,7 @@ class Session:
         if not 0 <= length <= len(self.tokens):
             raise InputError("length", length, f"give 0 to {len(self.tokens)}, the session's length")
         shared = min(self.cache.length, max(length - 1, 0))
-        return Session(self.model, self.cache.fork(shared), self.tokens[:length])
+        return Session(self.model, self.cache.fork(shared), self.tokens[:length], self.pasted)
 
     def close(self) -> None:
         """Release the cache's memory; the session is empty afterwards."""

@@ -142,8 +142,12 @@ def plain_words(text: str) -> str:
 
 
 def _numbered(number: int, passage: Passage) -> str:
-    head = f"[{number}] {passage.title}\n" if passage.title else f"[{number}] "
-    return head + passage.text.strip()
+    return f"[{number}]{passage_block(passage)}"
+
+
+def passage_block(passage: Passage) -> str:
+    """A passage as it stands in a prompt, behind its number."""
+    return f" {passage.title}\n{passage.text.strip()}" if passage.title else f" {passage.text.strip()}"
 
 
 def cut_passage(passage: Passage, words: int) -> Passage:

@@ -110,6 +110,18 @@ class LeanDecoder:
         return KeyValueCache(self._shape, contiguous=self.batch_invariant)
 
     @torch.inference_mode()
+    def move(self, source: KeyValueCache, first: int, last: int, target: KeyValueCache) -> None:
+        """See :class:`~specrag.engine.session.Movable`; computed in float32, rounded once more to the cache's type."""
+        rows, distance = last - first, target.length - first
+        own = target.prepare(rows)
+        start = target.length - target.base
+        for index in range(len(self._layers)):
+            numbers = source.rows(index, first, last)
+            keys = self._rotary.moved(numbers[0], distance)
+            own.write(index, start, torch.stack([keys, numbers[1]]))
+        target.accept(range(rows))
+
+    @torch.inference_mode()
     def forward(self, segments: Sequence[Segment]) -> list[list[Row]]:
         plan = AttentionPlan(segments, self._group, invariant=self.batch_invariant, compiled=self._compiled)
         tokens = torch.tensor([token for segment in segments for token in segment.tokens], device=self.device)

@@ -64,6 +64,17 @@ class Rotary:
         )
         return torch.polar(torch.full_like(angles, self.scaling), angles)
 
+    def moved(self, keys: torch.Tensor, distance: int) -> torch.Tensor:
+        """Keys that were rotated for one position as they are ``distance`` positions later, computed in float32.
+
+        Args:
+            keys: ``[..., head_dim]``.
+        """
+        angles = distance * self.inverse
+        turn = torch.polar(torch.ones_like(angles), angles)
+        pairs = torch.view_as_complex(keys.float().unflatten(-1, (-1, 2)))
+        return torch.view_as_real(pairs * turn).flatten(-2).to(keys.dtype)
+
 
 #: From so many numbers on threads share an operation: below, waking them takes longer.
 SHARED_NUMBERS = 2**16

@@ -1,0 +1,131 @@
+"""Approximate reuse: keys and values of a passage, computed once, alone, and pasted where it is needed.
+
+What is pasted has not seen the passages in front of it, so that the answer is no longer what the model would write: it
+is off by default. A share of each passage is read anew in its place, its first tokens (EPIC, Hu et al. 2024), which is
+what attention leans on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from specrag.engine.passes import Coroutine
+from specrag.engine.session import Session
+from specrag.errors import InputError
+from specrag.methods.prompts import passage_block
+
+if TYPE_CHECKING:
+    from specrag.methods.base import LocalModel
+    from specrag.retrieval.passage import Passage
+
+#: Fewer tokens than this are read, not pasted: a passage's keys and values cost a pass of their own.
+_WORTH_PASTING = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A prompt of which the passages have been pasted.
+
+    Attributes:
+        session: holds the prompt up to the end of the last passage.
+        known: tokens that nobody had to read now.
+    """
+
+    session: Session
+    known: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """A passage in a prompt: tokens ``start`` to ``end``, its number in front of them."""
+
+    start: int
+    end: int
+
+
+def check_reuse(llm: LocalModel) -> None:
+    """Check that a model can keep the keys and values of passages.
+
+    Raises:
+        InputError: it keeps none.
+    """
+    if not llm.prefixes.limit_bytes:
+        raise InputError(
+            "reuse", "blocks", "give the model a prefix cache (prefix_cache_bytes) to keep them in"
+        )
+
+
+def pasting(
+    llm: LocalModel,
+    prompt: Sequence[int],
+    passages: Sequence[Passage],
+    tenant: str,
+    anew: int,
+    whole: int = 0,
+) -> Coroutine[Begun]:
+    """Begin a prompt with its passages' kept keys and values; those that are not known are read alone, and kept.
+
+    Args:
+        prompt: token ids.
+        passages: in the order of the prompt; one that is not found in it word for word is read as usual.
+        tenant: whose they are; nobody else's are found.
+        anew: first tokens of each passage that are read in their place all the same.
+        whole: so many passages in front that are read in their place altogether.
+
+    Raises:
+        ContextLengthError: the prompt does not fit.
+    """
+    head = _head(llm)
+    session = llm.prefixes.start(llm.loaded.model, prompt, tenant)
+    known = len(session)
+    try:
+        for block in _find(llm, prompt, passages)[whole:]:
+            first = block.start + anew
+            if first < len(session) or block.end - first < _WORTH_PASTING:
+                continue
+            alone = [*head, *prompt[block.start : block.end]]
+            source, read = yield from _alone(llm, alone, tenant)
+            yield from session.extend(prompt[len(session) : first])
+            yield from session.paste(source, len(head) + anew, len(alone))
+            source.close()
+            known += 0 if read else block.end - first
+    except BaseException:
+        session.close()
+        raise
+    return Begun(session, known)
+
+
+def _alone(llm: LocalModel, tokens: Sequence[int], tenant: str) -> Coroutine[tuple[Session, bool]]:
+    """A session whose cache holds these tokens, and whether they had to be read."""
+    # With one more token, since the cache never holds a session's newest.
+    wanted = [*tokens, tokens[0]]
+    session = llm.prefixes.start(llm.loaded.model, [*wanted, tokens[0]], tenant)
+    if len(session) == len(wanted):
+        return session, False
+    yield from session.extend(wanted[len(session) :])
+    llm.prefixes.keep(session, tenant)
+    return session, True
+
+
+def _head(llm: LocalModel) -> list[int]:
+    """What every prompt begins with: the template's tokens in front of the first message."""
+    one, other = (llm.encode([{"role": "user", "content": text}]) for text in ("0", "1"))
+    return one[
+        : next(place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1])
+    ]
+
+
+def _find(llm: LocalModel, prompt: Sequence[int], passages: Sequence[Passage]) -> list[_Block]:
+    """Where the passages stand in the prompt, without their last token, which may hold what follows."""
+    found: list[_Block] = []
+    behind = 0
+    for passage in passages:
+        tokens = llm.tokenizer.encode(passage_block(passage), special=False)[:-1]
+        for start in range(behind, len(prompt) - len(tokens) + 1):
+            if prompt[start] == tokens[0] and list(prompt[start : start + len(tokens)]) == tokens:
+                behind = start + len(tokens)
+                found.append(_Block(start, behind))
+                break
+    return found
