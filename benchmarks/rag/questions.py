@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -38,15 +38,16 @@ def load(folder: Path) -> list[RagQuestion]:
     Raises:
         InputError: a file is not there.
     """
-    rows = [
+    rows: list[Mapping[str, Any]] = [
         row
         for name in SETS
         for row in read_json_lines(find_file(folder, f"corpus_questions_{name}_dev.jsonl"))
     ]
+    corpus: Iterable[Mapping[str, Any]] = read_json_lines(find_file(folder, _CORPUS))
     needed = {number for row in rows for number in row["bm25_top20"][:PASSAGES]}
     passages = {
         row["id"]: Passage(row["id"], _CORPUS, row["title"], "", row["text"], {})
-        for row in read_json_lines(find_file(folder, _CORPUS))
+        for row in corpus
         if row["id"] in needed
     }
     return [

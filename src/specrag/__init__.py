@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from specrag.methods.respec import ReSpec
     from specrag.methods.speculative_rag import SpeculativeRAG
     from specrag.methods.standard_rag import StandardRAG
+    from specrag.methods.standard_rag.cascade import Cascade
     from specrag.request import Details, Event, Options, Request, Result, SearchOptions, Sources
     from specrag.retrieval.build import build
     from specrag.retrieval.knowledge_base import KnowledgeBase
@@ -48,6 +49,7 @@ __all__ = [
     "Answerer",
     "Call",
     "Cancelled",
+    "Cascade",
     "ContextLengthError",
     "DeadlineExceeded",
     "DecodingMethod",
@@ -106,6 +108,7 @@ _NAMES = {
     "specrag.methods.respec": ("ReSpec",),
     "specrag.methods.speculative_rag": ("SpeculativeRAG",),
     "specrag.methods.standard_rag": ("StandardRAG",),
+    "specrag.methods.standard_rag.cascade": ("Cascade",),
     "specrag.request": ("Details", "Event", "Options", "Request", "Result", "SearchOptions", "Sources"),
     "specrag.retrieval.build": ("build",),
     "specrag.retrieval.knowledge_base": ("KnowledgeBase",),

@@ -19,7 +19,7 @@ from specrag.methods.base import Decoder, read_prompt
 from specrag.methods.decoding import make_decoder
 from specrag.methods.events import tap_steps
 from specrag.methods.facade import Facade
-from specrag.methods.resources import Resources, SharedMethods
+from specrag.methods.resources import NO_ADAPTER, Resources, SharedMethods
 from specrag.models.loading import LoadedModel, load_model
 from specrag.models.tokenizer import TextStream
 from specrag.request import Options, Prompt, Result, Timing, Usage, check_options
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from specrag.models.roles import TextGenerator, TextScorer
     from specrag.retrieval.knn.datastore import Datastore
     from specrag.speculation.suffix.corpus import SuffixCorpus
-
-#: As the drafter's adapter: the drafter as its model comes.
-NO_ADAPTER = "plain"
 
 _PROMPT_KINDS = "give a text, a list of messages, or a list of token ids"
 

@@ -42,6 +42,7 @@ GIVEN: Mapping[str, dict[str, Any]] = {
         "strategy": "random",
         "adapter": None,
     },
+    "cascade": {"confidence": 1.0},
 }
 NAMES = method_names()
 #: One of each level: tokens, neighbours, a long context, passages, answers.
@@ -182,6 +183,7 @@ class World:
     """All that methods need, and a façade over it that holds nothing between requests."""
 
     llm: LanguageModel
+    small: LanguageModel
     kb: specrag.KnowledgeBase
     store: Datastore
     folder: Path
@@ -199,7 +201,9 @@ class World:
 
     @property
     def facade(self) -> Answerer:
-        given = Resources(self.llm, datastores={"village": self.store}, holds_documents=False)
+        given = Resources(
+            self.llm, drafter=self.small, datastores={"village": self.store}, holds_documents=False
+        )
         return Answerer(given)
 
     def open_sessions(self) -> list[Session]:
@@ -219,13 +223,15 @@ def world(llm: LanguageModel, tmp_path_factory: pytest.TempPathFactory) -> Itera
         born(session, *words, **options)
         sessions.append(session)
 
+    small = specrag.load("smollm2-135m", device="cpu", adapter="smollm2-135m-drafter")
     with (
         pytest.MonkeyPatch.context() as patch,
         specrag.KnowledgeBase.open(build_sample(tmp_path_factory.mktemp("kb") / "kb")) as kb,
         Datastore.open(folder) as store,
     ):
         patch.setattr(Session, "__init__", noted)
-        yield World(llm, kb, store, folder, (named["Danube"], named["Marie Curie"]), sessions)
+        yield World(llm, small, kb, store, folder, (named["Danube"], named["Marie Curie"]), sessions)
+    small.close()
 
 
 @pytest.fixture(autouse=True)

@@ -30,6 +30,7 @@ _OWN: Mapping[str, str] = {
     "eagle-2": "specrag.methods.baselines:Eagle2",
     "knn-lm": "specrag.methods.knn_lm:KnnLM",
     "standard-rag": "specrag.methods.standard_rag:StandardRAG",
+    "cascade": "specrag.methods.standard_rag.cascade:Cascade",
     "long-context": "specrag.methods.rapid:LongContext",
     "rapid": "specrag.methods.rapid:RAPID",
     "naive-sd": "specrag.methods.rapid:NaiveSD",

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+#: In an adapter's place: the model as it comes.
+NO_ADAPTER = "plain"
+
 
 class SharedMethods:
     """Configured methods, one for all equal requests, so that they learn together what things cost.
@@ -175,6 +178,11 @@ class Resources:
         other = copy(self)
         other._llm, other.shared = llm, llm.shared
         return other
+
+    @property
+    def drafter(self) -> TextGenerator | LocalModel | None:
+        """Who writes drafts by the host's choice; ``None`` where it has made none."""
+        return self._drafter
 
     def writer(self, name: str | None = None, adapter: str | None = None) -> TextGenerator | LocalModel:
         """Who writes drafts of answers: the host's drafter, or the model.
