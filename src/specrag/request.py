@@ -461,6 +461,8 @@ class Usage:
         drafted_by: tokens guessed, by source.
         accepted_by: guesses kept, by source.
         relaxed: guesses kept although the target would have chosen another token.
+        pasted: tokens of the prompt whose keys and values were made behind another text (``reuse="blocks"``), so that
+            the answer is an approximation of the model's.
         exact: whether every lossless method writes this text to the letter (``batch_invariant``); else two of them may
             part where two tokens are almost equally likely; ``None`` where it is not known.
     """
@@ -473,6 +475,7 @@ class Usage:
     accepted_by: Mapping[str, int]
     relaxed: int = 0
     exact: bool | None = None
+    pasted: int = 0
 
     @property
     def drafted(self) -> int:
@@ -546,6 +549,7 @@ class Result:
             "accepted_by": dict(usage.accepted_by),
             "relaxed": usage.relaxed,
             "exact": usage.exact,
+            "pasted": usage.pasted,
             "retrieved": self.retrieved,
             "passes": usage.passes,
             "mat": usage.mean_accepted_tokens if usage.passes else None,

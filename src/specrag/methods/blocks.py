@@ -9,16 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from specrag.engine.passes import Coroutine
-from specrag.engine.session import Session
+from specrag.engine.session import Movable, Session
 from specrag.errors import InputError
 from specrag.methods.prompts import passage_block
 
 if TYPE_CHECKING:
     from specrag.methods.base import LocalModel
     from specrag.retrieval.passage import Passage
+
+#: What of a prompt is not read anew.
+Reuse: TypeAlias = Literal["exact", "blocks"]
+
+#: First tokens of each passage that are read in their place all the same, and passages in front that are read whole.
+ANEW, WHOLE = 16, 0
 
 #: Fewer tokens than this are read, not pasted: a passage's keys and values cost a pass of their own.
 _WORTH_PASTING = 24
@@ -45,13 +51,16 @@ class _Block:
     end: int
 
 
-def check_reuse(llm: LocalModel) -> None:
-    """Check that a model can keep the keys and values of passages.
+def check_reuse(llm: object) -> None:
+    """Check that a model can keep the keys and values of passages, and move them.
 
     Raises:
-        InputError: it keeps none.
+        InputError: it cannot.
     """
-    if not llm.prefixes.limit_bytes:
+    model = getattr(getattr(llm, "loaded", None), "model", None)
+    if not isinstance(model, Movable):
+        raise InputError("reuse", "blocks", "this model's keys cannot be moved; take exact")
+    if not llm.prefixes.limit_bytes:  # type: ignore[attr-defined]
         raise InputError(
             "reuse", "blocks", "give the model a prefix cache (prefix_cache_bytes) to keep them in"
         )
@@ -62,8 +71,8 @@ def pasting(
     prompt: Sequence[int],
     passages: Sequence[Passage],
     tenant: str,
-    anew: int,
-    whole: int = 0,
+    anew: int = ANEW,
+    whole: int = WHOLE,
 ) -> Coroutine[Begun]:
     """Begin a prompt with its passages' kept keys and values; those that are not known are read alone, and kept.
 

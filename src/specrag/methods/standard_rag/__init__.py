@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -48,6 +48,11 @@ class StandardRAG(Method):
             None,
             description="What stands between passages and question; none: to answer in one short sentence.",
         )
+        reuse: Literal["exact", "blocks"] = Field(
+            "exact",
+            description="What is not read anew: exact, beginnings of prompts as they were read; blocks, "
+            "passages wherever they come, which is an approximation.",
+        )
         prompt_tokens: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(
             None, description="Most tokens of the prompt; none: what the passages take."
         )
@@ -87,6 +92,7 @@ class StandardRAG(Method):
             instruction=own.instruction,
             lead="" if request.is_formed else _lead(llm, own.lead),
             rewrite=request.search.rewrite,
+            reuse=own.reuse,
             clock=given.clock,
         )
         pipeline.check(request.question, request.history, **options)

@@ -11,6 +11,7 @@ from specrag.engine.passes import Coroutine, Emit, Search
 from specrag.engine.stopping import FinishReason
 from specrag.errors import InputError
 from specrag.methods.base import Generator as LanguageModel
+from specrag.methods.blocks import Reuse, check_reuse, pasting
 from specrag.methods.citations import Citations, find_citations, support
 from specrag.methods.events import map_events, suppress_events
 from specrag.methods.evidence import check_min_score, is_about_nothing, least_similarity
@@ -33,8 +34,8 @@ from specrag.methods.standard_rag.citing import CitedText
 from specrag.methods.standard_rag.follow_up import MAX_TOKENS, retrieval_question, rewriting_prompt
 from specrag.methods.standard_rag.result import Answer, AnswerStats
 from specrag.methods.wording import Wording, wording
-from specrag.request import DEFAULT_MAX_TOKENS, Options, Result, Source, Sources, check_options
-from specrag.retrieval.passage import Hit, passage_text
+from specrag.request import DEFAULT_MAX_TOKENS, Options, Prompt, Result, Source, Sources, check_options
+from specrag.retrieval.passage import Hit, Passage, passage_text
 from specrag.speculation.decode import Step
 
 if TYPE_CHECKING:
@@ -78,6 +79,8 @@ class StandardPipeline:
             open mark makes a small model choose a passage first, and is not shown: citations stand behind the
             sentences (:class:`CitedText`).
         rewrite: rewrite a follow-up question with the model before the search.
+        reuse: what is not read anew: ``exact``, beginnings of prompts as they have been read; or ``blocks``, passages
+            wherever they come, an approximation (:mod:`specrag.methods.blocks`).
         clock: seconds, the executor's.
 
     Raises:
@@ -102,6 +105,7 @@ class StandardPipeline:
         instruction: str | None = None,
         lead: str | None = None,
         rewrite: bool = True,
+        reuse: Reuse = "exact",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         check_retriever(knowledge_base)
@@ -122,6 +126,9 @@ class StandardPipeline:
         self.instruction = instruction
         self.lead = lead
         self.rewrite = rewrite
+        self.reuse: Reuse = reuse
+        if reuse == "blocks":
+            check_reuse(llm)
         self._clock = clock
 
     def answering(
@@ -186,7 +193,8 @@ class StandardPipeline:
         prompt = encode_prompt(self.llm, fitted.messages, options, words.lead)
         # Answers quote their passages, also those that did not fit the prompt.
         more: Options = {"references": [hit.passage.text for hit in found.hits]}
-        generating = self.llm.generating(prompt.prompt, {**more, **prompt.options})
+        passages = [hit.passage for hit in found.hits[:kept]]
+        generating = self._generating(prompt.prompt, {**more, **prompt.options}, passages)
         if options.get("processors"):  # a grammar's, which citations would break
             generation = yield from generating
             return _sum_up(event, generation, f"{words.lead}{generation.text}".strip(), ())
@@ -196,6 +204,20 @@ class StandardPipeline:
         if left := cited.end():  # of a text whose last step does not say so
             yield Emit(_said(left))
         return _sum_up(event, generation, cited.text.strip(), cited.unheld)
+
+    def _generating(self, prompt: Prompt, options: Options, passages: Sequence[Passage]) -> Coroutine[Result]:
+        if self.reuse == "exact":
+            return (yield from self.llm.generating(prompt, options))
+        started = self._clock()
+        tokens: list[int] = list(prompt)  # type: ignore[arg-type]
+        begun = yield from pasting(self.llm, tokens, passages, options.get("tenant", ""))  # type: ignore[arg-type]
+        seconds, pasted = self._clock() - started, begun.session.pasted
+        result = yield from self.llm.generating(prompt, options, begun.session)  # type: ignore[call-arg]
+        usage = replace(
+            result.usage, cached_tokens=begun.known, pasted=pasted, exact=result.usage.exact and not pasted
+        )
+        timing = replace(result.timing, prefill=result.timing.prefill + seconds)
+        return replace(result, usage=usage, timing=timing)
 
     def _rewriting(self, question: str, history: Sequence[Message], options: Options) -> Coroutine[str]:
         short: Options = {"max_tokens": MAX_TOKENS, "stop": "\n", "tenant": options.get("tenant", "")}

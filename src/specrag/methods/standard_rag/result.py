@@ -113,6 +113,11 @@ class Answer(Details):
             notes.append(f"[{citation.number}] holds little of what it is cited for: {citation.sentence}")
         if self.unheld:
             notes.append(f"in no cited passage: {', '.join(self.unheld)}")
+        usage = None if self.generation is None else self.generation.usage
+        if usage is not None and usage.pasted:
+            notes.append(
+                f"an approximation: {usage.pasted} of {usage.prompt_tokens} prompt tokens were read behind another text"
+            )
         if self.shortened:
             notes.append("the best passage was shortened to fit the prompt")
         if self.left_out:
