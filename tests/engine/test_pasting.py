@@ -66,8 +66,8 @@ def next_logits(session: Session) -> np.ndarray:
 @settings(max_examples=40)
 @given(
     front=st.integers(0, 40),
-    before=st.integers(0, 60),
-    length=st.integers(1, 70),
+    before=st.integers(0, 80),
+    length=st.integers(1, 90),
     behind=st.integers(1, 20),
     shared=st.booleans(),
 )
@@ -76,11 +76,11 @@ def test_where_keys_are_their_tokens_alone_pasting_is_reading(
 ) -> None:
     """Whatever stood in front of them, and whether either cache lies in several extents."""
     block = text(1, length)
-    source = read(one_layer, [*text(2, before), *block, 0])
-    session = read(one_layer, text(3, front + 1))
-    if shared:
-        source, session = source.fork(), session.fork()
-        run(source.extend(text(4, 3)))
+    told = [*text(2, before), *block, 0]
+    source, session = read(one_layer, told), read(one_layer, text(3, front + 1))
+    if shared:  # the block itself lies in two extents
+        source, session = source.fork(before + length // 2 + 1), session.fork()
+        run(source.extend(told[len(source) :]))
     run(session.paste(source, before, before + length))
     run(session.extend(text(5, behind)))
     whole = [*text(3, front + 1), *block, *text(5, behind)]
