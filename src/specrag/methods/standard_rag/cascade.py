@@ -54,7 +54,7 @@ class Cascade(Method):
 
     name = "cascade"
     summary = "A small model answers; the model checks, and reads the passages itself where it doubts"
-    needs = Needs.GENERATOR | Needs.SCORER | Needs.RETRIEVER
+    needs = Needs.SESSIONS | Needs.SCORER | Needs.RETRIEVER
 
     class Options(StandardRAG.Options):
         """Of the cascade."""
