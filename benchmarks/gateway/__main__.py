@@ -37,6 +37,7 @@ class Record:
     """A run.
 
     Attributes:
+        equal: questions that RaLMSpec answers as sequential retrieval does, of how many, by pool; nothing else ran.
         outcomes: of the requests, by pool and outcome.
         kills: by pool.
         examples: of what was said in place of a right answer.
@@ -44,6 +45,7 @@ class Record:
 
     seconds: float
     clients: int
+    equal: dict[str, str] = field(default_factory=dict)
     outcomes: dict[str, int] = field(default_factory=dict)
     kills: dict[str, int] = field(default_factory=dict)
     examples: list[str] = field(default_factory=list)
@@ -57,7 +59,7 @@ def main() -> None:
     parser.add_argument("out", type=Path, metavar="OUT", help="A file of JSON lines.")
     parser.add_argument("--seconds", type=float, default=180.0)
     parser.add_argument("--clients", type=int, default=32)
-    parser.add_argument("--pause", type=float, default=8.0, help="Seconds between two kills, in the mean.")
+    parser.add_argument("--pause", type=float, default=20.0, help="Seconds between two kills, in the mean.")
     given = parser.parse_args()
     record = Record(given.seconds, given.clients)
     with contextlib.ExitStack() as stack:
@@ -70,13 +72,24 @@ def main() -> None:
         gateway = stack.enter_context(_gateway(pools, build_sample(folder / "kb")))
         url = f"http://127.0.0.1:{stack.enter_context(gateway.awake())}"
         questions = [each for pool in pools for each in alone(url, mixed_questions(pool, "wiki"))]
-        print(f"{len(questions)} questions are answered alone", file=sys.stderr)
+        record.equal = {pool: _equal(questions, pool) for pool in pools}
+        print(f"{len(questions)} questions are answered alone; {record.equal}", file=sys.stderr)
         _run(record, url, questions, pools, given.pause)
     with given.out.open("a", encoding="utf-8") as file:
         file.write(json.dumps({**asdict(record), "version": code_version()}) + "\n")
     print(json.dumps(asdict(record), indent=2))
     bad = [name for name in record.outcomes if name.endswith((" lost", " late")) or name == f"{OWN} wrong"]
     sys.exit(1 if bad else 0)
+
+
+def _equal(questions: list[Question], pool: str) -> str:
+    texts: dict[str, list[str | None]] = {"sequential": [], "ralmspec": []}
+    for question in questions:
+        method = question.body.get("specrag", {}).get("method")
+        if question.body["model"] == pool and method in texts:
+            texts[method].append(question.text)
+    pairs = list(zip(*texts.values(), strict=True))
+    return f"{sum(one == other for one, other in pairs)} of {len(pairs)}"
 
 
 def _pools() -> dict[str, list[ServerProcess]]:
@@ -140,7 +153,7 @@ def _run(
     timer = threading.Timer(record.seconds, over.set)
     timer.start()
     began = time.monotonic()
-    counted = ask_until(over, url, questions, record.clients, tell=tell)
+    counted = ask_until(over, url, questions, record.clients, seconds=300.0, tell=tell)
     killer.join()
     record.seconds = round(time.monotonic() - began, 1)
     record.outcomes = {"right": counted["right"], **outcomes}

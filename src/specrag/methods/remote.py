@@ -241,6 +241,11 @@ class TokenEndpoint:
         self._model = model
 
     @property
+    def executor(self) -> Executor:
+        """As of the model."""
+        return self._model.executor
+
+    @property
     def context_length(self) -> int:
         """As of the model."""
         return self._model.context_length

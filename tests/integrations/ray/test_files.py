@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 pytest.importorskip("ray")
 
-import jsonschema
+import jsonschema  # type: ignore[import-untyped]
 import ray
 from ray.serve.schema import ServeDeploySchema
 
@@ -43,7 +43,7 @@ def test_applications_are_those_that_ray_and_specrag_can_build(name: str, tmp_pa
     found = ServeDeploySchema.model_validate(written)
     for application in found.applications:
         assert application.import_path == "specrag.integrations.ray:app"
-        app(application.args)  # type: ignore[arg-type]
+        app(application.args)
 
 
 def test_the_cluster_file_is_what_ray_up_takes() -> None:
