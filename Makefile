@@ -1,7 +1,7 @@
 # `make demo` and `make test` are all a newcomer needs; both set up a virtual environment in .venv first.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-vllm lint audit bench docs lock clean
+.PHONY: help setup demo test test-fast test-vllm test-ray lint audit bench docs lock clean
 BIN := .venv/bin
 
 help:   ## list the targets
@@ -21,6 +21,9 @@ test-fast: setup ## what to run while working: the tests that need no model, ser
 
 test-vllm: setup ## the tests inside a real vLLM, in an environment of its own (build/vllm)
 	@scripts/test_vllm.sh $(ARGS)
+
+test-ray: setup ## the tests on a Ray cluster of three nodes on this machine, in an environment of its own (build/ray)
+	@scripts/test_ray.sh $(ARGS)
 
 lint: setup ## ruff and strict mypy
 	@scripts/lint.sh

@@ -58,6 +58,17 @@ class ServerProcess:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
 
     def __enter__(self) -> Self:
+        self.start()
+        try:
+            self._wait()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        self._signal(signal.SIGSTOP)
+        return self
+
+    def start(self) -> None:
+        """Start its processes, and do not wait until they answer."""
         self._process = subprocess.Popen(
             self._command,
             env=self._environment,
@@ -73,17 +84,9 @@ class ServerProcess:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        try:
-            self._wait()
-        except BaseException:
-            self.__exit__(None, None, None)
-            raise
-        self._signal(signal.SIGSTOP)
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def kill(self) -> None:
+        """End its processes without a farewell; :meth:`start` starts them again at the same port."""
         if self._process is not None:
             self._signal(signal.SIGCONT)
             self._signal(signal.SIGKILL)
@@ -93,6 +96,11 @@ class ServerProcess:
             self._guard.kill()
             self._guard.stdin.close()
             self._guard.wait()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
         self._log.close()
 
     @contextmanager

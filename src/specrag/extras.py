@@ -46,6 +46,7 @@ PACKAGES = {
         "structlog",
         "uvicorn",
     ),
+    "ray": ("ray",),
     "tracing": ("opentelemetry",),
     "stores": ("pgvector", "psycopg", "psycopg_pool"),
     "train": ("peft", "matplotlib"),

@@ -407,6 +407,28 @@ def test_a_setting_of_a_local_model_is_refused_beside_upstreams(field: str, valu
         load_settings(None, {"upstreams": ["quartz=http://host/v1"], field: value})
 
 
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"upstreams": ["a=local,local"]}, "give it once"),
+        ({"upstreams": ["a=local", "b=local"]}, "give it once"),
+        ({"upstreams": ["a=local"], "rag_drafter": "smollm2-135m"}, "upstreams take a model's place"),
+        ({"upstreams": ["a=http://host/v1"], "model": "smollm2-135m"}, "to have both, give NAME=local,URL"),
+    ],
+)
+def test_the_own_model_beside_upstreams_is_one_replica(more: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        load_settings(None, {"model": "smollm2-135m", **more} if "rag_drafter" not in more else more)
+
+
+def test_the_own_model_keeps_its_settings_beside_upstreams() -> None:
+    settings = load_settings(
+        None, {"upstreams": ["quartz=http://host/v1,local"], "model": "smollm2-135m", "dtype": "int8"}
+    )
+    assert (settings.name, settings.model, settings.method) == ("quartz", "smollm2-135m", "plain")
+    assert [row.is_local for row in settings.upstreams] == [True]
+
+
 def test_upstreams_stand_in_a_file_as_a_table(tmp_path: Path) -> None:
     (tmp_path / "key").write_text(f"{KEY}\n")
     (tmp_path / "key").chmod(0o600)

@@ -18,10 +18,13 @@ import httpx
 import pytest
 
 from specrag.asking import Answerer
+from specrag.errors import SpecragError
 from specrag.methods.resources import Resources
 from specrag.methods.speculative_rag import SpeculativeRAG
 from specrag.models.endpoint import EndpointSettings, open_endpoint
 from specrag.retrieval.knowledge_base import KnowledgeBase
+from specrag.serving.service import Service
+from specrag.serving.settings import load_settings
 from tests.serving.live_server import MODEL, LiveServer, post, running_server, wait_for
 
 QUESTION = "Who discovered radium?"
@@ -187,6 +190,209 @@ def test_speculative_rag_drafts_and_verifies_by_its_pools(
     pools = gateway.service.upstreams.pools  # type: ignore[union-attr]
     assert pools["drafts"].replicas[0].calls >= 2
     assert pools["verdicts"].replicas[0].calls >= 2
+
+
+# -- iterative retrieval ----------------------------------------------------------------------------------------
+
+#: Its passages change in the middle of an answer.
+LONG = "Compare Marie Curie and copper: who discovered radium, and which sea does the Danube reach?"
+SHORT = {"interval": 2, "query_tokens": 6, "passage_tokens": 32}
+GREEDY: dict[str, Any] = {"temperature": 0}
+SAMPLED: dict[str, Any] = {"temperature": 1, "seed": 3, "top_p": 0.9}
+
+
+def iterative(method: str, **more: Any) -> dict[str, Any]:
+    """The body of a question that is answered with a retrieval every few tokens."""
+    options = {**SHORT, **more.pop("options", {})}
+    wish = {"kb": "wiki", "method": method, "options": options}
+    return body(LONG, specrag=wish, **more)
+
+
+def through(gateway: LiveServer, asked: dict[str, Any]) -> dict[str, Any]:
+    answer = post(gateway, CHAT, {**asked, "model": "small"})
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+@pytest.fixture(scope="module")
+def sequential(gateway: LiveServer) -> dict[str, Any]:
+    """Give the greedy answer of sequential retrieval."""
+    return through(gateway, iterative("sequential"))
+
+
+@pytest.fixture(params=["token ids", "texts"])
+def telling(request: pytest.FixtureRequest, gateway: LiveServer) -> Iterator[None]:
+    """Let the endpoint tell the tokens that it has written, or only their text, as others than vLLM do."""
+    pool = gateway.service.upstreams.pools["small"]  # type: ignore[union-attr]
+    pool.tells_tokens = request.param == "token ids"
+    yield
+    pool.tells_tokens = True
+
+
+@pytest.mark.usefixtures("telling")
+def test_sequential_retrieval_is_that_of_the_model_itself(gateway: LiveServer, server: LiveServer) -> None:
+    here, direct = both(CHAT, iterative("sequential"), gateway, server)
+    assert here["choices"] == direct["choices"]
+    assert here["specrag"]["sources"] == direct["specrag"]["sources"]
+    assert len(here["specrag"]["sources"]) > 1
+    assert here["specrag"]["retrievals"] == direct["specrag"]["retrievals"] == 6
+    assert here["usage"]["prompt_tokens"] == direct["usage"]["prompt_tokens"]
+    assert here["usage"]["completion_tokens"] == direct["usage"]["completion_tokens"] == 12
+
+
+@pytest.mark.parametrize(
+    ("options", "sampling"),
+    [
+        ({"stride": 3, "asynchronous": False, "prefetch": 1}, GREEDY),
+        ({"stride": 3, "asynchronous": True, "prefetch": 1}, SAMPLED),
+        ({"stride": "os3"}, SAMPLED),
+        ({"stride": "cost-aware"}, GREEDY),
+    ],
+    ids=["fixed", "asynchronous", "os3", "cost-aware"],
+)
+def test_ralmspec_writes_what_sequential_retrieval_writes_at_the_same_endpoint(
+    options: dict[str, Any], sampling: dict[str, Any], gateway: LiveServer, sequential: dict[str, Any]
+) -> None:
+    expected = sequential if sampling is GREEDY else through(gateway, iterative("sequential", **sampling))
+    guessed = through(gateway, iterative("ralmspec", options=options, **sampling))
+    assert guessed["choices"] == expected["choices"]
+    assert guessed["specrag"]["sources"] == expected["specrag"]["sources"]
+    assert guessed["specrag"]["retrievals"] == expected["specrag"]["retrievals"]
+    right = guessed["specrag"]["guessed_right"]
+    assert right < 5 if options.get("prefetch") == 1 else right == 5
+
+
+def test_text_that_nothing_takes_back_is_streamed_chunk_by_chunk(
+    gateway: LiveServer, sequential: dict[str, Any]
+) -> None:
+    chunks = streamed(gateway, {**iterative("ralmspec"), "model": "small"})
+    said = [chunk["choices"][0]["delta"].get("content") for chunk in chunks if chunk["choices"]]
+    assert sum(bool(text) for text in said) > 3
+    assert "".join(text or "" for text in said) == sequential["choices"][0]["message"]["content"]
+
+
+def test_a_stop_string_across_two_calls_ends_the_text(
+    gateway: LiveServer, sequential: dict[str, Any]
+) -> None:
+    text = sequential["choices"][0]["message"]["content"]
+    place = len(text) // 2
+    stop = text[place - 6 : place + 6]
+    (cut,) = through(gateway, iterative("sequential", stop=stop))["choices"]
+    assert cut["finish_reason"] == "stop"
+    assert cut["message"]["content"] == text[: text.index(stop)]
+
+
+def test_calls_that_bring_no_whole_character_ask_for_more_tokens_until_the_text_ends(
+    gateway: LiveServer,
+) -> None:
+    """A bias forces the first byte of a character again and again."""
+    from specrag.models.catalog import resolve
+    from specrag.models.tokenizer import Tokenizer
+
+    half = Tokenizer(resolve(MODEL)).encode("\u07f7", special=False)[0]
+    pool = gateway.service.upstreams.pools["small"]  # type: ignore[union-attr]
+    calls, pool.tells_tokens = pool.replicas[0].calls, False
+    asked = iterative("sequential", max_tokens=6, ignore_eos=True, logit_bias={str(half): 100})
+    (choice,) = through(gateway, asked)["choices"]
+    pool.tells_tokens = True
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("", "length")
+    assert pool.replicas[0].calls - calls == 3  # for 2, 4 and 6 tokens
+
+
+@pytest.mark.parametrize(
+    ("more", "field", "said"),
+    [
+        ({"options": {"decoder": "respec"}}, "decoder", "an endpoint decides it for itself"),
+        ({"options": {"reuse": False}}, "reuse", "an endpoint decides it for itself"),
+        ({"presence_penalty": 0.5}, "presence_penalty", "count only what they write in one call"),
+        ({"frequency_penalty": 0.5}, "frequency_penalty", "count only what they write in one call"),
+    ],
+)
+def test_what_an_endpoint_cannot_do_is_refused_before_any_call(
+    more: dict[str, Any], field: str, said: str, gateway: LiveServer
+) -> None:
+    pool = gateway.service.upstreams.pools["small"]  # type: ignore[union-attr]
+    calls = pool.replicas[0].calls
+    response = post(gateway, CHAT, {**iterative("sequential", **more), "model": "small"})
+    assert response.status_code == 400
+    message = response.json()["error"]["message"]
+    assert field in message
+    assert said in message
+    assert pool.replicas[0].calls == calls
+
+
+def test_without_the_endpoints_tokenizer_iterative_retrieval_says_what_to_name(
+    server: LiveServer, sample_base: Path
+) -> None:
+    with running_server(upstreams=(f"small={server.url}/v1",), kbs={"wiki": sample_base}) as gateway:
+        response = post(gateway, CHAT, {**iterative("ralmspec"), "model": "small"})
+    assert response.status_code == 400
+    assert "as tokenizer of their [[upstreams]] (small)" in response.json()["error"]["message"]
+
+
+# -- a pool with the model of this machine ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def mixed(server: LiveServer, sample_base: Path) -> Iterator[LiveServer]:
+    """Give a gateway whose pool is the shared server and a model of its own."""
+    rows = [f"small={server.url}/v1,local"]
+    own = {"model": MODEL, "dtype": "int8", "batch_invariant": True}
+    with running_server(upstreams=rows, kbs={"wiki": sample_base}, **own) as gateway:
+        yield gateway
+
+
+def test_a_pool_of_a_remote_and_the_own_model_lets_both_work(mixed: LiveServer, server: LiveServer) -> None:
+    asked = [body(f"Name {number} metals.", max_tokens=4) for number in range(2, 6)]
+    alone = [post(server, CHAT, {**each, "model": MODEL}).json()["choices"] for each in asked]
+    pool = mixed.service.upstreams.pools["small"]  # type: ignore[union-attr]
+    before = [replica.calls for replica in pool.replicas]
+    with ThreadPoolExecutor(len(asked)) as clients:
+        answers = list(clients.map(lambda each: through(mixed, each), asked))
+    assert [answer["choices"] for answer in answers] == alone
+    assert all(replica.calls > calls for replica, calls in zip(pool.replicas, before, strict=True))
+    assert not pool.replicas[1].failed
+
+
+def test_the_own_model_answers_what_other_replicas_do_not(
+    mixed: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tokenizer is the pool's, so that iterative retrieval runs without another word."""
+    pool = mixed.service.upstreams.pools["small"]  # type: ignore[union-attr]
+    remote, own = pool.replicas
+    monkeypatch.setattr(remote, "weight", 1e-9)
+    before, asked = own.calls, remote.calls
+    answer = through(mixed, iterative("sequential", max_tokens=4))
+    assert answer["specrag"]["retrievals"] == 2
+    assert own.calls - before == 2
+    assert remote.calls == asked
+
+
+def test_a_stream_of_the_own_model_comes_word_by_word(
+    mixed: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = mixed.service.upstreams.pools["small"]  # type: ignore[union-attr]
+    monkeypatch.setattr(pool.replicas[0], "weight", 1e-9)
+    chunks = streamed(mixed, {**body(), "model": "small"})
+    said = [chunk["choices"][0]["delta"].get("content") for chunk in chunks if chunk["choices"]]
+    assert sum(bool(text) for text in said) > 2
+
+
+def test_the_own_models_socket_is_gone_with_the_server(server: LiveServer) -> None:
+    with running_server(upstreams=["small=local"], model=MODEL, dtype="int8") as gateway:
+        engine = gateway.service.upstreams._engine  # type: ignore[union-attr]
+        assert engine is not None
+        socket_file = Path(engine.address.socket)
+        assert socket_file.is_socket()
+        assert socket_file.parent.stat().st_mode & 0o077 == 0
+    assert not socket_file.parent.exists()
+
+
+def test_a_model_that_cannot_be_loaded_ends_a_mixed_gateway_with_its_reason() -> None:
+    service = Service(load_settings(None, {"upstreams": ["small=local"], "model": "/nowhere/at-all"}))
+    with pytest.raises(SpecragError, match="/nowhere/at-all"):
+        service.load()
 
 
 # -- a process that is killed -----------------------------------------------------------------------------------

@@ -16,6 +16,8 @@ from specrag.cli.printable import printable
 from specrag.errors import InputError
 
 if TYPE_CHECKING:
+    from specrag.retrieval.build import BuildSettings
+    from specrag.retrieval.encoder.encoder import Encoder
     from specrag.retrieval.progress import BuildReport, Progress
 
 _SHOWN = 20  # skipped documents that are listed
@@ -123,6 +125,14 @@ def index(
             rich_help_panel=_KNN,
         ),
     ] = False,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            "--ray",
+            metavar="ADDRESS",
+            help="Encode on all nodes of a Ray cluster: HOST:PORT of its head, auto or local.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for programs.")] = False,
 ) -> None:
     """Make a knowledge base of documents, or bring it up to date.
@@ -152,6 +162,7 @@ def index(
         "--pgvector": pgvector,
         "--table": table,
         "--replace": replace or None,
+        "--ray": ray,
     }
     if knn_lm and corpus:
         raise InputError("--corpus", corpus, "leave it or --knn-lm out")
@@ -178,7 +189,7 @@ def index(
     else:
         target = _Target(pgvector, table, hnsw, replace) if to_table else None
         settings = (encoder, encoder_dtype, chunk_tokens, chunk_overlap)
-        _index_documents(paths or [], kb, settings, target, as_json=as_json)
+        _index_documents(paths or [], kb, settings, target, ray, as_json=as_json)
 
 
 def _refuse(options: Mapping[str, object], remedy: str) -> None:
@@ -197,6 +208,7 @@ def _index_documents(
     kb: Path,
     settings: tuple[str | None, str | None, int | None, int | None],
     target: _Target | None,
+    cluster: str | None,
     *,
     as_json: bool,
 ) -> None:
@@ -209,7 +221,9 @@ def _index_documents(
         if paths:
             from specrag.retrieval.build import BuildSettings, build
 
-            report = build(paths, kb, BuildSettings(*settings), bar.show)
+            chosen = BuildSettings(*settings)
+            encoder = None if cluster is None else _cluster_encoder(cluster, kb, chosen)
+            report = build(paths, kb, chosen, bar.show, encoder=encoder)
         loaded = None if target is None else target.load(kb, bar.show)
     finally:
         bar.close()
@@ -226,6 +240,20 @@ def _index_documents(
         typer.echo(
             f"table:     {printable(loaded.name)}, {loaded.passages:,} passages in {loaded.seconds:.1f} s"
         )
+
+
+def _cluster_encoder(address: str, kb: Path, settings: BuildSettings) -> Encoder:
+    """The encoder of these settings, by all nodes of a cluster."""
+    from specrag.integrations.ray import ClusterEncoder, connect
+    from specrag.retrieval.build import settle
+    from specrag.retrieval.encoder.encoder import load_encoder
+    from specrag.retrieval.manifest import Manifest
+
+    folder = kb.expanduser()
+    settled = settle(settings, folder, Manifest.read(folder) if Manifest.exists(folder) else None)
+    here = load_encoder(settled.encoder, dtype=settled.encoder_dtype)
+    connect(address)
+    return ClusterEncoder(here)
 
 
 @dataclass(frozen=True)

@@ -89,8 +89,8 @@ def serve(
             "--upstream",
             "--upstreams",
             metavar="NAME=URL[,URL...]",
-            help="OpenAI-compatible servers that answer in place of a local model, up to /v1; may be repeated. Keys, "
-            "weights and roles stand in the TOML file.",
+            help="OpenAI-compatible servers that answer in place of a local model, up to /v1; may be repeated. local "
+            "in place of a URL is that model, as one of them. Keys, weights and roles stand in the TOML file.",
             rich_help_panel="Model",
         ),
     ] = None,

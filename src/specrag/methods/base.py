@@ -331,6 +331,10 @@ class SessionGenerator(Generator, Encoder, Protocol):
         """The model with its tokenizer."""
 
     @property
+    def tokenizer(self) -> Tokenizer:
+        """Its tokenizer."""
+
+    @property
     def prefixes(self) -> PrefixCache:
         """Keys and values of earlier prompts, for coroutines of its executor."""
 
@@ -345,10 +349,6 @@ class LocalModel(SessionGenerator, Protocol):
 
     shared: SharedMethods
     clock: Callable[[], float]
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """Its tokenizer."""
 
     def generating(self, prompt: Prompt, options: Options, begun: Session | None = None) -> Coroutine[Result]:
         """As of every generator.

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from specrag.engine.passes import Coroutine, Emit, Search
 from specrag.errors import InputError, UpstreamError
+from specrag.models.endpoint import Refused
 from specrag.models.endpoint.chunks import Chunk, Counted, Piece, as_finish_reason, read_answer
 from specrag.models.endpoint.connection import Call
 from specrag.models.endpoint.prompts import Prompts
 from specrag.models.endpoint.transport import CallError
-from specrag.request import Event, Options, Prompt, Result, Timing, Usage, check_options
+from specrag.request import CheckedOptions, Event, Options, Prompt, Result, Timing, Usage, check_options
 from specrag.speculation.decode import Step
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ class RemoteModel:
     ) -> None:
         self.pool = pool
         self.executor = executor
+        self.tokenizer = tokenizer
         self._prompts = Prompts(pool.name, tokenizer)
         self._given_length = context_length
         self._clock = clock
@@ -102,6 +104,23 @@ class RemoteModel:
         """
         return self._generating(self._call(prompt, options))
 
+    def by_tokens(self, method: str) -> TokenEndpoint:
+        """The same for a method that goes on from tokens.
+
+        Args:
+            method: its name, for the error.
+
+        Raises:
+            InputError: the endpoints' tokenizer is not known here.
+        """
+        if self.tokenizer is None:
+            remedy = (
+                "it goes on from tokens; name a local model with the endpoints' tokenizer as tokenizer of their "
+                f"[[upstreams]] ({self.pool.name})"
+            )
+            raise InputError("method", method, remedy)
+        return TokenEndpoint(self, self.tokenizer)
+
     def relaying(self, call: Call, choices: int, *, stream: bool) -> Coroutine[Result]:
         """A coroutine that passes a request on as it is, and its answer back by events :class:`Relayed`.
 
@@ -114,6 +133,13 @@ class RemoteModel:
     # -- the calls ------------------------------------------------------------------------------------------
 
     def _call(self, prompt: Prompt, options: Options) -> Call:
+        checked, body = self._body(options)
+        if checked.raw or _is_tokens(prompt):
+            return Call("/completions", {**body, "prompt": prompt})
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        return Call("/chat/completions", {**body, "messages": messages})
+
+    def _body(self, options: Options) -> tuple[CheckedOptions, dict[str, object]]:
         checked = check_options(options)
         if checked.processors:
             raise InputError(
@@ -131,10 +157,7 @@ class RemoteModel:
             body["stop"] = list(checked.stop.stop_strings)
         if options.get("logit_bias"):
             body["logit_bias"] = {str(token): value for token, value in options["logit_bias"].items()}
-        if checked.raw or _is_tokens(prompt):
-            return Call("/completions", {**body, "prompt": prompt})
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-        return Call("/chat/completions", {**body, "messages": messages})
+        return checked, body
 
     def _generating(self, call: Call) -> Coroutine[Result]:
         text = ""
@@ -187,6 +210,96 @@ class RemoteModel:
             return read_answer(answer, choices)
         except CallError as error:
             raise UpstreamError(self.pool.name, error.reason, status=error.status) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Tokens that an endpoint has written.
+
+    Attributes:
+        tokens: ids, as the endpoint tells them; those of its text where it does not.
+        ended: whether the model has ended the text.
+    """
+
+    tokens: tuple[int, ...]
+    ended: bool
+
+
+class TokenEndpoint:
+    """A model behind endpoints for methods that go on from tokens, a few a call.
+
+    What it has read of a prompt is remembered by the endpoint, where it does that. Made by
+    :meth:`RemoteModel.by_tokens`.
+
+    Args:
+        model: makes the calls.
+        tokenizer: the endpoints'.
+    """
+
+    def __init__(self, model: RemoteModel, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self._model = model
+
+    @property
+    def executor(self) -> Executor:
+        """As of the model."""
+        return self._model.executor
+
+    @property
+    def context_length(self) -> int:
+        """As of the model."""
+        return self._model.context_length
+
+    def check(self, options: Options) -> None:
+        """Check what every call would ask.
+
+        Raises:
+            InputError: an option cannot be used, or only for a text that is written in one call.
+        """
+        self._model._body(options)
+        for name in ("presence_penalty", "frequency_penalty"):
+            if options.get(name):
+                remedy = "leave it out; endpoints count only what they write in one call"
+                raise InputError(name, options[name], remedy)
+
+    def writing(self, tokens: Sequence[int], most: int, options: Options) -> Coroutine[Written]:
+        """A coroutine that writes at most so many tokens behind others; emits nothing.
+
+        Args:
+            tokens: ids, from the prompt's first.
+            most: new tokens.
+            options: of the text; stop strings are the caller's business.
+        """
+        asked: Options = {**options, "max_tokens": most, "stop": ()}
+        body = {**self._model._body(asked)[1], "prompt": list(tokens)}
+        pool = self._model.pool
+        if pool.tells_tokens:
+            try:
+                return self._read((yield from _answering(pool, {**body, "return_token_ids": True})))
+            except Refused:  # OpenAI's own servers refuse what they do not know
+                found = self._read((yield from _answering(pool, body)))
+                pool.tells_tokens = False
+                return found
+        return self._read((yield from _answering(pool, body)))
+
+    def _read(self, answer: Any) -> Written:
+        (piece,) = self._model._whole(answer, 1).pieces
+        told = answer["choices"][0].get("token_ids")
+        if not isinstance(told, list) or not all(
+            isinstance(token, int) and 0 <= token < 2**31 for token in told
+        ):
+            # The beginning of a character is no text; it is written anew with its end.
+            told = self.tokenizer.encode_inside(piece.text.rstrip("\ufffd"))
+        return Written(tuple(told), piece.finish_reason != "length")
+
+
+def _answering(pool: Pool, body: Mapping[str, object]) -> Coroutine[Any]:
+    calls = pool.begin([Call("/completions", body)])
+    try:
+        answered = yield Search(calls.next, remote=True)
+        return answered.answer()
+    finally:
+        calls.cancel()
 
 
 class _Progress:

@@ -128,6 +128,14 @@ class Tokenizer:
             tokens = self._backend.encode_batch_fast([text], add_special_tokens=special)[0].ids
         return tokens
 
+    def encode_inside(self, text: str) -> list[int]:
+        """The tokens of a text that does not stand first, where some tokenizers write no space in front."""
+        if self._is_byte_level:
+            return self.encode(text, special=False)
+        front = self.encode("\n", special=False)
+        whole = self.encode(f"\n{text}", special=False)
+        return whole[len(front) :] if whole[: len(front)] == front else self.encode(text, special=False)
+
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, special ones left out; bytes that are no character become U+FFFD."""
         text: str = self._backend.decode(list(tokens), skip_special_tokens=True)

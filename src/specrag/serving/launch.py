@@ -108,7 +108,7 @@ def _noted(settings: Settings, url: str) -> contextlib.AbstractContextManager[No
             pid=os.getpid(),
             url=url,
             name=settings.name,
-            model=settings.model,
+            model="" if settings.upstreams else settings.model,
             is_default="model" not in settings.model_fields_set,
             loading=settings.model_dump(mode="json", include=set(LOADING)),
             kbs={name: str(path.expanduser().resolve()) for name, path in settings.kbs.items()},

@@ -116,7 +116,7 @@ class Service:
         self._corpora: dict[str, SuffixCorpus] = {}
         self.created = int(time.time())
         self._llm: LanguageModel | None = None
-        self.upstreams = Upstreams(settings.upstreams) if settings.upstreams else None
+        self.upstreams = Upstreams(settings) if settings.upstreams else None
         self._shared = SharedMethods()  # of the upstreams' requests; a model on this machine has its own
         self.rag_drafter: LanguageModel | None = None
         self._encoder: Encoder | None = None

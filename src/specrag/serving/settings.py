@@ -63,6 +63,9 @@ class Table(BaseModel):
     index: Literal["flat", "hnsw"] = "flat"
 
 
+#: In the place of an address: the model of this machine, as one replica among others.
+LOCAL = "local"
+
 #: What an upstream may be called: a model's name without the sign in front of a knowledge base.
 UPSTREAM_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 
@@ -72,7 +75,7 @@ class Upstream(BaseModel):
 
     Args:
         name: what ``/v1/models`` calls it.
-        urls: addresses up to and with ``/v1``, one a replica.
+        urls: addresses up to and with ``/v1``, one a replica; ``local`` is the model of this machine.
         key: sent to these addresses alone, and never shown.
         key_file: a file whose first line is that key.
         weight: share of the work that each of them gets, beside the pool's others.
@@ -110,7 +113,12 @@ class Upstream(BaseModel):
     @field_validator("urls")
     @classmethod
     def _check_urls(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(_checked_url(url) for url in value)
+        return tuple(url if url == LOCAL else _checked_url(url) for url in value)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the model of this machine is one of the replicas."""
+        return LOCAL in self.urls
 
     def secret(self) -> str:
         """The key; empty for none.
@@ -181,7 +189,8 @@ class Settings(BaseSettings):
     # -- endpoints in place of the model ----------------------------------------------------------------------
     upstreams: tuple[Upstream, ...] = Field(
         (),
-        description="NAME=URL[,URL...] of OpenAI-compatible servers that answer in place of a local model.",
+        description="NAME=URL[,URL...] of OpenAI-compatible servers that answer in place of a local model; "
+        "local in place of a URL is that model, as one of them.",
     )
 
     # -- the knowledge bases --------------------------------------------------------------------------------
@@ -283,9 +292,10 @@ class Settings(BaseSettings):
     @classmethod
     def _without_model(cls, values: Any) -> Any:
         """Endpoints take the place of a model: no default is looked for, and none decodes by sessions."""
-        if isinstance(values, dict) and values.get("upstreams"):
-            return {"model": "", "method": "plain", **values}
-        return values
+        if not isinstance(values, dict) or not values.get("upstreams"):
+            return values
+        usual = {"method": "plain"} if _names_local(values["upstreams"]) else {"model": "", "method": "plain"}
+        return {**usual, **values}
 
     @field_validator("cors_origins", "allowed_hosts", "drafters", mode="before")
     @classmethod
@@ -404,10 +414,7 @@ class Settings(BaseSettings):
         """
         if not self.upstreams:
             return
-        for field in ("model", "served_name", "adapter", "rag_drafter", "datastores", "corpora", "drafters"):
-            if getattr(self, field):
-                remedy = "leave it out; it is of a local model, and upstreams take a model's place"
-                raise InputError(field, getattr(self, field), remedy)
+        self._check_local()
         roles: dict[str, str] = {}
         for upstream in self.upstreams:
             upstream.secret()
@@ -421,6 +428,22 @@ class Settings(BaseSettings):
             raise InputError(
                 "upstreams", next(iter(roles)), "give one of role generator, which writes answers"
             )
+
+    def _check_local(self) -> None:
+        """Check what is set of the model of this machine, beside upstreams.
+
+        Raises:
+            InputError: it is no replica, it is two, or a setting is of what upstreams cannot do.
+        """
+        local = sum(upstream.urls.count(LOCAL) for upstream in self.upstreams)
+        if local > 1:
+            raise InputError("upstreams", LOCAL, "give it once; this machine loads one model")
+        for field in ("model", "adapter", "served_name", "rag_drafter", "datastores", "corpora", "drafters"):
+            if getattr(self, field) and not (local and field in ("model", "adapter")):
+                remedy = "leave it out; it is of a local model, and upstreams take a model's place"
+                if field in ("model", "adapter"):
+                    remedy += f"; to have both, give NAME={LOCAL},URL"
+                raise InputError(field, getattr(self, field), remedy)
 
 
 def load_settings(
@@ -441,7 +464,7 @@ def load_settings(
     variable = os.environ.get(CONFIG_VARIABLE)
     if file is None and variable:
         file = Path(variable)
-    values = dict(defaults or {}) | ({} if file is None else _read_toml(file))
+    values = dict(defaults or {}) | ({} if file is None else read_toml(file))
     named = {
         name.upper().removeprefix(PREFIX).lower() for name in os.environ if name.upper().startswith(PREFIX)
     }
@@ -464,7 +487,12 @@ def load_settings(
     return settings
 
 
-def _read_toml(file: Path) -> dict[str, Any]:
+def read_toml(file: Path) -> dict[str, Any]:
+    """The settings that a file holds, unchecked but for their names.
+
+    Raises:
+        InputError: it cannot be read, is no TOML, or holds what is no setting.
+    """
     try:
         content = tomllib.loads(file.expanduser().read_text(encoding="utf-8"))
     except OSError as error:
@@ -488,6 +516,19 @@ def _named(word: str) -> str:
 
 def _split(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _names_local(rows: object) -> bool:
+    """Whether rows of upstreams, as they were given, hold the model of this machine."""
+    found: list[object] = []
+    for row in rows if isinstance(rows, list | tuple) else ():
+        if isinstance(row, Upstream):
+            found += row.urls
+        elif isinstance(row, str):
+            found += _split(row.partition("=")[2])
+        elif isinstance(row, Mapping) and isinstance(row.get("urls"), list | tuple):
+            found += row["urls"]
+    return LOCAL in found
 
 
 def _checked_url(url: str) -> str:

@@ -13,17 +13,19 @@ from specrag.methods.base import Method, Needs
 from specrag.methods.remote import RemoteModel
 from specrag.models.endpoint import Address, Pool, PooledEndpoint, ReplicaSettings
 from specrag.models.endpoint.pool import Replica
+from specrag.serving.own_engine import OwnEngine
+from specrag.serving.settings import LOCAL
 
 if TYPE_CHECKING:
     from specrag.models.tokenizer import Tokenizer
-    from specrag.serving.settings import Upstream
+    from specrag.serving.settings import Settings, Upstream
 
 
 class Upstreams:
     """The endpoints that a server answers by.
 
     Args:
-        rows: of the settings; those of one name are one pool.
+        settings: whose rows of one name are one pool.
 
     Attributes:
         executor: runs the coroutines of all requests.
@@ -31,11 +33,14 @@ class Upstreams:
         roles: of the pools, by name.
     """
 
-    def __init__(self, rows: Sequence[Upstream]) -> None:
+    def __init__(self, settings: Settings) -> None:
+        rows = settings.upstreams
         self.executor = Executor()
+        self._engine = next((OwnEngine(settings, row.name) for row in rows if row.is_local), None)
+        self._model = settings.model
         self.roles = {row.name: row.role for row in rows}
         self._rows = {name: [row for row in rows if row.name == name] for name in self.roles}
-        self.pools = {name: _pool(name, own) for name, own in self._rows.items()}
+        self.pools = {name: self._pool(name, own) for name, own in self._rows.items()}
         self._endpoints: dict[str, PooledEndpoint] = {}
         self._models: dict[str, RemoteModel] = {}
 
@@ -45,9 +50,11 @@ class Upstreams:
         Raises:
             SpecragError: a tokenizer cannot be loaded.
         """
+        if self._engine is not None:
+            self._engine.start()
         for name, pool in self.pools.items():
             first = self._rows[name][0]
-            tokenizer = _tokenizer(first.tokenizer)
+            tokenizer = _tokenizer(self._tokenizer_of(name))
             self._endpoints[name] = PooledEndpoint(pool, tokenizer, first.context_length)
             self._models[name] = RemoteModel(
                 pool,
@@ -63,6 +70,8 @@ class Upstreams:
         self.executor.close()
         for pool in self.pools.values():
             pool.close()
+        if self._engine is not None:
+            self._engine.close()
 
     @property
     def names(self) -> list[str]:
@@ -80,6 +89,23 @@ class Upstreams:
     def verifier(self, name: str) -> PooledEndpoint:
         """Who scores them: the verifier, or the generator itself."""
         return self._endpoints[self._of_role("verifier", name)]
+
+    def _pool(self, name: str, rows: Sequence[Upstream]) -> Pool:
+        replicas = []
+        for row in rows:
+            for url in row.urls:
+                if url == LOCAL and self._engine is not None:
+                    replicas.append(ReplicaSettings(self._engine.address, row.weight, name, own_name=True))
+                    continue
+                address = Address(url, row.secret(), silence_seconds=row.silence_seconds)
+                replicas.append(ReplicaSettings(address, row.weight, row.model))
+        return Pool(name, replicas)
+
+    def _tokenizer_of(self, name: str) -> str | None:
+        """The local model whose tokenizer a pool's replicas have; where this machine's is one of them, its own."""
+        rows = self._rows[name]
+        own = self._model if any(row.is_local for row in rows) else None
+        return next((row.tokenizer for row in rows if row.tokenizer), own)
 
     def _of_role(self, role: str, otherwise: str) -> str:
         return next((name for name, its in self.roles.items() if its == role), otherwise)
@@ -138,6 +164,10 @@ class Upstreams:
                 family.add_metric([name, str(replica.number)], float(read(replica)))
 
 
+#: Methods that need no session, for people.
+_OVER_ENDPOINTS = "plain, standard-rag, sequential, ralmspec and speculative-rag"
+
+
 def refuse_sessions(method: type[Method], field: str) -> None:
     """Refuse a method that decodes in the engine's own sessions, which no endpoint has.
 
@@ -151,19 +181,8 @@ def refuse_sessions(method: type[Method], field: str) -> None:
             if method.needs & beyond_tokens
             else "works inside the engine: install its drafter there (docs/vllm.md)"
         )
-        remedy = f"{method.name} {way}; through upstreams there are plain, standard-rag and speculative-rag"
+        remedy = f"{method.name} {way}; through upstreams there are {_OVER_ENDPOINTS}"
         raise InputError(field, method.name, remedy)
-
-
-def _pool(name: str, rows: Sequence[Upstream]) -> Pool:
-    replicas = [
-        ReplicaSettings(
-            Address(url, row.secret(), silence_seconds=row.silence_seconds), row.weight, row.model
-        )
-        for row in rows
-        for url in row.urls
-    ]
-    return Pool(name, replicas)
 
 
 def _tokenizer(model: str | None) -> Tokenizer | None:

@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field
 
+from specrag.errors import InputError
 from specrag.methods.base import GUESSES, Method, MethodOptions, Needs, Plan
 from specrag.methods.decoding import make_decoder
 from specrag.methods.passages import passage_retriever
+from specrag.methods.remote import RemoteModel
 
 if TYPE_CHECKING:
     from specrag.engine.passes import Coroutine
+    from specrag.methods.base import SessionGenerator
     from specrag.methods.ralmspec.iterative import IterativeMethod
+    from specrag.methods.remote import TokenEndpoint
     from specrag.methods.resources import Resources
     from specrag.request import Options as GenerationOptions
     from specrag.request import Request, Result
 
+    Model: TypeAlias = SessionGenerator | TokenEndpoint
+
 #: Sessions that guesses of a round may keep with a schedule that chooses their number.
 _MOST_SESSIONS = {"os3": 8, "cost-aware": 5}
+
+#: Options of a local model's decoding and memory.
+_LOCAL = {"decoder", "reuse"}
 
 
 class _Iterative(Method):
     """A method that retrieves every few tokens."""
 
-    needs = Needs.SESSIONS | Needs.RETRIEVER
+    needs = Needs.GENERATOR | Needs.RETRIEVER
     reads_history = False
 
     class Options(MethodOptions):
@@ -60,7 +69,7 @@ class _Iterative(Method):
         }
         limits["decoder"] = make_decoder(self.options.decoder, given)
         pipeline = self._pipeline(
-            given, retriever, {**limits, "system": request.system, "clock": given.clock}
+            self._model(given), given, retriever, {**limits, "system": request.system, "clock": given.clock}
         )
         options: GenerationOptions = {"max_tokens": DEFAULT_MAX_TOKENS, **request.options}
         options.pop("method", None)
@@ -73,7 +82,22 @@ class _Iterative(Method):
 
         return Plan(begin, self._sessions() * each)
 
-    def _pipeline(self, given: Resources, retriever: Any, shared: dict[str, Any]) -> IterativeMethod:
+    def _model(self, given: Resources) -> Model:
+        """Who writes: the local model, or one behind endpoints, which is its own master.
+
+        Raises:
+            InputError: an option is for a local model, or the endpoints' tokenizer is not known.
+        """
+        generator = given.generator
+        if not isinstance(generator, RemoteModel):
+            return given.llm
+        for name, value in self.options.model_dump(include=_LOCAL, exclude_defaults=True).items():
+            raise InputError(name, value, "leave it out; an endpoint decides it for itself")
+        return generator.by_tokens(self.name)
+
+    def _pipeline(
+        self, llm: Model, given: Resources, retriever: Any, shared: dict[str, Any]
+    ) -> IterativeMethod:
         raise NotImplementedError
 
     def _sessions(self) -> int:
@@ -99,10 +123,13 @@ class Sequential(_Iterative):
             description="Keep keys and values of the newest passages; false reads every prompt anew (as published).",
         )
 
-    def _pipeline(self, given: Resources, retriever: Any, shared: dict[str, Any]) -> IterativeMethod:
+    def _pipeline(
+        self, llm: Model, given: Resources, retriever: Any, shared: dict[str, Any]
+    ) -> IterativeMethod:
+        del given
         from specrag.methods.ralmspec.sequential import SequentialPipeline
 
-        return SequentialPipeline(given.llm, retriever, reuse=self.options.reuse, **shared)
+        return SequentialPipeline(llm, retriever, reuse=self.options.reuse, **shared)
 
     def _sessions(self) -> int:
         from specrag.methods.ralmspec.text import KEPT
@@ -155,14 +182,16 @@ class RaLMSpec(_Iterative):
         """See :class:`~specrag.methods.base.Method`."""
         return bool(self.options.early)
 
-    def _pipeline(self, given: Resources, retriever: Any, shared: dict[str, Any]) -> IterativeMethod:
+    def _pipeline(
+        self, llm: Model, given: Resources, retriever: Any, shared: dict[str, Any]
+    ) -> IterativeMethod:
         from specrag.methods.ralmspec.speculative import RaLMSpecPipeline
         from specrag.speculation.schedule.guesses import SharedGuesses
 
         options = self.options
         learned = given.learned(SharedGuesses, getattr(retriever, "name", None))
         return RaLMSpecPipeline(
-            given.llm,
+            llm,
             retriever,
             stride=options.stride,
             prefetch=min(options.prefetch, max(len(retriever), 1)),

@@ -12,10 +12,12 @@ from specrag.engine.passes import Coroutine
 from specrag.errors import InputError
 from specrag.methods.base import Decoder, SessionGenerator
 from specrag.methods.decoding import make_decoder
+from specrag.methods.ralmspec.endpoint import EndpointWriter
 from specrag.methods.ralmspec.prompts import PassagePrompts, RetrievalLimits
 from specrag.methods.ralmspec.result import IterativeAnswer, Record
 from specrag.methods.ralmspec.search import check_prefetch
-from specrag.methods.ralmspec.text import EarlierPrompts, Text, Writer
+from specrag.methods.ralmspec.text import ChunkWriter, EarlierPrompts, Text, Writer
+from specrag.methods.remote import TokenEndpoint
 from specrag.methods.resources import Resources
 from specrag.methods.retriever import PassageRetriever, passages_of
 from specrag.methods.timeline import Timeline
@@ -39,12 +41,14 @@ class IterativeRequest:
     Attributes:
         prompts: of the question.
         settings: what the caller asks of the whole text.
+        options: the same, unchecked.
         tenant: whose earlier prompts may be gone on from.
         timeout: seconds.
     """
 
     prompts: PassagePrompts
     settings: Settings
+    options: Options
     tenant: str
     timeout: float | None
 
@@ -55,7 +59,7 @@ class Work:
 
     prompts: PassagePrompts
     timeline: Timeline
-    writer: Writer
+    writer: ChunkWriter
     record: Record
 
 
@@ -63,7 +67,7 @@ class IterativeMethod(ABC):
     """Answers a question with a retrieval every few tokens.
 
     Args:
-        llm: the language model.
+        llm: the language model, local or behind endpoints; the latter decodes and remembers as it likes.
         retriever: where the passages are.
         limits: how often to retrieve and how much to read.
         prefetch: passages that a search asks for.
@@ -80,7 +84,7 @@ class IterativeMethod(ABC):
 
     def __init__(
         self,
-        llm: SessionGenerator,
+        llm: SessionGenerator | TokenEndpoint,
         retriever: PassageRetriever | KnowledgeBase,
         *,
         limits: RetrievalLimits,
@@ -134,10 +138,22 @@ class IterativeMethod(ABC):
         """Retrieve and decode until the text ends."""
 
     def _start(self, request: IterativeRequest) -> Work:
-        loaded = self.llm.loaded
         timeline = Timeline(self._clock)
-        writer = Writer(
-            loaded.model,
+        record = Record(Text.empty(self.llm.tokenizer, request.settings.stop), timeline)
+        return Work(request.prompts, timeline, self._writer(request, timeline), record)
+
+    def _writer(self, request: IterativeRequest, timeline: Timeline) -> ChunkWriter:
+        if isinstance(self.llm, TokenEndpoint):
+            return EndpointWriter(
+                self.llm,
+                request.prompts,
+                request.settings,
+                request.options,
+                interval=self.limits.interval,
+                timeline=timeline,
+            )
+        return Writer(
+            self.llm.loaded.model,
             self.decoder,
             request.prompts,
             request.settings,
@@ -145,8 +161,6 @@ class IterativeMethod(ABC):
             earlier=EarlierPrompts(self.llm.prefixes, request.tenant) if self.reuse else None,
             timeline=timeline,
         )
-        record = Record(Text.empty(loaded.tokenizer, request.settings.stop), timeline)
-        return Work(request.prompts, timeline, writer, record)
 
     def _request(self, question: str, options: Options) -> IterativeRequest:
         if not isinstance(question, str) or not question.strip():
@@ -160,8 +174,11 @@ class IterativeMethod(ABC):
             raise InputError("method", options["method"], remedy)
         with_defaults: Options = {"max_tokens": DEFAULT_MAX_TOKENS, **options}
         checked = check_options(with_defaults)
-        self.decoder.check(self.llm.loaded)
-        tokenizer = self.llm.loaded.tokenizer
+        if isinstance(self.llm, TokenEndpoint):
+            self.llm.check(with_defaults)
+        else:
+            self.decoder.check(self.llm.loaded)
+        tokenizer = self.llm.tokenizer
         ends = frozenset() if checked.ignore_eos else tokenizer.eos_tokens
         settings = Settings(
             replace(checked.stop, stop_tokens=ends),
@@ -173,4 +190,4 @@ class IterativeMethod(ABC):
         prompts = PassagePrompts(
             self.llm, question, self.limits, checked.stop.max_tokens, system=self.system, raw=checked.raw
         )
-        return IterativeRequest(prompts, settings, checked.tenant, checked.timeout)
+        return IterativeRequest(prompts, settings, with_defaults, checked.tenant, checked.timeout)

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from specrag.errors import ContextLengthError, InputError
-from specrag.methods.base import SessionGenerator
+from specrag.models.tokenizer import Tokenizer
 from specrag.retrieval.passage import Passage, passage_text
-
-if TYPE_CHECKING:
-    pass
 
 #: Where the prompt has room for fewer tokens of a passage than this, a passage says nothing.
 FEWEST_PASSAGE_TOKENS = 16
@@ -52,6 +49,18 @@ def id_of(passage: Passage | None) -> int | None:
     return None if passage is None else passage.id
 
 
+class TokenModel(Protocol):
+    """A model whose tokens are known here, local or behind endpoints."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Its tokenizer."""
+
+    @property
+    def context_length(self) -> int:
+        """Largest number of tokens of prompt and output together."""
+
+
 class PassagePrompts:
     """The prompts of one question, one for each passage.
 
@@ -72,7 +81,7 @@ class PassagePrompts:
 
     def __init__(
         self,
-        llm: SessionGenerator,
+        llm: TokenModel,
         question: str,
         limits: RetrievalLimits,
         max_tokens: int,
@@ -80,8 +89,7 @@ class PassagePrompts:
         system: str | None = None,
         raw: bool = False,
     ) -> None:
-        self._llm = llm
-        self._tokenizer = llm.loaded.tokenizer
+        self._tokenizer = llm.tokenizer
         self._question = question
         self._limits = limits
         self._system = system
@@ -122,9 +130,9 @@ class PassagePrompts:
     def _build(self, passage: str) -> list[int]:
         content = f"{passage}\n\n{self._question}" if passage else self._question
         if not self._chat:
-            return self._llm.encode(content, raw=True)
+            return self._tokenizer.encode(content, special=True)
         system = [] if self._system is None else [{"role": "system", "content": self._system}]
-        return self._llm.encode([*system, {"role": "user", "content": content}])
+        return self._tokenizer.chat([*system, {"role": "user", "content": content}])
 
     def _check_room(self) -> None:
         bare = len(self.tokens(None))

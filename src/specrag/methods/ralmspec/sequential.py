@@ -11,6 +11,7 @@ from specrag.methods.ralmspec.iterative import DEFAULT_CLOCK, IterativeMethod, I
 from specrag.methods.ralmspec.prompts import RetrievalLimits
 from specrag.methods.ralmspec.result import IterativeAnswer
 from specrag.methods.ralmspec.search import PassageFinder, Searched
+from specrag.methods.remote import TokenEndpoint
 from specrag.methods.retriever import PassageRetriever
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ class SequentialPipeline(IterativeMethod):
     passage stands in front of the question and replaces the one before.
 
     Args:
-        llm: the language model, such as :func:`specrag.load` makes.
+        llm: the language model, such as :func:`specrag.load` makes, or one behind endpoints.
         retriever: such as a :class:`~specrag.retrieval.knowledge_base.SingleIndex`; of a knowledge base the ``flat``
             index is searched.
         interval: new tokens between two retrievals.
@@ -45,7 +46,7 @@ class SequentialPipeline(IterativeMethod):
 
     def __init__(  # noqa: PLR0913 - settings, each with a name of its own; methods give them as options
         self,
-        llm: SessionGenerator,
+        llm: SessionGenerator | TokenEndpoint,
         retriever: PassageRetriever | KnowledgeBase,
         *,
         interval: int = 4,

@@ -24,6 +24,7 @@ from specrag.methods.ralmspec.prompts import RetrievalLimits, id_of
 from specrag.methods.ralmspec.result import IterativeAnswer, Retraction
 from specrag.methods.ralmspec.search import Found, Guess, PassageFinder, Searched
 from specrag.methods.ralmspec.text import Chunk, Text
+from specrag.methods.remote import TokenEndpoint
 from specrag.methods.retriever import PassageRetriever, passages_of
 from specrag.methods.speculative_search import COST_AWARE, MAX_MATCH, make_schedule, search_beside
 from specrag.methods.speculative_search import Stride as CountedStride
@@ -60,7 +61,7 @@ class RaLMSpecPipeline(IterativeMethod):
     :class:`~specrag.methods.ralmspec.sequential.SequentialPipeline` with the same settings, whatever is chosen here.
 
     Args:
-        llm: the language model, such as :func:`specrag.load` makes.
+        llm: the language model, such as :func:`specrag.load` makes, or one behind endpoints.
         retriever: such as a :class:`~specrag.retrieval.knowledge_base.SingleIndex`; of a knowledge base the ``flat``
             index is searched.
         stride: queries of a round: a number, ``os3``, or a function that makes a schedule for a request;
@@ -90,7 +91,7 @@ class RaLMSpecPipeline(IterativeMethod):
 
     def __init__(  # noqa: PLR0913 - settings, each with a name of its own; methods give them as options
         self,
-        llm: SessionGenerator,
+        llm: SessionGenerator | TokenEndpoint,
         retriever: PassageRetriever | KnowledgeBase,
         *,
         stride: Stride = COST_AWARE,

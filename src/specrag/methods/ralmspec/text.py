@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from specrag.engine.outputs import Row
 from specrag.engine.passes import Coroutine, SessionModel
@@ -101,8 +102,24 @@ class EarlierPrompts:
         return self.prefixes.known(model, tokens, self.tenant) > len(tokens) // 2
 
 
+class ChunkWriter(Protocol):
+    """Writes the chunks of one request."""
+
+    def write(self, text: Text, passage: Passage | None) -> Coroutine[Chunk]:
+        """Write the next chunk behind a text that has not ended; emits nothing."""
+
+    def holds(self, passage: Passage | None) -> bool:
+        """Whether this passage's prompt need not be read again, but for what was written since."""
+
+    def keep(self, passages: Collection[Passage | None]) -> None:
+        """These passages will be needed."""
+
+    def close(self) -> None:
+        """Release what is held."""
+
+
 class Writer:
-    """Writes chunks for one request.
+    """Writes chunks for one request in sessions of a local model; a :class:`ChunkWriter`.
 
     Args:
         model: the target.
@@ -152,7 +169,7 @@ class Writer:
         with self._timeline.measure("prefill", place) as prefill:
             rows = yield from self._align(session, tokens)
             joined = len(session.pending) > 1
-        chunk = _Growing(text, self._settings.stop.stop_tokens)
+        chunk = Growing(text, self._settings.stop.stop_tokens)
         emitted: list[object] = []
         with self._timeline.measure("decode", place) as decode:
             settings = self._chunk_settings(chunk, len(tokens) - place)
@@ -195,7 +212,7 @@ class Writer:
             return []
         return (yield from read_prompt(session, tokens[shared:], self._method.prompt_needs))
 
-    def _chunk_settings(self, chunk: _Growing, prompt_tokens: int) -> Settings:
+    def _chunk_settings(self, chunk: Growing, prompt_tokens: int) -> Settings:
         whole = self._settings
         place = len(chunk.tokens)
         stop = StopConditions(min(self._interval, whole.stop.max_tokens - place), whole.stop.stop_tokens)
@@ -224,7 +241,7 @@ def chunk_seed(seed: int, place: int) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode("ascii"), digest_size=8).digest(), "little")
 
 
-class _Growing:
+class Growing:
     """A text while a chunk is written behind it: follows every token as it comes."""
 
     def __init__(self, text: Text, stop_tokens: Collection[int]) -> None:
@@ -243,10 +260,14 @@ class _Growing:
         self.shown += piece.text
         self._reason = piece.finish_reason
         if self._reason is not None:
-            end = self._checker.finish(self._stream.finish())
-            self.shown += end.text
-            self._reason = end.finish_reason or self._reason
+            self.end(self._reason)
         return self._reason is not None
+
+    def end(self, reason: FinishReason) -> None:
+        """The text has ended; what was held back is shown."""
+        end = self._checker.finish(self._stream.finish())
+        self.shown += end.text
+        self._reason = end.finish_reason or reason
 
     def text(self) -> Text:
         """The text with the chunk."""
@@ -254,7 +275,7 @@ class _Growing:
 
 
 class _Silent:
-    """Leaves the text to :class:`_Growing`, which sees it across the borders of chunks."""
+    """Leaves the text to :class:`Growing`, which sees it across the borders of chunks."""
 
     def push(self, token: int) -> str:
         del token

@@ -41,11 +41,13 @@ class ReplicaSettings:
         address: where it is, with its key.
         weight: its share of the work, beside those of the others.
         model: what it calls the model; ``None`` for the pool's name, or the first model that it lists.
+        own_name: whether that is its name alone, and says nothing of what others call the model.
     """
 
     address: Address
     weight: float = 1.0
     model: str | None = None
+    own_name: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,7 @@ class Replica:
         self.calls = 0
         self.failed = 0
         self.model = settings.model
+        self.own_name = settings.own_name
         self.context_length: int | None = None
         self._clock = clock
         self._check_seconds = pool.check_seconds
@@ -280,6 +283,7 @@ class Pool:
 
     Attributes:
         retries: calls that were given to another replica.
+        tells_tokens: whether a completion's token ids may be asked for; false once that was refused.
     """
 
     def __init__(
@@ -294,6 +298,7 @@ class Pool:
         self.name = name
         self.replicas = [Replica(number, each, chosen, clock) for number, each in enumerate(replicas, 1)]
         self.retries = 0
+        self.tells_tokens = True
         self._loop = LoopThread(f"specrag-pool-{name}")
         self._chosen = 0
 
@@ -321,7 +326,7 @@ class Pool:
     @property
     def model(self) -> str | None:
         """What the replicas call the model; ``None`` until one has told."""
-        return next((replica.model for replica in self.replicas if replica.model), None)
+        return next((each.model for each in self.replicas if each.model and not each.own_name), None)
 
     @property
     def context_length(self) -> int | None:

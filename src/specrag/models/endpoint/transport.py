@@ -67,6 +67,7 @@ class Address:
     Args:
         url: up to and with ``/v1``.
         key: sent to this replica alone; empty for none.
+        socket: a Unix socket to reach it by, in place of the host that the address names; empty for none.
         connect_seconds: for a connection.
         silence_seconds: without a byte after which a stream has failed.
         answer_seconds: the same of an answer in one piece, whose first byte comes when all of it is written.
@@ -74,6 +75,7 @@ class Address:
 
     url: str
     key: str = field(default="", repr=False)
+    socket: str = ""
     connect_seconds: float = 5.0
     silence_seconds: float = 60.0
     answer_seconds: float = 600.0
@@ -160,10 +162,11 @@ class Transport:
 
         if self._client is None:
             address = self._address
+            limits = httpx2.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=4.0)
             self._client = httpx2.AsyncClient(
                 headers={"Authorization": f"Bearer {address.key}"} if address.key else {},
-                limits=httpx2.Limits(
-                    max_connections=None, max_keepalive_connections=64, keepalive_expiry=4.0
+                transport=httpx2.AsyncHTTPTransport(
+                    trust_env=False, limits=limits, uds=address.socket or None
                 ),
                 follow_redirects=False,
                 trust_env=False,  # neither proxies nor passwords of the environment are meant for upstreams

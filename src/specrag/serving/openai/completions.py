@@ -153,6 +153,7 @@ class _Writer(AnswerWriter):
         self._job = job
         self._echo = bool(body.echo)
         self._shows_log_probs = body.logprobs is not None
+        self._shows_ids = bool(body.return_token_ids)
 
     async def whole(self) -> dict[str, Any]:
         """The answer in one piece."""
@@ -194,7 +195,7 @@ class _Writer(AnswerWriter):
                     text = shown_text(value)
                     event = tellers[index].describe(value) if self.tells_events else None
                     tokens = value.tokens if isinstance(value, Step) else ()
-                    if text or event or (tokens and self._shows_log_probs):
+                    if text or event or (tokens and (self._shows_log_probs or self._shows_ids)):
                         yield self._chunk(index, text, tokens, event=event, offsets=offsets)
         for chunk in self.usage_chunks():
             yield chunk
@@ -212,7 +213,11 @@ class _Writer(AnswerWriter):
             "text": text,
             "logprobs": log_probs,
             "finish_reason": result.finish_reason,
+            **self._ids(tokens),
         }
+
+    def _ids(self, tokens: Sequence[DecodedToken]) -> dict[str, Any]:
+        return {"token_ids": [token.token for token in tokens]} if self._shows_ids else {}
 
     def _chunk(
         self,
@@ -231,5 +236,11 @@ class _Writer(AnswerWriter):
             first = prompt and not offsets[index]
             log_probs = completion_log_probs(self.names, shown, offsets[index], from_start=first)
             offsets[index] += sum(len(name) for name in log_probs["tokens"])
-        choice = {"index": index, "text": text, "logprobs": log_probs, "finish_reason": reason}
+        choice = {
+            "index": index,
+            "text": text,
+            "logprobs": log_probs,
+            "finish_reason": reason,
+            **self._ids(() if prompt else tokens),
+        }
         return self.chunk_of(choice, event)

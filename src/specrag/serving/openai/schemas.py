@@ -151,6 +151,7 @@ class CompletionRequest(GenerationBody):
     )
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    return_token_ids: bool | None = None  # as vLLM has it
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     suffix: str | None = None
     response_format: ResponseFormat | None = None

@@ -1,0 +1,19 @@
+"""specrag on a Ray cluster: the server as a Ray Serve application, and passages encoded on all nodes.
+
+``serve run specrag.integrations.ray:app config=gateway.toml`` serves what ``specrag serve --config gateway.toml`` does,
+by as many replicas as it takes. ``specrag index --ray ADDRESS`` encodes by a :class:`ClusterEncoder`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from specrag.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from specrag.integrations.ray.encoding import ClusterEncoder, connect
+    from specrag.integrations.ray.serving import AppArgs, app
+else:
+    __getattr__ = lazy_names(__name__)
+
+__all__ = ["AppArgs", "ClusterEncoder", "app", "connect"]
