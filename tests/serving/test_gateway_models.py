@@ -263,6 +263,23 @@ def test_ralmspec_writes_what_sequential_retrieval_writes_at_the_same_endpoint(
     assert right < 5 if options.get("prefetch") == 1 else right == 5
 
 
+def test_token_ids_are_told_whole_and_streamed_where_they_are_asked_for(server: LiveServer) -> None:
+    from specrag.models.catalog import resolve
+    from specrag.models.tokenizer import Tokenizer
+
+    asked = {"model": MODEL, "prompt": "Copper is", "max_tokens": 6, "temperature": 0}
+    (plain,) = post(server, "/v1/completions", asked).json()["choices"]
+    assert "token_ids" not in plain
+    asked["return_token_ids"] = True
+    (whole,) = post(server, "/v1/completions", asked).json()["choices"]
+    assert len(whole["token_ids"]) == 6
+    assert Tokenizer(resolve(MODEL)).decode(whole["token_ids"]) == whole["text"] == plain["text"]
+    lines = post(server, "/v1/completions", {**asked, "stream": True}).text.split("\n\n")
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line and "[DONE]" not in line]
+    told = [token for chunk in chunks for choice in chunk["choices"] for token in choice["token_ids"]]
+    assert told == whole["token_ids"]
+
+
 def test_text_that_nothing_takes_back_is_streamed_chunk_by_chunk(
     gateway: LiveServer, sequential: dict[str, Any]
 ) -> None:

@@ -18,6 +18,7 @@ from specrag.errors import SpecragError
 from specrag.models.endpoint import Address
 
 if TYPE_CHECKING:
+    from specrag.models.tokenizer import Tokenizer
     from specrag.serving.service import Service
     from specrag.serving.settings import Settings
 
@@ -54,6 +55,7 @@ class OwnEngine:
         self._folder = TemporaryDirectory(prefix="specrag-")  # nobody else may enter it
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
+        self._service: Service | None = None
 
     @property
     def address(self) -> Address:
@@ -81,13 +83,18 @@ class OwnEngine:
             target=asyncio.run, args=(self._server.serve(),), name="specrag-own-engine", daemon=True
         )
         self._thread.start()
-        service: Service = app.state.service
-        while service.state == "loading" or not self._server.started:
-            if not self._thread.is_alive():
-                raise SpecragError("the engine of this machine cannot be started")
+        self._service = service = app.state.service
+        while self._thread.is_alive() and (service.state == "loading" or not self._server.started):
             time.sleep(0.02)
-        if service.failure is not None:
-            raise service.failure
+        if service.state != "ready":
+            self.close()
+            raise service.failure or SpecragError("the engine of this machine cannot be started")
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Of the loaded model."""
+        assert self._service is not None
+        return self._service.llm.tokenizer
 
     def close(self) -> None:
         """End what runs and release the model."""

@@ -37,7 +37,6 @@ class Upstreams:
         rows = settings.upstreams
         self.executor = Executor()
         self._engine = next((OwnEngine(settings, row.name) for row in rows if row.is_local), None)
-        self._model = settings.model
         self.roles = {row.name: row.role for row in rows}
         self._rows = {name: [row for row in rows if row.name == name] for name in self.roles}
         self.pools = {name: self._pool(name, own) for name, own in self._rows.items()}
@@ -54,7 +53,7 @@ class Upstreams:
             self._engine.start()
         for name, pool in self.pools.items():
             first = self._rows[name][0]
-            tokenizer = _tokenizer(self._tokenizer_of(name))
+            tokenizer = self._tokenizer(name)
             self._endpoints[name] = PooledEndpoint(pool, tokenizer, first.context_length)
             self._models[name] = RemoteModel(
                 pool,
@@ -101,11 +100,16 @@ class Upstreams:
                 replicas.append(ReplicaSettings(address, row.weight, row.model))
         return Pool(name, replicas)
 
-    def _tokenizer_of(self, name: str) -> str | None:
-        """The local model whose tokenizer a pool's replicas have; where this machine's is one of them, its own."""
+    def _tokenizer(self, name: str) -> Tokenizer | None:
+        """What a pool's rows name, or that of this machine's model where it is one of the replicas."""
         rows = self._rows[name]
-        own = self._model if any(row.is_local for row in rows) else None
-        return next((row.tokenizer for row in rows if row.tokenizer), own)
+        named = next((row.tokenizer for row in rows if row.tokenizer), None)
+        if named is None:
+            return self._engine.tokenizer if self._engine and any(row.is_local for row in rows) else None
+        from specrag.models.catalog import resolve
+        from specrag.models.tokenizer import Tokenizer as Loaded
+
+        return Loaded(resolve(named))
 
     def _of_role(self, role: str, otherwise: str) -> str:
         return next((name for name, its in self.roles.items() if its == role), otherwise)
@@ -183,12 +187,3 @@ def refuse_sessions(method: type[Method], field: str) -> None:
         )
         remedy = f"{method.name} {way}; through upstreams there are {_OVER_ENDPOINTS}"
         raise InputError(field, method.name, remedy)
-
-
-def _tokenizer(model: str | None) -> Tokenizer | None:
-    if model is None:
-        return None
-    from specrag.models.catalog import resolve
-    from specrag.models.tokenizer import Tokenizer as Loaded
-
-    return Loaded(resolve(model))
