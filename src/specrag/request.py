@@ -505,6 +505,8 @@ class Result:
         finish_reason: ``"stop"`` or ``"length"``.
         sources: the passages that it rests on.
         retrieved: passages that searches gave.
+        missing: shards of the passages that did not answer, where a part of them was enough: the text rests on the
+            others alone.
         details: what only its method tells; ``None`` for a method that has nothing more to tell.
     """
 
@@ -516,6 +518,7 @@ class Result:
     sources: tuple[Source, ...] = ()
     retrieved: int = 0
     details: Details | None = None
+    missing: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         said = textwrap.shorten(self.text, 60, placeholder=" …")
@@ -547,6 +550,7 @@ class Result:
             "relaxed": usage.relaxed,
             "exact": usage.exact,
             "retrieved": self.retrieved,
+            "missing_shards": list(self.missing),
             "passes": usage.passes,
             "mat": usage.mean_accepted_tokens if usage.passes else None,
             "tokens_per_second": self.tokens_per_second if self.timing.decode else None,

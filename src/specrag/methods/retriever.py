@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from specrag.retrieval.encoder.reranker import Reranker
     from specrag.retrieval.index.base import Index, Query, Ranking
     from specrag.retrieval.index.filters import Where
-    from specrag.retrieval.index.scoring import Bools, Floats, Longs
+    from specrag.retrieval.index.scoring import Floats, Longs
     from specrag.retrieval.knowledge_base import KnowledgeBase
 
 
@@ -64,7 +64,7 @@ class PassageRetriever(Protocol):
     def encode(self, texts: Sequence[str]) -> list[Query]:
         """The texts in the form that :meth:`search` and :meth:`score` take, each encoded alone."""
 
-    def search(self, queries: Sequence[Query], k: int, allowed: Bools | None = None) -> list[Ranking]:
+    def search(self, queries: Sequence[Query], k: int) -> list[Ranking]:
         """The best ``k`` passages for each query, fewer if there are not so many; the first is the same for every k."""
 
     def score(self, queries: Sequence[Query], passage_ids: Longs) -> Floats:
@@ -85,7 +85,7 @@ def passages_of(given: PassageRetriever | KnowledgeBase) -> PassageRetriever:
     if isinstance(given, KnowledgeBase):
         return SingleIndex(given)
     if not _has(given, "search", "score", "passages"):
-        raise InputError("retriever", given, _remedy(given, "a SingleIndex, a PgVectorStore"))
+        raise InputError("retriever", given, _remedy(given, "a SingleIndex, a StoreRetriever"))
     return given
 
 

@@ -254,6 +254,16 @@ def read_filter(where: Where | None) -> Filter | None:
     return found
 
 
+def all_of(several: Sequence[Where | None]) -> Filter | None:
+    """Filters that must all agree; ``None`` if there is no condition.
+
+    Raises:
+        InputError: as :func:`read_filter`.
+    """
+    found = [filter for filter in map(read_filter, several) if filter is not None]
+    return _all_of(found) if found else None
+
+
 def _read(where: object, depth: int) -> Filter | None:
     if depth > MOST_DEPTH:
         raise InputError(
