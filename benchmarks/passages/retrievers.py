@@ -83,11 +83,11 @@ class Retrievers:
 
     def _remote(self, base: KnowledgeBase) -> PassageRetriever:
         from specrag.bench.postgres import PostgresServer
-        from specrag.retrieval.stores.pgvector.store import PgVectorStore
+        from specrag.retrieval.stores.registry import load, open_store
 
         server = self._stack.enter_context(PostgresServer({"shared_buffers": "1GB"}))
-        PgVectorStore.create(server.url, base)
-        return self._stack.enter_context(PgVectorStore.open(server.url, encoder=base.encoder()))
+        load(server.url, base)
+        return self._stack.enter_context(open_store(server.url, encoder=base.encoder()))
 
     def _vectors(self, base: KnowledgeBase, count: int) -> Floats:
         real = _vectors_of(base)

@@ -217,16 +217,16 @@ def _index_documents(
         bar.close()
     if as_json:
         described = {} if report is None else asdict(report)
-        if loaded is not None:
-            described["store"] = asdict(loaded)
+        if target is not None and loaded is not None:
+            described[target.kind] = asdict(loaded)
         typer.echo(json.dumps({"kb": str(kb), **described}, ensure_ascii=False))
         return
     if report is not None:
         _print_report(report)
         _note_language(kb)
-    if loaded is not None:
+    if target is not None and loaded is not None:
         typer.echo(
-            f"store:     {printable(loaded.name)}, {loaded.passages:,} passages in {loaded.seconds:.1f} s"
+            f"{target.kind}:     {printable(loaded.name)}, {loaded.passages:,} passages in {loaded.seconds:.1f} s"
         )
 
 
@@ -252,6 +252,7 @@ class _Target:
         self.address = address
         self.hnsw = hnsw
         self.replace = replace
+        self.kind = "table" if "#" in address and not address.startswith("shards:") else "store"
 
     def check(self) -> None:
         """Fail before the documents are read, not behind it."""
@@ -269,7 +270,8 @@ class _Target:
         started = time.perf_counter()
         with KnowledgeBase.open(kb) as base:
             passages = load(self.address, base, Loading(self.hnsw, self.replace, report))
-        return _Loaded(shown(self.address), passages, time.perf_counter() - started)
+        name = self.address.partition("#")[2] if self.kind == "table" else shown(self.address)
+        return _Loaded(name, passages, time.perf_counter() - started)
 
 
 class _Bar:

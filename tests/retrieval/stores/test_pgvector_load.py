@@ -124,7 +124,7 @@ def test_what_is_no_store_is_refused(postgres: PostgresServer) -> None:
                 open_table(postgres.url, table, index=index_name)
         with pytest.raises(InputError, match=r"^index: 'bm25' .* flat and hnsw"):
             open_table(postgres.url, "store", index="bm25")
-        with pytest.raises(InputError, match=r"^ef_search: 0 "):
+        with pytest.raises(InputError, match=r"^breadth: 0 "):
             open_table(postgres.url, "store", ef_search=0)
         with pytest.raises(InputError, match=r"^remembered: 0 "):
             open_table(postgres.url, "store", remembered=0)
@@ -142,7 +142,7 @@ def test_what_is_no_store_is_refused(postgres: PostgresServer) -> None:
         ):
             open_table(postgres.url, "store")
         connection.execute("UPDATE specrag_stores SET content = '{\"format\": 1}' WHERE name = 'store'")
-        with pytest.raises(KnowledgeBaseError, match=r"the record of table 'store' .* is damaged"):
+        with pytest.raises(KnowledgeBaseError, match=r"the record of pgvector: table 'store' .* is damaged"):
             open_table(postgres.url, "store")
 
 

@@ -345,13 +345,13 @@ def field_values(passage: Passage) -> dict[str, list[Scalar]]:
 
 
 def to_payload(passage: Passage) -> dict[str, Any]:
-    """A passage's fields as JSON values, without its id. Numbers that JSON has not become null."""
+    """A passage's fields as JSON values, without its id."""
     return {
         "source": passage.source,
         "title": passage.title,
         "place": passage.place,
         "text": passage.text,
-        "metadata": finite(dict(passage.metadata)),
+        "metadata": storable(dict(passage.metadata)),
     }
 
 
@@ -370,15 +370,23 @@ def from_payload(id: int, payload: Mapping[str, Any], place: str) -> Passage:
         ) from error
 
 
-def finite(value: Any) -> Any:
-    """A value of metadata without the numbers that JSON has not, which become ``None``."""
+def storable(value: Any) -> Any:
+    """A value of metadata as databases take it.
+
+    Numbers that JSON has not become ``None``, and whole numbers of more than 64 bits floating-point numbers.
+    """
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        value = float(value) if abs(value) < _LARGEST else math.inf
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(name): finite(item) for name, item in value.items()}
+        return {str(name): storable(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
+        return [storable(item) for item in value]
     return value
+
+
+_LARGEST = 2**1023
 
 
 _COLUMNS = ("source", "title", "place")

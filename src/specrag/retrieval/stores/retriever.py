@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from specrag.checks import check_whole
 from specrag.errors import InputError
 from specrag.retrieval.index.base import Query, Ranking, best_of, checked_k, norms, query_vectors
 from specrag.retrieval.index.filters import Filter, Where, all_of, check_fields, matches, read_filter
@@ -82,6 +83,8 @@ class StoreRetriever(Closing):
                 raise InputError("where", where, "no passage satisfies it; widen the conditions")
 
     def _checked_breadth(self, index: str, breadth: int | None) -> int | None:
+        if breadth is not None:
+            check_whole("breadth", breadth)
         if index == "flat":
             return None
         if index != "hnsw":
