@@ -18,7 +18,9 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 
-import qdrant_edge as edge
+import pytest
+
+edge: Any = pytest.importorskip("qdrant_edge")  # there is no wheel for every Python and machine
 
 
 class QdrantServer:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator
-from importlib.util import find_spec
 
 import pytest
 
@@ -13,12 +12,10 @@ from specrag.errors import InputError, SpecragError, StoreUnavailable
 from specrag.retrieval.index.flat import FlatIndex
 from specrag.retrieval.stores.base import Limits, Loading
 from specrag.retrieval.stores.registry import open_store, store_type
+from tests.retrieval.stores.milvus_server import MilvusServer
 from tests.retrieval.stores.tables import collection, passage, questions, random_vectors, same
 
 pytestmark = pytest.mark.slow
-if find_spec("milvus") is None:
-    pytest.skip("milvus has no wheel for this Python or this machine", allow_module_level=True)
-from tests.retrieval.stores.milvus_server import MilvusServer
 
 VECTORS = random_vectors(200, 8)
 QUERIES = questions(random_vectors(3, 8, seed=1))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from importlib.util import find_spec
 
 import pytest
 
@@ -13,11 +12,8 @@ from specrag.errors import SpecragError, StoreUnavailable
 from specrag.retrieval.index.flat import FlatIndex
 from specrag.retrieval.stores.base import Limits, Loading
 from specrag.retrieval.stores.registry import open_store, store_type
-from tests.retrieval.stores.tables import collection, questions, random_vectors, same
-
-if find_spec("qdrant_edge") is None:
-    pytest.skip("qdrant-edge-py has no wheel for this Python or this machine", allow_module_level=True)
 from tests.retrieval.stores.qdrant_server import QdrantServer
+from tests.retrieval.stores.tables import collection, questions, random_vectors, same
 
 VECTORS = random_vectors(200, 8)
 QUERIES = questions(random_vectors(3, 8, seed=1))
@@ -58,7 +54,7 @@ def test_a_server_that_stops_in_the_middle_of_a_search(server: QdrantServer) -> 
 def test_a_server_that_hangs(server: QdrantServer) -> None:
     go_on = threading.Event()
     with open_store(_with_key(server, KEY), limits=Limits(timeout=1)) as store:
-        server.before = lambda path: None if go_on.wait(30) else 500
+        server.before = lambda _: None if go_on.wait(30) else 500
         try:
             began = time.monotonic()
             with pytest.raises(StoreUnavailable, match="did not answer within 1 seconds"):
@@ -71,7 +67,7 @@ def test_a_server_that_hangs(server: QdrantServer) -> None:
 
 def test_a_server_that_is_busy_for_a_while_costs_only_time(server: QdrantServer) -> None:
     failures = iter([503, 429, 502])
-    server.before = lambda path: next(failures, None)
+    server.before = lambda _: next(failures, None)
     with open_store(_with_key(server, KEY)) as store:
         assert next(failures, None) is None
         failures = iter([503] * 3)
@@ -99,7 +95,7 @@ def test_a_collection_that_goes_while_it_is_open(server: QdrantServer) -> None:
     with open_store(_with_key(server, KEY)) as store:
         server.answer("DELETE", "/collections/notes", {})
         with pytest.raises(
-            SpecragError, match="collection 'notes' at .* does not exist: load a knowledge base"
+            SpecragError, match=r"collection 'notes' at .* does not exist: load a knowledge base"
         ):
             store.search(QUERIES, 4)
 

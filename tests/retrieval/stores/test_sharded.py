@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +30,8 @@ from specrag.retrieval.stores.sharded import MergedBases, ShardedRetriever
 from tests.methods.ralm_toys import Case, ToyRetriever, WholeContextModel, outcome, toy_llm
 from tests.methods.run import answer_of
 from tests.retrieval.library import QUESTIONS, encoder, index
-from tests.retrieval.stores.tables import collection, passage, questions, random_vectors, same
-
-if find_spec("qdrant_edge") is None:
-    pytest.skip("qdrant-edge-py has no wheel for this Python or this machine", allow_module_level=True)
 from tests.retrieval.stores.qdrant_server import QdrantServer
+from tests.retrieval.stores.tables import collection, passage, questions, random_vectors, same
 
 VECTORS = random_vectors(400, 12)
 VECTORS[100:200] = VECTORS[:100]  # ties between the shards

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import grpc
 import numpy as np
 from pymilvus import DataType, MilvusClient, MilvusException
 
@@ -57,6 +58,7 @@ _TEXTS = ("source", "title", "place", "text")
 _FIELDS = ["id", "embedding", *_TEXTS, "metadata"]
 _AT_ONCE = 1_000  # ids looked up in one request
 _NOT_FOUND = (4, 100)
+_NO_CONNECTION = 2
 _MANNER = re.compile(r"auth|permission|privilege|password", re.IGNORECASE)
 
 
@@ -136,7 +138,12 @@ class MilvusStore:
                 db_name=found.database,
                 timeout=limits.connect_timeout,
             )
-        except MilvusException as error:
+        except (MilvusException, grpc.RpcError) as error:
+            if getattr(error, "code", None) == _NO_CONNECTION:  # also where the password is wrong
+                found.reach(words)
+                raise words.refused(
+                    "somebody listens there, and takes no connection with these words"
+                ) from None
             raise _described(error, words) from None
         return cls(client, found.name, words)
 
@@ -292,7 +299,7 @@ class MilvusStore:
             raise self._words.closed()
         try:
             return keep_trying(self._words.limits, request, _is_transient)
-        except MilvusException as error:
+        except (MilvusException, grpc.RpcError) as error:
             raise _described(error, self._words) from None
         except (RuntimeError, ValueError, TypeError) as error:
             if isinstance(error, SpecragError):
@@ -301,19 +308,25 @@ class MilvusStore:
 
 
 def _is_transient(error: Exception) -> bool:
+    if isinstance(error, grpc.RpcError):
+        return bool(error.code() == grpc.StatusCode.UNAVAILABLE)
     text = str(error)
     return isinstance(error, MilvusException) and ("unavailable" in text.lower() or "not ready" in text)
 
 
-def _described(error: MilvusException, words: Words) -> SpecragError:
-    text = str(error.message)
-    if error.code in _NOT_FOUND or "collection not found" in text or "can't find collection" in text:
+def _described(error: Any, words: Words) -> SpecragError:
+    """The error of the client, or of gRPC below it, in words."""
+    if isinstance(error, grpc.RpcError):
+        text, code = f"{error.details()} ({error.code().name.replace('_', ' ').lower()})", None
+    else:
+        text, code = str(error.message), error.code
+    if code in _NOT_FOUND or "collection not found" in text or "can't find collection" in text:
         return words.missing()
     if _MANNER.search(text):
         return words.refused(text)
     if "deadline" in text.lower() or "timeout" in text.lower():
         return words.too_late()
-    if error.code == 2 or "unavailable" in text.lower() or "closed channel" in text.lower():
+    if code == _NO_CONNECTION or "unavailable" in text.lower() or "closed channel" in text.lower():
         return words.unreachable(text)
     return words.unusable(text)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -114,13 +115,16 @@ class QdrantStore:
         words = Words(found.place("qdrant"), limits, (key,))
         found.reach(words)
         scheme = "https" if found.secure else "http"
-        client = QdrantClient(
-            url=f"{scheme}://{found.host}:{found.port}",
-            api_key=key or None,
-            timeout=math.ceil(limits.timeout),
-            check_compatibility=False,  # it would ask the server, and warn
-            pool_size=limits.connections,
-        )
+        with warnings.catch_warnings():
+            # That a key goes over plain HTTP is the address's choice, as between containers of one machine.
+            warnings.filterwarnings("ignore", "Api key is used with an insecure connection")
+            client = QdrantClient(
+                url=f"{scheme}://{found.host}:{found.port}",
+                api_key=key or None,
+                timeout=math.ceil(limits.timeout),
+                check_compatibility=False,  # it would ask the server, and warn
+                pool_size=limits.connections,
+            )
         return cls(client, found.name, words)
 
     def _is_taken(self, replacing: bool) -> bool:
