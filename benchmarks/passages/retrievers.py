@@ -87,7 +87,9 @@ class Retrievers:
 
         server = self._stack.enter_context(PostgresServer({"shared_buffers": "1GB"}))
         load(server.url, base)
-        return self._stack.enter_context(open_store(server.url, encoder=base.encoder()))
+        found = open_store(server.url, encoder=base.encoder())
+        self._stack.callback(found.close)
+        return found
 
     def _vectors(self, base: KnowledgeBase, count: int) -> Floats:
         real = _vectors_of(base)
@@ -184,8 +186,8 @@ class _Altered:
     def encode(self, texts: Sequence[str]) -> list[Query]:
         return self._retriever.encode(texts)
 
-    def search(self, queries: Sequence[Query], k: int, allowed: Bools | None = None) -> list[Ranking]:
-        return self._retriever.search(queries, k, allowed)
+    def search(self, queries: Sequence[Query], k: int) -> list[Ranking]:
+        return self._retriever.search(queries, k)
 
     def score(self, queries: Sequence[Query], passage_ids: Longs) -> Floats:
         return self._retriever.score(queries, passage_ids)

@@ -47,7 +47,7 @@ PACKAGES = {
         "uvicorn",
     ),
     "tracing": ("opentelemetry",),
-    "stores": ("pgvector", "psycopg", "psycopg_pool"),
+    "stores": ("pgvector", "psycopg", "psycopg_pool", "qdrant_client", "pymilvus"),
     "train": ("peft", "matplotlib"),
     "bench": ("psutil", "rouge_score", "pgserver"),
 }

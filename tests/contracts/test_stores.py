@@ -120,7 +120,7 @@ def loaded(server: Server) -> Iterator[dict[str, StoreRetriever]]:
 @given(kind=st.sampled_from(KINDS), seed=st.integers(0, 2**32), k=st.sampled_from([1, 2, 5, 60, 300, 900]))
 def test_the_bits_of_the_flat_index(kind: str, seed: int, k: int, loaded: dict[str, StoreRetriever]) -> None:
     vectors, rng = _vectors(kind), np.random.default_rng(seed)
-    asked = [
+    asked: list[Any] = [
         rng.standard_normal((2, DIMENSION)),
         np.ones((1, DIMENSION)),
         np.zeros((1, DIMENSION)),

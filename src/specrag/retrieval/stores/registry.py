@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 GROUP = "specrag.stores"
 
+INDEXES = ("flat", "hnsw", "bm25", "hybrid")
+"""Exact and approximate search of stores; the others are of folders alone."""
+
 SHARDS, PARTIAL = "shards:", "partial-shards:"
 
 #: The only place that names our own stores; each is imported when it is asked for.
@@ -123,6 +126,9 @@ def open_store(
     from specrag.retrieval.stores.sharded import ShardedRetriever
 
     limits = limits or Limits()
+    known = INDEXES if address.startswith((SHARDS, PARTIAL)) else INDEXES[:2]
+    if index is not None and index not in known:
+        raise InputError("index", index, f"a store has {' and '.join(INDEXES[:2])}")
 
     def open_one(one: str) -> StoreRetriever:
         store = store_type(one).open(one, limits)
