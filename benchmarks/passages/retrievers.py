@@ -208,9 +208,9 @@ class Slowed(_Altered):
         super().__init__(retriever)
         self.seconds = seconds
 
-    def search(self, queries: Sequence[Query], k: int, allowed: Bools | None = None) -> list[Ranking]:
+    def search(self, queries: Sequence[Query], k: int) -> list[Ranking]:
         time.sleep(self.seconds)
-        return super().search(queries, k, allowed)
+        return super().search(queries, k)
 
 
 class Spoiled(_Altered):

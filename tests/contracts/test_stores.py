@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from specrag.errors import InputError, SpecragError, StoreUnavailable
@@ -215,6 +215,9 @@ def odd(server: Server) -> Iterator[StoreRetriever]:
 
 
 @settings(max_examples=60, deadline=None)
+@example(where={"open": 0})
+@example(where={"open": {">=": 1}})
+@example(where={"tags": "metal", "$not": {"year": 1999}})
 @given(where=FILTERS)
 def test_conditions_select_what_they_select_in_memory(where: dict[str, Any], odd: StoreRetriever) -> None:
     filter = read_filter(where)
@@ -325,7 +328,7 @@ def test_what_does_not_fit_is_named(server: Server) -> None:
     [
         "qdrant://:pa55word@/notes",
         "qdrant://host:port/notes",
-        "qdrant://:pa55@word@host",
+        "qdrant://:pa55@word@127.0.0.1/a@b",
         "milvus://root:pa55word@host/",
         "milvus://root:pa55word@host:1:2/notes",
         "qdrant://root:pa55/word@host/notes",

@@ -126,7 +126,7 @@ class QdrantServer:
             return [_point(one) for one in shard.retrieve(body["ids"], with_payload=True, with_vector=True)]
         elif (method, rest) == ("PUT", ["points"]):
             batch = body["batch"]
-            rows = zip(batch["ids"], batch["vectors"], batch["payloads"], strict=True)
+            rows = zip(batch["ids"], batch["vectors"], map(_marked, batch["payloads"]), strict=True)
             shard.update(edge.UpdateOperation.upsert_points([edge.Point(*row) for row in rows]))
         else:
             raise AssertionError(f"{method} {rest}")
@@ -180,12 +180,34 @@ def _condition(body: dict[str, Any]) -> Any:
     if body.get("range") is not None:
         return edge.FieldCondition(body["key"], range=edge.RangeFloat(**body["range"]))
     match = body["match"]
-    found = edge.MatchAny(match["any"]) if "any" in match else edge.MatchValue(match["value"])
+    found = edge.MatchAny(match["any"]) if "any" in match else edge.MatchValue(_marked(match["value"]))
     return edge.FieldCondition(body["key"], match=found)
 
 
 def _point(point: Any) -> dict[str, Any]:
-    return {"id": point.id, "payload": point.payload, "vector": point.vector}
+    return {"id": point.id, "payload": _unmarked(point.payload), "vector": point.vector}
+
+
+# The binding for Python takes a truth value in a condition for a number, which the server does not.
+_WORDS = {True: "\ue000true", False: "\ue000false"}
+_VALUES = {word: value for value, word in _WORDS.items()}
+
+
+def _marked(value: Any) -> Any:
+    """Truth values as words that nothing else uses."""
+    if isinstance(value, bool):
+        return _WORDS[value]
+    if isinstance(value, dict):
+        return {name: _marked(item) for name, item in value.items()}
+    return [_marked(item) for item in value] if isinstance(value, list) else value
+
+
+def _unmarked(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _unmarked(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_unmarked(item) for item in value]
+    return _VALUES.get(value, value) if isinstance(value, str) else value
 
 
 def _handler(server: QdrantServer) -> type[BaseHTTPRequestHandler]:
