@@ -83,11 +83,13 @@ class Retrievers:
 
     def _remote(self, base: KnowledgeBase) -> PassageRetriever:
         from specrag.bench.postgres import PostgresServer
-        from specrag.retrieval.stores.pgvector.store import PgVectorStore
+        from specrag.retrieval.stores.registry import load, open_store
 
         server = self._stack.enter_context(PostgresServer({"shared_buffers": "1GB"}))
-        PgVectorStore.create(server.url, base)
-        return self._stack.enter_context(PgVectorStore.open(server.url, encoder=base.encoder()))
+        load(server.url, base)
+        found = open_store(server.url, encoder=base.encoder())
+        self._stack.callback(found.close)
+        return found
 
     def _vectors(self, base: KnowledgeBase, count: int) -> Floats:
         real = _vectors_of(base)
@@ -184,8 +186,8 @@ class _Altered:
     def encode(self, texts: Sequence[str]) -> list[Query]:
         return self._retriever.encode(texts)
 
-    def search(self, queries: Sequence[Query], k: int, allowed: Bools | None = None) -> list[Ranking]:
-        return self._retriever.search(queries, k, allowed)
+    def search(self, queries: Sequence[Query], k: int) -> list[Ranking]:
+        return self._retriever.search(queries, k)
 
     def score(self, queries: Sequence[Query], passage_ids: Longs) -> Floats:
         return self._retriever.score(queries, passage_ids)
@@ -206,9 +208,9 @@ class Slowed(_Altered):
         super().__init__(retriever)
         self.seconds = seconds
 
-    def search(self, queries: Sequence[Query], k: int, allowed: Bools | None = None) -> list[Ranking]:
+    def search(self, queries: Sequence[Query], k: int) -> list[Ranking]:
         time.sleep(self.seconds)
-        return super().search(queries, k, allowed)
+        return super().search(queries, k)
 
 
 class Spoiled(_Altered):

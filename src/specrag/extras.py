@@ -48,7 +48,7 @@ PACKAGES = {
     ),
     "ray": ("ray",),
     "tracing": ("opentelemetry",),
-    "stores": ("pgvector", "psycopg", "psycopg_pool"),
+    "stores": ("pgvector", "psycopg", "psycopg_pool", "qdrant_client", "pymilvus"),
     "train": ("peft", "matplotlib"),
     "bench": ("psutil", "rouge_score", "pgserver"),
 }

@@ -192,7 +192,7 @@ class SearchOptions(BaseModel):
     )
     where: (
         Annotated[tuple[Annotated[str, Field(max_length=1000)], ...], Field(max_length=32)] | dict[str, Any]
-    ) = Field((), description="Conditions on metadata, such as year>=2000 or title=A,B.")
+    ) = Field((), description='Conditions on metadata, such as "year>=2000 and not title=A,B".')
     rerank: str | None = Field(None, max_length=128, description="A cross-encoder that orders them anew.")
     min_score: Annotated[float, Field(ge=-1, le=1)] | None = Field(
         None,
@@ -508,6 +508,8 @@ class Result:
         finish_reason: ``"stop"`` or ``"length"``.
         sources: the passages that it rests on.
         retrieved: passages that searches gave.
+        missing: shards of the passages that did not answer, where a part of them was enough: the text rests on the
+            others alone.
         details: what only its method tells; ``None`` for a method that has nothing more to tell.
     """
 
@@ -519,6 +521,7 @@ class Result:
     sources: tuple[Source, ...] = ()
     retrieved: int = 0
     details: Details | None = None
+    missing: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         said = textwrap.shorten(self.text, 60, placeholder=" …")
@@ -551,6 +554,7 @@ class Result:
             "exact": usage.exact,
             "pasted": usage.pasted,
             "retrieved": self.retrieved,
+            "missing_shards": list(self.missing),
             "passes": usage.passes,
             "mat": usage.mean_accepted_tokens if usage.passes else None,
             "tokens_per_second": self.tokens_per_second if self.timing.decode else None,

@@ -157,10 +157,10 @@ NOWHERE = "postgresql://me:pa55word@127.0.0.1:1/base"
         (
             ("ask", "tin?", "--kb", f"{NOWHERE}#x", "-m", "ralmspec", "-o", "index=bm25"),
             1,
-            ("flat (default) or hnsw",),
+            ("index", "flat and hnsw"),
         ),
         (("ask", "tin?", "--kb", "postgresql://#x"), 1, ("pgvector", "SPECRAG_PGVECTOR_URL")),
-        (("index", "--kb", "kb"), 2, ("PATH", "--table")),
+        (("index", "--kb", "kb"), 2, ("PATH", "--store")),
         (("index", ".", "--kb", "kb", "--pgvector", NOWHERE), 1, ("table 'passages' at 127.0.0.1:1",)),
         (("index", ".", "--kb", "kb", "--table", "x" * 64), 1, ("table", "at most 63 bytes")),
     ],

@@ -56,7 +56,7 @@ def shell(tmp_path: Path, model_home: Path) -> dict[str, str]:
 def test_python_blocks_run(
     page: Path, smollm2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if page.name == "pgvector.md" and find_spec("pgserver") is None:
+    if page.name == "stores.md" and find_spec("pgserver") is None:
         pytest.skip("pgserver has no wheel for this Python or this machine")
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": "__main__"}

@@ -49,7 +49,7 @@ def ask(
     ] = None,
     where: Annotated[
         list[str] | None,
-        typer.Option(metavar="CONDITION", help="Such as year>=2000 or title=A,B; may be repeated."),
+        typer.Option(metavar="CONDITION", help='Such as "year>=2000 or title=A,B"; may be repeated.'),
     ] = None,
     chat: Annotated[
         bool, typer.Option("--chat", help="Ask again and again; follow-up questions are understood.")
@@ -136,6 +136,7 @@ class Asking:
             Cancelled: it has.
         """
         from specrag.cli import render
+        from specrag.methods.partial import marked
 
         method, given = self.chosen.method, self.given
         messages = [*history, {"role": "user", "content": question}]
@@ -144,7 +145,7 @@ class Asking:
         plan = method.plan(replace(self.request, prompt=messages), given)
         if not history:
             _warm_up(given.retriever, self.request.search.index)
-        task = given.submit(method.run(plan), self.chosen.generation.timeout)
+        task = given.submit(marked(method.run(plan), given.retriever), self.chosen.generation.timeout)
         if as_json:
             result = given.executor.run(task)
             described = render.describe(result, method.name, given.tokenizer)
@@ -154,7 +155,8 @@ class Asking:
             result = render.show(given.streaming(task), given.colours(details), retracts=method.retracts)
         if self.chosen.generation.log_probs is not None and given.tokenizer is not None:
             render.show_log_probs(given.tokenizer, result.tokens)
-        render.show_result(result, details=details, notes=self.notes)
+        absent = [f"partial: {name} did not answer" for name in result.missing]
+        render.show_result(result, details=details, notes=(*self.notes, *absent))
         return result
 
 
@@ -214,14 +216,14 @@ def _open(
     given.check(method)
     if context:  # long ones need memory beside the weights
         common.check_weights(model, chosen.model)
-    if kb is not None and not _answers_questions(retriever):
-        search = search.model_copy(update={"index": None, "where": ()})  # a table has been opened with them
+    if kb is not None and not _is_folder(retriever):
+        search = search.model_copy(update={"index": None, "where": ()})  # a store has been opened with them
     request = Request("", options, search, documents)
     return Asking(chosen, request, given, system, notes)
 
 
-def _answers_questions(retriever: Any) -> bool:
-    """Whether it is searched with words; a table is with encoded queries."""
+def _is_folder(retriever: Any) -> bool:
+    """Whether its index and its conditions are chosen for each question."""
     from specrag.retrieval.knowledge_base import KnowledgeBase
 
     return isinstance(retriever, KnowledgeBase)
@@ -229,12 +231,8 @@ def _answers_questions(retriever: Any) -> bool:
 
 def _warm_up(retriever: Any, index: str | None) -> None:
     """Read index and encoder and compile loops: what a server pays once is no part of an answer's time."""
-    if _answers_questions(retriever):
+    if retriever is not None:
         retriever.search(["warm-up"], 1, index=index or "hybrid")
-    elif retriever is not None:
-        queries = retriever.encode(["warm-up"])
-        for ranking in retriever.search(queries, 1):
-            retriever.score(queries, ranking.ids)
 
 
 def _first_question(question: str | None, file: str | None, chat: bool, as_json: bool) -> str | None:

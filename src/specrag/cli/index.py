@@ -1,4 +1,4 @@
-"""``specrag index PATH... --kb DIR``: documents to a knowledge base, and on to a table of PostgreSQL."""
+"""``specrag index PATH... --kb DIR``: documents to a knowledge base, and on to a store elsewhere."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def index(
     paths: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="PATH...", help="Files and folders with documents; with --table none loads what is there."
+            metavar="PATH...", help="Files and folders with documents; with --store none loads what is there."
         ),
     ] = None,
     encoder: Annotated[
@@ -58,17 +58,18 @@ def index(
     ] = None,
     pgvector: store.Url = None,
     table: store.Table = None,
+    into: store.Address = None,
     hnsw: Annotated[
         bool,
         typer.Option(
             "--hnsw",
-            help="Also build an approximate index in the table, or in a datastore.",
-            rich_help_panel="PostgreSQL",
+            help="Also build an approximate index in the store, or in a datastore.",
+            rich_help_panel="Stores",
         ),
     ] = False,
     replace: Annotated[
         bool,
-        typer.Option("--replace", help="Replace a table that is there.", rich_help_panel="PostgreSQL"),
+        typer.Option("--replace", help="Replace what is there.", rich_help_panel="Stores"),
     ] = False,
     knn_lm: Annotated[
         bool,
@@ -138,15 +139,15 @@ def index(
     """Make a knowledge base of documents, or bring it up to date.
 
     New documents are added, changed ones read again, and those gone from below the paths removed. Encoder and
-    chunking are chosen once, when the knowledge base is made. With --table or --pgvector it is then loaded into
-    PostgreSQL.
+    chunking are chosen once, when the knowledge base is made. With --store, or --table for PostgreSQL, it is then
+    loaded into a store.
 
     With --knn-lm it is a datastore for --method knn-lm: an entry for each token that the model reads. With --corpus
     it is a text that guesses may be copied from: generate and ask take it as -o corpus=DIR.
 
     Example: specrag index docs/ notes.txt --kb kb/
     """
-    to_table = pgvector is not None or table is not None
+    address = store.table_address(pgvector, table, into)
     of_model = {
         "--model": model,
         "--dtype": dtype,
@@ -161,6 +162,7 @@ def index(
         "--chunk-overlap": chunk_overlap,
         "--pgvector": pgvector,
         "--table": table,
+        "--store": into,
         "--replace": replace or None,
         "--ray": ray,
     }
@@ -174,8 +176,8 @@ def index(
         _refuse(of_passages, "leave it out with --knn-lm")
     else:
         _refuse(of_datastores, "it is for datastores; add --knn-lm")
-    if not paths and not to_table:
-        raise typer.BadParameter("name at least one PATH, or a --table to load the knowledge base into")
+    if not paths and address is None:
+        raise typer.BadParameter("name at least one PATH, or a --store to load the knowledge base into")
     bar = _Bar()
     if corpus:
         corpus_index.index_corpus(
@@ -187,7 +189,7 @@ def index(
         )
         knn_index.index_datastore(paths or [], kb, options, bar.show, bar.close, as_json=as_json)
     else:
-        target = _Target(pgvector, table, hnsw, replace) if to_table else None
+        target = None if address is None else _Target(address, hnsw, replace)
         settings = (encoder, encoder_dtype, chunk_tokens, chunk_overlap)
         _index_documents(paths or [], kb, settings, target, ray, as_json=as_json)
 
@@ -212,7 +214,7 @@ def _index_documents(
     *,
     as_json: bool,
 ) -> None:
-    """Bring a knowledge base up to date, and load it into a table where one is named."""
+    """Bring a knowledge base up to date, and load it into a store where one is named."""
     if target is not None:
         target.check()
     bar = _Bar()
@@ -229,16 +231,16 @@ def _index_documents(
         bar.close()
     if as_json:
         described = {} if report is None else asdict(report)
-        if loaded is not None:
-            described["table"] = asdict(loaded)
+        if target is not None and loaded is not None:
+            described[target.kind] = asdict(loaded)
         typer.echo(json.dumps({"kb": str(kb), **described}, ensure_ascii=False))
         return
     if report is not None:
         _print_report(report)
         _note_language(kb)
-    if loaded is not None:
+    if target is not None and loaded is not None:
         typer.echo(
-            f"table:     {printable(loaded.name)}, {loaded.passages:,} passages in {loaded.seconds:.1f} s"
+            f"{target.kind}:     {printable(loaded.name)}, {loaded.passages:,} passages in {loaded.seconds:.1f} s"
         )
 
 
@@ -258,7 +260,7 @@ def _cluster_encoder(address: str, kb: Path, settings: BuildSettings) -> Encoder
 
 @dataclass(frozen=True)
 class _Loaded:
-    """What stands in a table now."""
+    """What stands in a store now."""
 
     name: str
     passages: int
@@ -266,42 +268,38 @@ class _Loaded:
 
 
 class _Target:
-    """A table that a knowledge base is loaded into.
+    """A store that a knowledge base is loaded into.
 
     Args:
-        url, table: as given on the command line.
+        address: of it.
         hnsw: with an approximate index.
         replace: in the place of one that is there.
     """
 
-    def __init__(self, url: str | None, table: str | None, hnsw: bool, replace: bool) -> None:
-        with store.needing_psycopg():
-            from specrag.retrieval.stores.pgvector.table import DEFAULT_TABLE, check_table
-
-        self.url = url
-        self.table = check_table(DEFAULT_TABLE if table is None else table)
+    def __init__(self, address: str, hnsw: bool, replace: bool) -> None:
+        self.address = address
         self.hnsw = hnsw
         self.replace = replace
+        self.kind = "table" if "#" in address and not address.startswith("shards:") else "store"
 
     def check(self) -> None:
         """Fail before the documents are read, not behind it."""
-        from specrag.retrieval.stores.pgvector.table import check_target
+        from specrag.retrieval.stores.base import Loading
+        from specrag.retrieval.stores.registry import check_load
 
-        check_target(self.url, self.table, replace=self.replace)
+        check_load(self.address, Loading(self.hnsw, self.replace))
 
     def load(self, kb: Path, report: Callable[[Progress], None]) -> _Loaded:
         """Load it."""
-        from specrag.retrieval.index.hnsw import HnswSettings
         from specrag.retrieval.knowledge_base import KnowledgeBase
-        from specrag.retrieval.stores.pgvector.store import PgVectorStore
+        from specrag.retrieval.stores.base import Loading
+        from specrag.retrieval.stores.registry import load, shown
 
         started = time.perf_counter()
-        graph = HnswSettings() if self.hnsw else None
         with KnowledgeBase.open(kb) as base:
-            record = PgVectorStore.create(
-                self.url, base, self.table, hnsw=graph, replace=self.replace, progress=report
-            )
-        return _Loaded(self.table, record.passages, time.perf_counter() - started)
+            passages = load(self.address, base, Loading(self.hnsw, self.replace, report))
+        name = self.address.partition("#")[2] if self.kind == "table" else shown(self.address)
+        return _Loaded(name, passages, time.perf_counter() - started)
 
 
 class _Bar:

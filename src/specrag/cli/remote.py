@@ -208,6 +208,7 @@ def _result(text: str, reason: str, told: dict[str, Any]) -> Result:
         timing=Timing(**timing, phases=seconds),
         sources=tuple(_source(source) for source in told.get("sources", ())),
         retrieved=usage.get("retrieved", 0),
+        missing=tuple(usage.get("missing_shards", ())),
         details=_Remote(told),
     )
 

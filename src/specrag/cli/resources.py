@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specrag.cli import common
-from specrag.errors import InputError
 from specrag.language_model import OpenResources
 
 if TYPE_CHECKING:
@@ -158,25 +157,22 @@ def _is_here(name: str) -> bool:
 
 
 def open_passages(kb: str, opened: ExitStack, index: str | None, where: Any) -> Any:
-    """A knowledge base by its folder, or a table of PostgreSQL by ``postgresql://...#TABLE``.
+    """A knowledge base by its folder, or a store by its address.
 
     Args:
-        index: of a table: flat or hnsw.
-        where: conditions, of a table.
+        index: of a store: flat or hnsw; of folders as shards also bm25 and hybrid.
+        where: conditions, of a store.
 
     Raises:
         SpecragError: it cannot be opened.
     """
-    if not kb.startswith(("postgresql://", "postgres://")):
+    from specrag.retrieval.stores.registry import is_address
+
+    if not is_address(kb):
         from specrag.retrieval.knowledge_base import KnowledgeBase
 
         return opened.enter_context(KnowledgeBase.open(Path(kb).expanduser()))
-    from specrag.cli.store import open_store
-    from specrag.retrieval.index.filters import parse_conditions
+    from specrag.retrieval.stores.questions import QuestionSearch
+    from specrag.retrieval.stores.registry import open_store
 
-    url, _, table = kb.partition("#")
-    if index not in (None, "flat", "hnsw"):
-        raise InputError("-o index", index, "a table has flat (default) or hnsw")
-    address = None if url.endswith("://") else url  # of the environment
-    store = open_store(address, table or None, index or "flat", where=parse_conditions(where))
-    return opened.enter_context(store)
+    return opened.enter_context(QuestionSearch(open_store(kb, index=index, where=where or None)))

@@ -6,10 +6,10 @@ import json
 import re
 import textwrap
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,6 +19,7 @@ from specrag.errors import InputError
 
 if TYPE_CHECKING:
     from specrag.retrieval.encoder.reranker import Reranker
+    from specrag.retrieval.index.filters import Filter
     from specrag.retrieval.passage import Hit
 
 _SNIPPET = 300  # characters
@@ -30,7 +31,10 @@ _DEFAULT_K = 5
 def search(
     line: typer.Context,
     query: Annotated[str, typer.Argument(metavar="QUERY", help="What to look for.")],
-    kb: Annotated[Path | None, typer.Option(metavar="DIR", help="A folder made by specrag index.")] = None,
+    kb: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="A folder made by specrag index, or the address of a store."),
+    ] = None,
     k: Annotated[
         int | None,
         typer.Option("-k", parser=common.integer, metavar="N", help="How many hits; by default 5."),
@@ -39,14 +43,14 @@ def search(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="flat, hnsw, bm25 or hybrid (the default); of a table flat (the default) or hnsw.",
+            help="flat, hnsw, bm25 or hybrid (the default); of a store flat (the default) or hnsw.",
         ),
     ] = None,
     where: Annotated[
         list[str] | None,
         typer.Option(
             metavar="CONDITION",
-            help="Such as year>=2000 or src=a,b; may be repeated, all must agree.",
+            help='Such as "year>=2000 and not src=a,b"; may be repeated, all must agree.',
         ),
     ] = None,
     rerank: Annotated[
@@ -57,30 +61,34 @@ def search(
     table: store.Table = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for programs.")] = False,
 ) -> None:
-    """Search a knowledge base, in a folder or in PostgreSQL.
+    """Search a knowledge base, in a folder or in a store.
 
     Example: specrag search "How is copper made?" --kb kb/ -k 3 --where "year>=2000"
     """
-    from specrag.retrieval.index.filters import parse_conditions
+    from specrag.retrieval.index.filters import read_filter
     from specrag.retrieval.knowledge_base import check_index, check_queries
+    from specrag.retrieval.stores.registry import is_address
 
     # All that can be wrong is said before the encoder is loaded.
     check_queries([query])
-    in_database = pgvector is not None or table is not None
-    if in_database and kb is not None and configuration.is_from_file(line, "kb"):
+    address = store.table_address(pgvector, table)
+    if address is not None and kb is not None and configuration.is_from_file(line, "kb"):
         kb = None
-    if in_database and kb is not None:
+    if address is not None and kb is not None:
         raise InputError("--kb", str(kb), "give a knowledge base or a table of PostgreSQL, not both")
-    if kb is None and not in_database:
+    if kb is None and address is None:
         raise typer.BadParameter("name a knowledge base with --kb, or a --table of PostgreSQL")
-    conditions = parse_conditions(where or ())
+    if kb is not None and is_address(kb):
+        kb, address = None, kb
+    conditions = read_filter(where)
     if kb is not None:
         index = "hybrid" if index is None else index
         check_index(index)
-        outcome = _search_folder(_Wish(query, k, conditions, rerank), kb, index)
+        outcome = _search_folder(_Wish(query, k, conditions, rerank), Path(kb), index)
     else:
+        assert address is not None
         index = "flat" if index is None else index
-        outcome = _search_table(_Wish(query, k, conditions, rerank), pgvector, table, index)
+        outcome = _search_store(_Wish(query, k, conditions, rerank), address, index)
     if as_json:
         description = {
             "query": query,
@@ -89,6 +97,7 @@ def search(
             "hits": [_describe(rank, hit) for rank, hit in enumerate(outcome.hits, start=1)],
             "load_seconds": outcome.load_seconds,
             "search_seconds": outcome.search_seconds,
+            "missing_shards": list(outcome.missing),
         }
         typer.echo(json.dumps(description, ensure_ascii=False))
         return
@@ -97,6 +106,8 @@ def search(
         f"{len(outcome.hits)} of {outcome.passages:,} passages, {index}: search "
         f"{1000 * outcome.search_seconds:.1f} ms, after {outcome.load_seconds:.1f} s of loading"
     )
+    for name in outcome.missing:
+        _print_status(f"partial: {name} did not answer")
 
 
 @dataclass(frozen=True)
@@ -105,7 +116,7 @@ class _Wish:
 
     query: str
     k: int | None
-    where: Mapping[str, Any]
+    where: Filter | None
     rerank: str | None
 
     def wanted(self, passages: int) -> int:
@@ -127,6 +138,7 @@ class _Outcome:
     passages: int
     load_seconds: float
     search_seconds: float
+    missing: tuple[str, ...] = ()
 
 
 def _search_folder(wish: _Wish, kb: Path, index: str) -> _Outcome:
@@ -145,28 +157,22 @@ def _search_folder(wish: _Wish, kb: Path, index: str) -> _Outcome:
         return _Outcome(hits, len(base), loaded - started, time.perf_counter() - loaded)
 
 
-def _search_table(wish: _Wish, url: str | None, table: str | None, index: str) -> _Outcome:
+def _search_store(wish: _Wish, address: str, index: str) -> _Outcome:
     from specrag.retrieval.index.hnsw import HnswSettings
-    from specrag.retrieval.knowledge_base import RERANKED, check_k, rerank
-    from specrag.retrieval.passage import Hit
+    from specrag.retrieval.stores.questions import QuestionSearch
+    from specrag.retrieval.stores.registry import open_store
 
     started = time.perf_counter()
+    began = time.monotonic()
     # A walk must keep all that is asked for.
-    ef_search = max(HnswSettings().ef_search, wish.k or 0) if index == "hnsw" else None
-    with store.open_store(url, table, index, where=wish.where, ef_search=ef_search) as base:
-        total = base.record.passages
-        wanted = wish.wanted(total)
-        check_k(wanted, total)
+    breadth = max(HnswSettings().ef_search, wish.k or 0) if index == "hnsw" else None
+    with QuestionSearch(open_store(address, index=index, where=wish.where, breadth=breadth)) as base:
         reranker = wish.reranker()
-        fetched = wanted if reranker is None else min(max(wanted, RERANKED), total)
-        base.search(base.encode(["warm-up"]), 1)
+        base.search(["warm-up"], 1, reranker=reranker)
         loaded = time.perf_counter()
-        ranking = base.search(base.encode([wish.query]), fetched)[0]
-        passages = base.passages(ranking.ids.tolist())
-        hits = [Hit(passage, score) for passage, score in zip(passages, ranking.scores.tolist(), strict=True)]
-        if reranker is not None:
-            hits = rerank(reranker, wish.query, hits)[:wanted]
-        return _Outcome(hits, total, loaded - started, time.perf_counter() - loaded)
+        hits = base.search([wish.query], wish.wanted(len(base)), reranker=reranker)[0]
+        missing = base.missing_since(began)
+        return _Outcome(hits, len(base), loaded - started, time.perf_counter() - loaded, missing)
 
 
 def _describe(rank: int, hit: Hit) -> dict[str, object]:

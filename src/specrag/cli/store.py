@@ -1,20 +1,14 @@
-"""Options of the commands that work with a table of PostgreSQL, and the way to it."""
+"""Options of the commands that work with a store of passages elsewhere."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from specrag.extras import needed_by
+from specrag.errors import InputError
 
-if TYPE_CHECKING:
-    from specrag.retrieval.stores.pgvector.store import PgVectorStore
-
-_PANEL = "PostgreSQL"
+_PANEL = "Stores"
 
 Url = Annotated[
     str | None,
@@ -29,46 +23,31 @@ Table = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="The table there; by default passages.", rich_help_panel=_PANEL),
 ]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        metavar="ADDRESS",
+        help="Load it into qdrant://HOST/NAME, milvus://HOST/NAME, postgresql://HOST/DB#TABLE, or shards:A,B.",
+        rich_help_panel=_PANEL,
+    ),
+]
 
 
-@contextmanager
-def needing_psycopg() -> Iterator[None]:
-    """Say what to install where the packages for PostgreSQL are missing.
+def table_address(url: str | None, table: str | None, store: str | None = None) -> str | None:
+    """The address of what the options name; ``None`` if they name nothing.
 
     Raises:
-        SpecragError: they are.
+        InputError: they name two stores, or a table that cannot be.
+        SpecragError: the packages for PostgreSQL are missing.
     """
-    # The pool tells of each attempt that fails; the error at the end says it once.
-    logging.getLogger("psycopg").addHandler(logging.NullHandler())
+    if url is None and table is None:
+        return store
+    if store is not None:
+        raise InputError("--store", "(not shown)", "give it or --pgvector and --table, not both")
+    from specrag.extras import needed_by
+
     with needed_by("pgvector"):
-        yield
+        from specrag.retrieval.stores.pgvector.store import table_address as address
 
-
-def open_store(
-    url: str | None,
-    table: str | None,
-    index: str = "flat",
-    *,
-    where: Mapping[str, Any] | None = None,
-    ef_search: int | None = None,
-) -> PgVectorStore:
-    """A table, open for searching; the caller closes it.
-
-    A :class:`~specrag.methods.retriever.PassageRetriever`.
-
-    Args:
-        url, table: as given on the command line.
-        index: ``flat`` or ``hnsw``.
-        where: only passages that satisfy these conditions are found.
-        ef_search: candidates of a walk through the HNSW index; by default as it was built.
-
-    Raises:
-        SpecragError: psycopg is not installed, or what
-            :meth:`PgVectorStore.open <specrag.retrieval.stores.pgvector.store.PgVectorStore.open>` raises.
-    """
-    with needing_psycopg():
-        from specrag.retrieval.stores.pgvector.store import PgVectorStore
-        from specrag.retrieval.stores.pgvector.table import DEFAULT_TABLE
-
-    table = DEFAULT_TABLE if table is None else table
-    return PgVectorStore.open(url, table, index=index, where=where, ef_search=ef_search)
+    return address(url, table)

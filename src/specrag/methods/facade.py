@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from specrag.engine.passes import Coroutine, Emit, gather
 from specrag.errors import InputError
+from specrag.methods.partial import marked
 from specrag.methods.registry import make_method
 from specrag.methods.resources import Resources
 from specrag.request import (
@@ -164,7 +165,7 @@ class Facade:
         )
         chosen = choose_method(method, request, given)
         plan = chosen.plan(request, given)
-        return Asked(lambda: chosen.run(plan), given, checked.timeout)
+        return Asked(lambda: marked(chosen.run(plan), given.retriever), given, checked.timeout)
 
 
 def choose_method(method: Any, request: Request, given: Resources) -> Method:
@@ -204,12 +205,14 @@ def _telling(coroutine: Coroutine[T]) -> Coroutine[None]:
 
 
 def open_retriever(kb: Any) -> Any:
-    """What is searched: a folder is opened, anything else is it already."""
+    """What is searched: a folder, or the address of a store, is opened; anything else is it already."""
     if not isinstance(kb, str | Path):
         return kb
     from specrag.retrieval.knowledge_base import KnowledgeBase
+    from specrag.retrieval.stores.questions import QuestionSearch
+    from specrag.retrieval.stores.registry import is_address, open_store
 
-    return KnowledgeBase.open(Path(kb))
+    return QuestionSearch(open_store(str(kb))) if is_address(str(kb)) else KnowledgeBase.open(Path(kb))
 
 
 def _documents(given: Any) -> Sequence[Any]:

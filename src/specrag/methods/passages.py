@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ if TYPE_CHECKING:
     from specrag.methods.retriever import PassageRetriever, Retriever
     from specrag.request import Request
     from specrag.retrieval.encoder.reranker import Reranker
+    from specrag.retrieval.index.filters import Where
 
 #: Passages found where a request does not say how many.
 DEFAULT_K = 5
@@ -39,7 +39,7 @@ class Retrieval:
     retriever: Retriever
     k: int
     index: str
-    where: Mapping[str, Any] | None
+    where: Where | None
     reranker: Reranker | None
     min_score: float | None
     abstain: bool
@@ -69,8 +69,8 @@ def retrieval(request: Request, given: Resources, name: str, default_k: int = DE
     check_k(k, len(retriever))
     has_vectors = isinstance(retriever, VectorRetriever)
     if not has_vectors:
-        _refuse_search(request)
-        return Retrieval(retriever, k, "hybrid", None, reranker, None, False)
+        _refuse_index(request)
+        return Retrieval(retriever, k, "hybrid", conditions(request, retriever), reranker, None, False)
     return Retrieval(
         retriever,
         k,
@@ -100,26 +100,35 @@ def passage_retriever(request: Request, given: Resources, name: str) -> PassageR
     refuse_form(request, "this method's text is written in parts")
     if isinstance(retriever, KnowledgeBase):
         return SingleIndex(retriever, request.search.index or "flat", conditions(request, retriever))
-    if not isinstance(retriever, SingleIndex):
-        _refuse_search(request)
-    # Of a table that answers whole questions too, what answers encoded ones.
+    if isinstance(retriever, SingleIndex):
+        return retriever
+    _refuse_index(request)
+    where = conditions(request, retriever)
+    if where is not None:
+        narrowed: PassageRetriever = retriever.narrowed(where)
+        return narrowed
+    # Of a store that answers whole questions too, what answers encoded ones.
     found: PassageRetriever = getattr(retriever, "store", retriever)
     return found
 
 
-def conditions(request: Request, retriever: Any) -> Mapping[str, Any] | None:
+def conditions(request: Request, retriever: Any) -> Where | None:
     """The conditions on metadata, checked.
 
     Raises:
         InputError: one cannot be used.
     """
-    from specrag.retrieval.index.filters import parse_conditions
+    from specrag.retrieval.index.filters import read_filter
 
-    where = request.search.where
-    found = dict(where) if isinstance(where, Mapping) else parse_conditions(where)
-    if found and hasattr(retriever, "allowed"):
-        retriever.allowed(found)  # says which field does not exist
-    return found or None
+    found = read_filter(request.search.where)
+    if found is not None:
+        check = getattr(retriever, "allowed", None) or getattr(retriever, "narrowed", None)
+        if check is None:
+            raise InputError(
+                "where", request.search.where, "these passages have been found already; leave it out"
+            )
+        check(found)  # says which field does not exist
+    return found
 
 
 def refuse_form(request: Request, reason: str) -> None:
@@ -138,7 +147,6 @@ def said_tokens(request: Request, given: Resources) -> int:
     return min(sum(len(text.encode("utf-8", "replace")) for text in said), given.generator.context_length)
 
 
-def _refuse_search(request: Request) -> None:
-    if request.search.where or request.search.index is not None:
-        remedy = "leave where and index out; a table has its own"
-        raise InputError("where", request.search.where, remedy)
+def _refuse_index(request: Request) -> None:
+    if request.search.index is not None:
+        raise InputError("index", request.search.index, "leave it out; a store is opened with its own")

@@ -7,10 +7,10 @@ compared, when it is first used, and so is the encoder: a search with BM25 needs
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from specrag.retrieval.build import check_fingerprint
 from specrag.retrieval.index import bm25, flat, hnsw
 from specrag.retrieval.index.base import Index, Query, Ranking
 from specrag.retrieval.index.bm25 import BM25Index
-from specrag.retrieval.index.filters import find_allowed
+from specrag.retrieval.index.filters import Where, find_allowed
 from specrag.retrieval.index.flat import FlatIndex
 from specrag.retrieval.index.hnsw import HnswIndex
 from specrag.retrieval.index.hybrid import HybridIndex
@@ -145,11 +145,12 @@ class KnowledgeBase:
         """Fields that a filter can name: source, title, place, and those of the documents' metadata."""
         return self._store.field_names()
 
-    def allowed(self, where: Mapping[str, Any] | None) -> np.ndarray | None:
+    def allowed(self, where: Where | None) -> np.ndarray | None:
         """Passages that satisfy all conditions, bool [passages]; None without conditions.
 
         Args:
-            where: see ``filters.py``; ``{"year": {">=": 2000}, "src": ["a", "b"], "title": "Copper"}``.
+            where: see :mod:`~specrag.retrieval.index.filters`; ``"year >= 2000 and src = a, b"`` or the same as a
+                mapping, ``{"year": {">=": 2000}, "src": ["a", "b"]}``.
 
         Raises:
             InputError: a field does not exist, an operator is unknown, or a value cannot be compared.
@@ -211,7 +212,7 @@ class KnowledgeBase:
         k: int = 5,
         *,
         index: str = DEFAULT_INDEX,
-        where: Mapping[str, Any] | None = None,
+        where: Where | None = None,
         reranker: Reranker | None = None,
     ) -> list[list[Hit]]:
         """The best passages for each question, best first; fewer than ``k`` if not so many fit.
@@ -336,9 +337,7 @@ class SingleIndex:
 
     remote = False
 
-    def __init__(
-        self, knowledge_base: KnowledgeBase, name: str = "flat", where: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, knowledge_base: KnowledgeBase, name: str = "flat", where: Where | None = None) -> None:
         self.knowledge_base = knowledge_base
         self.name = name
         self.where = where

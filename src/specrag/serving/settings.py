@@ -63,6 +63,24 @@ class Table(BaseModel):
     index: Literal["flat", "hnsw"] = "flat"
 
 
+class StoreSettings(BaseModel):
+    """A knowledge base in a store, or in several as one.
+
+    Args:
+        address: as ``--kb`` of the command line takes it, such as ``qdrant://db:6333/notes`` or
+            ``partial-shards:ADDRESS,ADDRESS``; may hold a password and is never shown.
+        index: ``flat`` or ``hnsw``; of folders as shards also ``bm25`` and ``hybrid``.
+        timeout, connect_timeout: seconds of a request, and of waiting for a connection.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    address: SecretStr
+    index: Literal["flat", "hnsw", "bm25", "hybrid"] = "flat"
+    timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 30.0
+    connect_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 5.0
+
+
 #: In the place of an address: the model of this machine, as one replica among others.
 LOCAL = "local"
 
@@ -196,6 +214,7 @@ class Settings(BaseSettings):
     # -- the knowledge bases --------------------------------------------------------------------------------
     kbs: Annotated[dict[Name, Path], NoDecode] = Field({}, description="Folders of `specrag index`, by name.")
     tables: dict[Name, Table] = Field({}, description="Tables of PostgreSQL, by name.")
+    stores: dict[Name, StoreSettings] = Field({}, description="Stores by name, each with its address.")
     datastores: Annotated[dict[Name, Path], NoDecode] = Field(
         {}, description="Folders of `specrag index --knn-lm`, by name, for the method knn-lm."
     )
@@ -384,7 +403,7 @@ class Settings(BaseSettings):
             )
             raise InputError("host", self.host, remedy)
         named = set(self.kbs)  # a key's scope names all kinds in one list
-        for field in ("tables", "datastores", "corpora"):
+        for field in ("tables", "stores", "datastores", "corpora"):
             folders: Mapping[str, object] = getattr(self, field)
             for name in folders.keys() & named:
                 raise InputError(field, name, "something else has the same name; give each one of its own")

@@ -11,11 +11,14 @@ import numpy as np
 import psycopg
 
 from specrag.retrieval.index.base import Query, Ranking
-from specrag.retrieval.index.flat import FlatIndex
+from specrag.retrieval.index.hnsw import HnswSettings
 from specrag.retrieval.index.scoring import Floats
 from specrag.retrieval.manifest import EncoderRecord
 from specrag.retrieval.passage import Passage
-from specrag.retrieval.stores.pgvector.table import Collection
+from specrag.retrieval.progress import Reporter
+from specrag.retrieval.stores.base import Collection, Limits, Loading, StoreInfo
+from specrag.retrieval.stores.pgvector.store import DEFAULT_TABLE, PgVectorStore, table_address
+from specrag.retrieval.stores.retriever import StoreRetriever
 
 
 def passage(id: int) -> Passage:
@@ -23,10 +26,40 @@ def passage(id: int) -> Passage:
     return Passage(id, f"source {id}", f"title {id}", f"line {id}", f"text {id}", {"number": id})
 
 
-def collection(vectors: Floats) -> Collection:
-    """Passages with these vectors."""
+def collection(vectors: Floats, first: int = 0) -> Collection:
+    """Passages with these vectors, numbered from ``first`` on."""
     record = EncoderRecord("made-up", "fp32", "0123456789abcdef", vectors.shape[1])
-    return Collection(FlatIndex.build(vectors), lambda ids: [passage(id) for id in ids], record)
+    ids = np.arange(first, first + len(vectors), dtype=np.int64)
+    return Collection(ids, lambda ids: vectors[ids - first], lambda ids: [passage(id) for id in ids], record)
+
+
+def load(
+    url: str,
+    loaded: Collection,
+    table: Any = DEFAULT_TABLE,
+    *,
+    hnsw: HnswSettings | None = None,
+    replace: bool = False,
+    progress: Reporter = lambda _: None,
+) -> StoreInfo:
+    """Load a table of PostgreSQL."""
+    return PgVectorStore.load(
+        table_address(url, table), loaded, Loading(replace=replace, progress=progress), hnsw
+    )
+
+
+def open_table(
+    url: str | None, table: Any = DEFAULT_TABLE, *, connection: Limits | None = None, **options: Any
+) -> StoreRetriever:
+    """Open a table of PostgreSQL for searching."""
+    if "ef_search" in options:
+        options["breadth"] = options.pop("ef_search")
+    store = PgVectorStore.open(table_address(url, table), connection)
+    try:
+        return StoreRetriever(store, **options)
+    except BaseException:
+        store.close()
+        raise
 
 
 def random_vectors(count: int, dimension: int, seed: int = 0) -> Floats:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import psycopg
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from psycopg import sql
 
 from specrag.bench.postgres import PostgresServer
 from specrag.errors import InputError
-from specrag.retrieval.index.filters import find_allowed
+from specrag.retrieval.index.filters import find_allowed, read_filter
 from specrag.retrieval.index.flat import FlatIndex
 from specrag.retrieval.passage_store import PassageStore, PassageWriter, StoredFile, StoredPassage
-from specrag.retrieval.stores.pgvector.store import PgVectorStore
-from specrag.retrieval.stores.pgvector.table import Collection, load
-from tests.retrieval.stores.tables import collection, questions, random_vectors, same
+from specrag.retrieval.stores.pgvector.statements import Conditions
+from specrag.retrieval.stores.retriever import StoreRetriever
+from tests.retrieval.stores.tables import collection, load, open_table, questions, random_vectors, same
 
 METADATA: list[dict[str, Any]] = [
     {},
@@ -63,10 +66,10 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PassageStore]:
 
 
 @pytest.fixture(scope="module")
-def remote(postgres: PostgresServer, local: PassageStore) -> Iterator[PgVectorStore]:
+def remote(postgres: PostgresServer, local: PassageStore) -> Iterator[StoreRetriever]:
     made_up = collection(random_vectors(len(METADATA), 4))
-    load(postgres.url, Collection(made_up.flat, local.passages, made_up.encoder), "filters", replace=True)
-    with PgVectorStore.open(postgres.url, "filters") as store:
+    load(postgres.url, replace(made_up, passages=local.passages), "filters", replace=True)
+    with open_table(postgres.url, "filters") as store:
         yield store
 
 
@@ -107,7 +110,20 @@ CONDITIONS = st.one_of(
     VALUES,
     st.lists(VALUES, min_size=1, max_size=4),
     st.dictionaries(st.sampled_from(["=", "<", "<=", ">", ">="]), VALUES, min_size=1, max_size=3),
-    st.dictionaries(st.just("in"), st.lists(VALUES, min_size=1, max_size=3), min_size=1),
+    st.dictionaries(st.sampled_from(["in", "not in"]), st.lists(VALUES, min_size=1, max_size=3), min_size=1),
+    st.dictionaries(st.just("between"), st.tuples(VALUES, VALUES), min_size=1),
+    st.dictionaries(st.just("!="), VALUES, min_size=1),
+    st.dictionaries(st.just("is null"), st.booleans(), min_size=1),
+)
+FILTERS = st.recursive(
+    st.dictionaries(st.sampled_from(FIELDS), CONDITIONS, min_size=1, max_size=3),
+    lambda parts: (
+        st.dictionaries(
+            st.sampled_from(["$and", "$or"]), st.lists(parts, min_size=1, max_size=3), min_size=1, max_size=2
+        )
+        | st.dictionaries(st.just("$not"), parts, min_size=1)
+    ),
+    max_leaves=4,
 )
 
 
@@ -119,17 +135,27 @@ CONDITIONS = st.one_of(
 @example(where={"tags": {">": "C", "<": "n"}})
 @example(where={"year": 10**18})
 @example(where={"note": "a'b\"c%s{}\\ \u2028"})
-@given(where=st.dictionaries(st.sampled_from(FIELDS), CONDITIONS, min_size=1, max_size=3))
+@example(where={"$not": {"tags": "metal"}})
+@example(where={"title": {"!=": "T1"}, "source": {"is null": False}, "tags": {"is null": True}})
+@given(where=FILTERS)
 def test_the_same_passages_are_allowed(
-    where: dict[str, Any], local: PassageStore, remote: PgVectorStore
+    where: dict[str, Any], local: PassageStore, remote: StoreRetriever, postgres: PostgresServer
 ) -> None:
     expected = find_allowed(local, where, len(METADATA))
-    found = remote.allowed(where)
-    assert found is not None
-    assert found.tolist() == expected.tolist()
+    ids = np.flatnonzero(expected).tolist()
+    if not ids:
+        with pytest.raises(InputError, match="no passage satisfies it"):
+            remote.narrowed(where)
+        return
+    (everything,) = remote.narrowed(where).search(questions(random_vectors(1, 4)), 99)
+    assert sorted(everything.ids.tolist()) == ids
+    found = Conditions(read_filter(where))  # and the database alone decides so
+    query = sql.SQL("SELECT id FROM filters AS passage WHERE {} ORDER BY id").format(found.clause)
+    with psycopg.connect(postgres.url) as connection:
+        assert [id for (id,) in connection.execute(query, found.parameters)] == ids
 
 
-def test_every_field_is_known(local: PassageStore, remote: PgVectorStore) -> None:
+def test_every_field_is_known(local: PassageStore, remote: StoreRetriever) -> None:
     assert set(local.field_names()) <= set(remote.record.fields)
 
 
@@ -137,7 +163,7 @@ def test_every_field_is_known(local: PassageStore, remote: PgVectorStore) -> Non
     ("where", "message"),
     [
         ({"yaer": 1999}, "where: 'yaer' .* did you mean 'year'"),
-        ({"year": {"!=": 1999}}, "where: year: '!=' .* take one of"),
+        ({"year": {"~": 1999}}, "where: year: '~' .* take one of"),
         ({"year": {}}, "where: year: "),
         ({"year": []}, "where: year: "),
         ({"year": [float("nan")]}, "where: year: "),
@@ -146,28 +172,20 @@ def test_every_field_is_known(local: PassageStore, remote: PgVectorStore) -> Non
     ],
     ids=str,
 )
-def test_conditions_that_cannot_be_used(where: Any, message: str, remote: PgVectorStore) -> None:
+def test_conditions_that_cannot_be_used(where: Any, message: str, remote: StoreRetriever) -> None:
     with pytest.raises(InputError, match=f"^{message}"):
-        remote.allowed(where)
+        remote.narrowed(where)
     assert len(remote.search(questions(random_vectors(1, 4)), 3)[0]) == 3
 
 
-def test_no_condition_allows_everything(remote: PgVectorStore) -> None:
-    assert remote.allowed(None) is None
-    assert remote.allowed({}) is None
-
-
 def test_a_store_opened_with_conditions(
-    postgres: PostgresServer, remote: PgVectorStore, local: PassageStore
+    postgres: PostgresServer, remote: StoreRetriever, local: PassageStore
 ) -> None:
     where = {"title": ["T1", "T2"]}
     allowed = find_allowed(local, where, len(METADATA))
     flat = FlatIndex.build(random_vectors(len(METADATA), 4))
     queries = questions(random_vectors(3, 4, seed=1))
-    with PgVectorStore.open(postgres.url, "filters", where=where) as store:
-        assert len(store) == np.count_nonzero(allowed)
+    with open_table(postgres.url, "filters", where=where) as store:
         assert same(store.search(queries, 99), flat.search(queries, 99, allowed))
-        fewer = np.arange(len(METADATA)) < 5
-        assert same(store.search(queries, 2, fewer), flat.search(queries, 2, allowed & fewer))
     with pytest.raises(InputError, match=r"^where: .* no passage satisfies it; widen the conditions"):
-        PgVectorStore.open(postgres.url, "filters", where={"title": "T9"})
+        open_table(postgres.url, "filters", where={"title": "T9"})

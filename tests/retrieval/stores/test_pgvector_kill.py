@@ -16,14 +16,15 @@ import pytest
 
 from specrag.bench.postgres import PostgresServer
 from specrag.errors import SpecragError
+from specrag.retrieval.index.flat import FlatIndex
 from specrag.retrieval.manifest import KnowledgeBaseError
 from specrag.retrieval.progress import Progress
-from specrag.retrieval.stores.pgvector.store import PgVectorStore
-from specrag.retrieval.stores.pgvector.table import load
 from tests.retrieval.stores.tables import (
     collection,
     connected,
     leftovers,
+    load,
+    open_table,
     questions,
     random_vectors,
     same,
@@ -36,8 +37,7 @@ ROOT = Path(__file__).resolve().parents[3]
 DRIVER = """
 import os, sys
 from specrag.retrieval.index.hnsw import HnswSettings
-from specrag.retrieval.stores.pgvector.table import load
-from tests.retrieval.stores.tables import collection, random_vectors
+from tests.retrieval.stores.tables import load, open_table, collection, random_vectors
 
 def tell(progress):
     print(progress.stage, progress.done, flush=True)
@@ -99,7 +99,7 @@ def driver(postgres: PostgresServer) -> Iterator[Driver]:
     driver.close()
 
 
-@pytest.mark.parametrize("moment", ["loading 0", "loading 2000", "loading 4000", "indexing 0"])
+@pytest.mark.parametrize("moment", ["loading 0", "loading 2048", "loading 4000", "indexing 0"])
 @pytest.mark.parametrize("before", [False, True], ids=["new", "replacing"])
 def test_a_load_that_is_killed_leaves_what_was_there(
     moment: str, before: bool, postgres: PostgresServer, driver: Driver
@@ -115,13 +115,13 @@ def test_a_load_that_is_killed_leaves_what_was_there(
     wait_for(postgres.url, gone)  # the server notices when it next speaks to the process
     assert leftovers(postgres.url) == 0
     if before:
-        with PgVectorStore.open(postgres.url, "killed") as store:
+        with open_table(postgres.url, "killed") as store:
             assert same(
-                store.search(questions(VECTORS), 3), collection(VECTORS).flat.search(questions(VECTORS), 3)
+                store.search(questions(VECTORS), 3), FlatIndex.build(VECTORS).search(questions(VECTORS), 3)
             )
     else:
         with pytest.raises(KnowledgeBaseError, match="does not exist"):
-            PgVectorStore.open(postgres.url, "killed")
+            open_table(postgres.url, "killed")
     load(postgres.url, collection(VECTORS), "killed", replace=True)  # and nothing is in the way
 
 
@@ -134,7 +134,7 @@ def test_an_interrupted_load_leaves_nothing(postgres: PostgresServer) -> None:
         load(postgres.url, collection(VECTORS), "interrupted", progress=interrupt)
     assert leftovers(postgres.url) == 0
     with pytest.raises(KnowledgeBaseError, match="does not exist"):
-        PgVectorStore.open(postgres.url, "interrupted")
+        open_table(postgres.url, "interrupted")
 
 
 def test_one_load_at_a_time_and_searches_go_on(postgres: PostgresServer) -> None:
@@ -160,12 +160,12 @@ def test_one_load_at_a_time_and_searches_go_on(postgres: PostgresServer) -> None
         ):
             load(postgres.url, collection(VECTORS), "busy", replace=True)
         load(postgres.url, collection(VECTORS), "not busy", replace=True)
-        with PgVectorStore.open(postgres.url, "busy") as store:
+        with open_table(postgres.url, "busy") as store:
             assert len(store.search(questions(VECTORS[:1]), 3)[0]) == 3
     finally:
         go_on.set()
         thread.join()
-    with PgVectorStore.open(postgres.url, "busy") as store:
+    with open_table(postgres.url, "busy") as store:
         assert len(store) == 40
 
 

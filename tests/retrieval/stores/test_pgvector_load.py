@@ -15,17 +15,19 @@ from hypothesis import strategies as st
 
 from specrag.bench.postgres import PostgresServer
 from specrag.errors import InputError, StoreUnavailable
+from specrag.retrieval.index.flat import FlatIndex
 from specrag.retrieval.index.hnsw import HnswSettings
 from specrag.retrieval.manifest import KnowledgeBaseError
 from specrag.retrieval.passage import Passage
 from specrag.retrieval.progress import Progress
-from specrag.retrieval.stores.pgvector.store import PgVectorStore
-from specrag.retrieval.stores.pgvector.table import load
+from specrag.retrieval.stores.base import Collection
 from tests.retrieval.library import QUESTIONS, encoder, index, open_base, write_library
 from tests.retrieval.stores.tables import (
     collection,
     connected,
     leftovers,
+    load,
+    open_table,
     passage,
     questions,
     random_vectors,
@@ -40,9 +42,9 @@ def test_a_knowledge_base_answers_from_the_database_as_from_the_disk(
 ) -> None:
     index(write_library(tmp_path / "library"), kb=tmp_path / "kb")
     with open_base(tmp_path / "kb") as base:
-        PgVectorStore.create(postgres.url, base, "library", hnsw=HnswSettings(), replace=True)
+        load(postgres.url, Collection.of(base), "library", hnsw=HnswSettings(), replace=True)
         for name in ("flat", "hnsw"):
-            with PgVectorStore.open(postgres.url, "library", index=name, encoder=encoder()) as store:
+            with open_table(postgres.url, "library", index=name, encoder=encoder()) as store:
                 assert len(store) == len(base)
                 queries = store.encode(QUESTIONS)
                 expected = base.index("flat").search(base.encode(QUESTIONS, "flat"), 3)
@@ -54,8 +56,8 @@ def test_a_knowledge_base_answers_from_the_database_as_from_the_disk(
 def test_the_table_names_its_encoder(postgres: PostgresServer, model_home: Path, tmp_path: Path) -> None:
     index(write_library(tmp_path / "library"), kb=tmp_path / "kb")
     with open_base(tmp_path / "kb") as base:
-        PgVectorStore.create(postgres.url, base, "named", replace=True)
-    with PgVectorStore.open(postgres.url, "named") as store:
+        load(postgres.url, Collection.of(base), "named", replace=True)
+    with open_table(postgres.url, "named") as store:
         (query,) = store.encode(["copper"])
         assert store.encoder().fingerprint == encoder().fingerprint
         assert query.vector is not None
@@ -68,8 +70,10 @@ def test_the_table_names_its_encoder(postgres: PostgresServer, model_home: Path,
             "WHERE name = 'named'"
         )
     with (
-        PgVectorStore.open(postgres.url, "named") as store,
-        pytest.raises(KnowledgeBaseError, match=r"encoder: 'minilm-l6-v2' \(.*\) does not fit table 'named'"),
+        open_table(postgres.url, "named") as store,
+        pytest.raises(
+            KnowledgeBaseError, match=r"encoder: 'minilm-l6-v2' \(.*\) does not fit pgvector: table 'named'"
+        ),
     ):
         store.encode(["copper"])
 
@@ -89,12 +93,12 @@ class OtherEncoder:
         (
             7,
             "0123456789abcdef",
-            r"'other' makes vectors of 7 dimensions and table 'fits' at .* holds 6: use 'made-up'",
+            r"'other' makes vectors of 7 dimensions and pgvector: table 'fits' at .* holds 6: use 'made-up'",
         ),
         (
             6,
             "fedcba9876543210",
-            r"'other' \(fedcba9876543210\) does not fit table 'fits' .* made with 'made-up'",
+            r"'other' \(fedcba9876543210\) does not fit pgvector: table 'fits' .* made with 'made-up'",
         ),
     ],
 )
@@ -104,7 +108,7 @@ def test_another_encoder_is_refused(
     load(postgres.url, collection(VECTORS), "fits", replace=True)
     other: Any = OtherEncoder(dimension, fingerprint)
     with pytest.raises(KnowledgeBaseError, match=message):
-        PgVectorStore.open(postgres.url, "fits", encoder=other)
+        open_table(postgres.url, "fits", encoder=other)
 
 
 def test_what_is_no_store_is_refused(postgres: PostgresServer) -> None:
@@ -117,29 +121,29 @@ def test_what_is_no_store_is_refused(postgres: PostgresServer) -> None:
             ("store", "hnsw", r"table 'store' at .* has no HNSW index: search it exactly"),
         ):
             with pytest.raises(KnowledgeBaseError, match=message):
-                PgVectorStore.open(postgres.url, table, index=index_name)
+                open_table(postgres.url, table, index=index_name)
         with pytest.raises(InputError, match=r"^index: 'bm25' .* flat and hnsw"):
-            PgVectorStore.open(postgres.url, "store", index="bm25")
-        with pytest.raises(InputError, match=r"^ef_search: 0 "):
-            PgVectorStore.open(postgres.url, "store", ef_search=0)
+            open_table(postgres.url, "store", index="bm25")
+        with pytest.raises(InputError, match=r"^breadth: 0 "):
+            open_table(postgres.url, "store", ef_search=0)
         with pytest.raises(InputError, match=r"^remembered: 0 "):
-            PgVectorStore.open(postgres.url, "store", remembered=0)
+            open_table(postgres.url, "store", remembered=0)
         connection.execute("ALTER TABLE store ALTER embedding TYPE vector USING embedding::vector")
         connection.execute(
             "ALTER TABLE store ALTER embedding TYPE vector(7) USING (embedding::real[] || 0::real)::vector"
         )
         with pytest.raises(KnowledgeBaseError, match="holds vectors of 7 dimensions and should hold 6"):
-            PgVectorStore.open(postgres.url, "store")
+            open_table(postgres.url, "store")
         connection.execute(
             "UPDATE specrag_stores SET content = content || '{\"format\": 2}' WHERE name = 'store'"
         )
         with pytest.raises(
             KnowledgeBaseError, match="has format 2 and this version of specrag reads format 1"
         ):
-            PgVectorStore.open(postgres.url, "store")
+            open_table(postgres.url, "store")
         connection.execute("UPDATE specrag_stores SET content = '{\"format\": 1}' WHERE name = 'store'")
-        with pytest.raises(KnowledgeBaseError, match=r"the record of table 'store' .* is damaged"):
-            PgVectorStore.open(postgres.url, "store")
+        with pytest.raises(KnowledgeBaseError, match=r"the record of pgvector: table 'store' .* is damaged"):
+            open_table(postgres.url, "store")
 
 
 def test_a_database_without_the_extension(postgres: PostgresServer) -> None:
@@ -150,13 +154,13 @@ def test_a_database_without_the_extension(postgres: PostgresServer) -> None:
         connection.execute("CREATE ROLE reader LOGIN")
         bare = postgres.url.replace("/postgres?", "/bare?")
         with pytest.raises(KnowledgeBaseError, match="has no type for vectors: install pgvector"):
-            PgVectorStore.open(bare)
+            open_table(bare)
         reader = bare.replace("//postgres@", "//reader@")
         with pytest.raises(KnowledgeBaseError, match="let an administrator run CREATE EXTENSION vector"):
             load(reader, collection(VECTORS))
         load(bare, collection(VECTORS))
         with pytest.raises(StoreUnavailable, match=r"cannot be used \(permission denied"):
-            PgVectorStore.open(reader)
+            open_table(reader)
         connection.execute("DROP DATABASE bare WITH (FORCE)")
         connection.execute("DROP ROLE reader")
 
@@ -194,10 +198,10 @@ def _load_and_drop(name: str, postgres: PostgresServer) -> None:
     try:
         where = {"title": ["title 3", "'; DROP TABLE x"], "number": {">": 1}}
         for index_name in ("flat", "hnsw"):
-            with PgVectorStore.open(postgres.url, name, index=index_name) as store:
+            with open_table(postgres.url, name, index=index_name) as store:
                 assert len(store.search(questions(VECTORS[:2]), 3)[1]) == 3
                 assert store.passages([5]) == [passage(5)]
-                assert np.flatnonzero(np.asarray(store.allowed(where))).tolist() == [3]
+                assert store.narrowed(where).search(questions(VECTORS[:1]), 3)[0].ids.tolist() == [3]
         with pytest.raises(InputError, match=r"^table: .* exists already"):
             load(postgres.url, collection(VECTORS), name)
     finally:
@@ -210,7 +214,7 @@ def _load_and_drop(name: str, postgres: PostgresServer) -> None:
 def test_names_that_cannot_be(name: Any, postgres: PostgresServer) -> None:
     for call in (
         lambda: load(postgres.url, collection(VECTORS), name),
-        lambda: PgVectorStore.open(postgres.url, name),
+        lambda: open_table(postgres.url, name),
     ):
         with pytest.raises(InputError, match=r"^table: "):
             call()
@@ -232,8 +236,8 @@ def test_replacing_takes_the_whole_place(postgres: PostgresServer) -> None:
     other = random_vectors(12, 9, seed=1)
     reports: list[Progress] = []
     load(postgres.url, collection(other), "again", replace=True, progress=reports.append)
-    with PgVectorStore.open(postgres.url, "again") as store:
-        assert (len(store), store.dimension, store.record.hnsw) == (12, 9, None)
+    with open_table(postgres.url, "again") as store:
+        assert (len(store), store.dimension, store.record.breadth) == (12, 9, None)
     assert reports == [
         Progress("loading", 0, 12),
         Progress("loading", 12, 12),
@@ -265,9 +269,9 @@ def test_large_vectors_come_back_as_they_went(dimension: int, postgres: Postgres
         collection(vectors), passages=lambda ids: [replace(passage(id), text="long " * 9000) for id in ids]
     )
     load(postgres.url, long, "wide", replace=True)
-    with PgVectorStore.open(postgres.url, "wide") as store:
+    with open_table(postgres.url, "wide") as store:
         queries = questions(vectors[:3])
-        assert same(store.search(queries, 5), long.flat.search(queries, 5))
+        assert same(store.search(queries, 5), FlatIndex.build(vectors).search(queries, 5))
         assert store.passages([4])[0].text == "long " * 9000
 
 
@@ -278,6 +282,6 @@ def test_what_postgresql_cannot_hold_is_replaced(postgres: PostgresServer) -> No
         passages=lambda ids: [Passage(id, "s\0", "t", "", "x\0y", metadata) for id in ids],
     )
     load(postgres.url, odd, "odd", replace=True)
-    with PgVectorStore.open(postgres.url, "odd") as store:
+    with open_table(postgres.url, "odd") as store:
         stored = {"a\ufffd": ["b\ufffd", {"c": None}], "d": None, "e": 10**30, "f": None, "g": 1.5, "h": True}
         assert store.passages([0]) == [Passage(0, "s\ufffd", "t", "", "x\ufffdy", stored)]

@@ -16,21 +16,20 @@ from pgvector.psycopg import register_vector
 from specrag.bench.postgres import PostgresServer
 from specrag.errors import InputError
 from specrag.methods.retriever import PassageRetriever
-from specrag.retrieval.index.base import Ranking
 from specrag.retrieval.index.cache import SpeculativeCache
 from specrag.retrieval.index.flat import FlatIndex
 from specrag.retrieval.index.hnsw import HnswSettings
-from specrag.retrieval.index.scoring import Bools, Floats
-from specrag.retrieval.stores.pgvector import search as pgvector_search
-from specrag.retrieval.stores.pgvector.connection import ConnectionSettings
-from specrag.retrieval.stores.pgvector.search import TableSearch
+from specrag.retrieval.index.scoring import Floats
+from specrag.retrieval.stores import retriever as store_retriever
+from specrag.retrieval.stores.base import Fetched, Found
 from specrag.retrieval.stores.pgvector.store import PgVectorStore
-from specrag.retrieval.stores.pgvector.table import load
-from specrag.retrieval.stores.seen_passages import Fetched
+from specrag.retrieval.stores.retriever import StoreRetriever
 from tests.retrieval.stores.tables import (
     collection,
     connected,
+    load,
     near_ties,
+    open_table,
     passage,
     questions,
     random_vectors,
@@ -82,12 +81,14 @@ def test_exact_search_gives_the_bits_of_the_flat_index(
     load(postgres.url, collection(vectors), "exact", replace=True)
     flat = FlatIndex.build(vectors)
     expected = flat.search(queries, k)
-    with pytest.MonkeyPatch.context() as patch, PgVectorStore.open(postgres.url, "exact") as store:
-        patch.setattr(pgvector_search, "NEAR_TIES", near)  # how many come at once must not matter
+    with pytest.MonkeyPatch.context() as patch, open_table(postgres.url, "exact") as store:
+        patch.setattr(store_retriever, "NEAR_TIES", near)  # how many come at once must not matter
         assert same(store.search(queries, k), expected)
         assert same([store.search([query], k)[0] for query in queries], expected)
-        allowed = rng.random(count) < 0.5
-        assert same(store.search(queries, k, allowed), flat.search(queries, k, allowed))
+        half = rng.integers(0, count)
+        allowed = np.arange(count) >= half
+        narrowed = store.narrowed({"number": {">=": int(half)}})
+        assert same(narrowed.search(queries, k), flat.search(queries, k, allowed))
         ids = rng.integers(0, count, 12)
         assert store.score(queries, ids).tobytes() == flat.score(queries, ids).tobytes()
 
@@ -106,38 +107,17 @@ def test_the_database_alone_would_rank_otherwise(
             "SELECT id FROM near ORDER BY embedding <#> %s, id LIMIT 10", (Vector(query),)
         )
         assert [id for (id,) in rows] != expected[0].ids.tolist()
-    more: list[Floats] = []
-    whole = TableSearch._with_all_near_ties
+    limits: list[int] = []
+    whole = PgVectorStore.search
 
-    def record(self: TableSearch, vector: Floats, ranking: Ranking, mask: Bools | None) -> Ranking:
-        more.append(vector)
-        return whole(self, vector, ranking, mask)
+    def record(self: PgVectorStore, vectors: Floats, most: int, *words: Any) -> list[Found]:
+        limits.append(most)
+        return whole(self, vectors, most, *words)
 
-    monkeypatch.setattr(TableSearch, "_with_all_near_ties", record)
-    with PgVectorStore.open(postgres.url, "near") as store:
+    monkeypatch.setattr(PgVectorStore, "search", record)
+    with open_table(postgres.url, "near") as store:
         assert same(store.search(questions(query[None]), 10), expected)
-    assert len(more) == 1
-
-
-def test_an_error_of_our_own_leaves_the_connection_as_it_was(
-    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    vectors = near_ties(np.random.default_rng(1), 2000, 32)
-    queries = questions(np.ones((1, 32), dtype=np.float32))
-    load(postgres.url, collection(vectors), "near", replace=True)
-    limits = ConnectionSettings(connections=1, retries=0)
-
-    def fail(*words: object) -> None:
-        raise ValueError("ours")
-
-    with PgVectorStore.open(postgres.url, "near", connection=limits) as store:
-        with monkeypatch.context() as patch:
-            patch.setattr(pgvector_search, "_merged", fail)  # in the midst of the rows
-            for _ in range(3):
-                with pytest.raises(ValueError, match="ours") as error:
-                    store.search(queries, 10)
-        assert same(store.search(queries, 10), FlatIndex.build(vectors).search(queries, 10))
-    assert error.value.__traceback__ is not None
+    assert limits == [18, 72, 288, 1152]
 
 
 @pytest.fixture(scope="module")
@@ -152,12 +132,12 @@ def table(postgres: PostgresServer, vectors: Floats) -> str:
 
 
 @pytest.fixture
-def walk(postgres: PostgresServer, table: str) -> Iterator[PgVectorStore]:
-    with PgVectorStore.open(postgres.url, table, index="hnsw") as store:
+def walk(postgres: PostgresServer, table: str) -> Iterator[StoreRetriever]:
+    with open_table(postgres.url, table, index="hnsw") as store:
         yield store
 
 
-def test_a_walk_finds_nearly_the_same(walk: PgVectorStore, vectors: Floats) -> None:
+def test_a_walk_finds_nearly_the_same(walk: StoreRetriever, vectors: Floats) -> None:
     flat = FlatIndex.build(vectors)
     queries = questions(random_vectors(40, 24, seed=1))
     found = walk.search(queries, 10)
@@ -180,7 +160,7 @@ def test_a_wider_walk_finds_more(postgres: PostgresServer, table: str, vectors: 
     exact = FlatIndex.build(vectors).search(queries, 5)
     shared = []
     for width in (5, 300):
-        with PgVectorStore.open(postgres.url, table, index="hnsw", ef_search=width) as store:
+        with open_table(postgres.url, table, index="hnsw", ef_search=width) as store:
             found = store.search(queries, 5)
         pairs = zip(found, exact, strict=True)
         shared.append(sum(len(set(a.ids.tolist()) & set(b.ids.tolist())) for a, b in pairs))
@@ -191,24 +171,25 @@ def test_a_walk_that_finds_too_little_is_replaced(postgres: PostgresServer) -> N
     vectors = np.repeat(random_vectors(3, 8), 400, axis=0)  # pgvector links ten copies of a vector at most
     load(postgres.url, collection(vectors), "copies", hnsw=GRAPH, replace=True)
     queries = questions(random_vectors(4, 8, seed=2))
-    with PgVectorStore.open(postgres.url, "copies", index="hnsw", ef_search=1000) as store:
+    with open_table(postgres.url, "copies", index="hnsw", ef_search=1000) as store:
         assert same(store.search(queries, 30), FlatIndex.build(vectors).search(queries, 30))
 
 
-def test_conditions_make_a_walk_exact(walk: PgVectorStore, vectors: Floats) -> None:
-    allowed = np.random.default_rng(3).random(len(vectors)) < 0.01
+def test_conditions_make_a_walk_exact(walk: StoreRetriever, vectors: Floats) -> None:
+    allowed = np.arange(len(vectors)) < 30
     queries = questions(random_vectors(5, 24, seed=4))
-    assert same(walk.search(queries, 7, allowed), FlatIndex.build(vectors).search(queries, 7, allowed))
+    narrowed = walk.narrowed("number < 30")
+    assert same(narrowed.search(queries, 7), FlatIndex.build(vectors).search(queries, 7, allowed))
 
 
-def test_more_than_a_walk_keeps_is_refused(walk: PgVectorStore) -> None:
-    with pytest.raises(InputError, match=r"^k: 41 .* ef_search of at least 41"):
+def test_more_than_a_walk_keeps_is_refused(walk: StoreRetriever) -> None:
+    with pytest.raises(InputError, match=r"^k: 41 .* a breadth of at least 41"):
         walk.search(questions(random_vectors(1, 24)), 41)
 
 
 @pytest.mark.parametrize("index", ["flat", "hnsw"])
 def test_bad_arguments_are_named(index: str, postgres: PostgresServer, table: str, vectors: Floats) -> None:
-    with PgVectorStore.open(postgres.url, table, index=index) as store:
+    with open_table(postgres.url, table, index=index) as store:
         good = questions(vectors[:1])
         for k in (0, -1, 2.5, True):
             with pytest.raises(InputError, match=r"^k: "):
@@ -219,12 +200,10 @@ def test_bad_arguments_are_named(index: str, postgres: PostgresServer, table: st
                 store.search(questions(bad), 3)
             with pytest.raises(InputError, match=r"^queries\[0\]\.vector: "):
                 store.score(questions(bad), np.arange(2))
-        with pytest.raises(InputError, match=r"^allowed: "):
-            store.search(good, 3, np.ones(7, dtype=bool))
         for ids in ([3000], [-1]):
-            with pytest.raises(InputError, match=r"^passage_ids: "):
+            with pytest.raises(InputError, match=r"^passage id: .* table 'graph' at .* has no such passage"):
                 store.score(good, np.array(ids))
-            with pytest.raises(InputError, match=r"^passage_ids: "):
+            with pytest.raises(InputError, match=r"^passage id: "):
                 store.passages(ids)
         assert store.search([], 3) == []
         assert store.score(good, np.array([], dtype=np.int64)).shape == (1, 0)
@@ -236,30 +215,30 @@ def test_what_a_search_has_found_needs_no_database(
 ) -> None:
     flat = FlatIndex.build(vectors)
     queries = questions(random_vectors(2, 24, seed=5))
-    with PgVectorStore.open(postgres.url, table, remembered=64) as store:
+    with open_table(postgres.url, table, remembered=64) as store:
         ids = np.unique(np.concatenate([ranking.ids for ranking in store.search(queries, 20)]))
         fetched: list[list[int]] = []
-        fetch = TableSearch.fetch
+        fetch = PgVectorStore.fetch
 
-        def record(self: TableSearch, ids: Sequence[int]) -> dict[int, Fetched]:
+        def record(self: PgVectorStore, ids: Sequence[int]) -> list[Fetched]:
             fetched.append(list(ids))
             return fetch(self, ids)
 
-        monkeypatch.setattr(TableSearch, "fetch", record)
+        monkeypatch.setattr(PgVectorStore, "fetch", record)
         assert store.score(queries, ids).tobytes() == flat.score(queries, ids).tobytes()
         assert store.passages(ids.tolist()) == [passage(id) for id in ids.tolist()]
         assert fetched == []
         some = np.flatnonzero(~np.isin(np.arange(3000), ids))[[5, 2, 5]]
         mixed = np.concatenate([ids[:3], some])
         assert store.score(queries, mixed).tobytes() == flat.score(queries, mixed).tobytes()
-        assert fetched == [some.tolist()]
+        assert fetched == [list(dict.fromkeys(some.tolist()))]
         everything = np.arange(3000)  # far more than is remembered
         assert store.score(queries, everything).tobytes() == flat.score(queries, everything).tobytes()
         assert store.passages([2999, 0, 2999]) == [passage(2999), passage(0), passage(2999)]
 
 
 def test_the_speculative_cache_agrees_with_it(postgres: PostgresServer, table: str, vectors: Floats) -> None:
-    with PgVectorStore.open(postgres.url, table) as store:
+    with open_table(postgres.url, table) as store:
         retriever: PassageRetriever = store
         assert len(retriever) == 3000
         cache = SpeculativeCache(store)
@@ -273,7 +252,7 @@ def test_the_speculative_cache_agrees_with_it(postgres: PostgresServer, table: s
 def test_threads_do_not_disturb_each_other(postgres: PostgresServer, table: str, vectors: Floats) -> None:
     queries = questions(random_vectors(6, 24, seed=7))
     expected = FlatIndex.build(vectors).search(queries, 6)
-    with PgVectorStore.open(postgres.url, table, remembered=16) as store, ThreadPoolExecutor(6) as pool:
+    with open_table(postgres.url, table, remembered=16) as store, ThreadPoolExecutor(6) as pool:
         ids = expected[0].ids
         scores = FlatIndex.build(vectors).score(queries, ids).tobytes()
 

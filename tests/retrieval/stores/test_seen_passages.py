@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specrag.errors import InputError
-from specrag.retrieval.stores.seen_passages import Fetched, SeenPassages
+from specrag.retrieval.stores.base import Fetched
+from specrag.retrieval.stores.seen_passages import SeenPassages
 from tests.retrieval.stores.tables import passage
 
 IDS = st.lists(st.integers(0, 12), max_size=8)

@@ -21,7 +21,7 @@ from tests.serving.live_server import MODEL, post, running_server
 )
 def test_a_chat_is_answered_from_a_table_and_told_when_that_is_gone(smollm2: Path, tmp_path: Path) -> None:
     from specrag.bench.postgres import PostgresServer
-    from specrag.retrieval.stores.pgvector.store import PgVectorStore
+    from specrag.retrieval.stores.registry import load
 
     (tmp_path / "tin.txt").write_text("Tin melts at 232 degrees.", encoding="utf-8")
     build([tmp_path / "tin.txt"], tmp_path / "tin")
@@ -34,7 +34,7 @@ def test_a_chat_is_answered_from_a_table_and_told_when_that_is_gone(smollm2: Pat
     }
     with PostgresServer() as database:
         with KnowledgeBase.open(tmp_path / "tin") as base:
-            PgVectorStore.create(database.url, base, "tin")
+            load(f"{database.url}#tin", base)
         tables = {"metals": {"url": database.url, "table": "tin"}}
         with running_server(tables=tables) as server:
 

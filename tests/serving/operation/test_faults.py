@@ -151,13 +151,13 @@ def test_a_database_that_goes_away_is_told_and_found_again(tmp_path: Path) -> No
     from specrag.bench.postgres import PostgresServer
     from specrag.retrieval.build import build
     from specrag.retrieval.knowledge_base import KnowledgeBase
-    from specrag.retrieval.stores.pgvector.store import PgVectorStore
+    from specrag.retrieval.stores.registry import load
 
     (tmp_path / "tin.txt").write_text("Tin melts at 232 degrees.", encoding="utf-8")
     build([tmp_path / "tin.txt"], tmp_path / "tin")
     with PostgresServer() as database:
         with KnowledgeBase.open(tmp_path / "tin") as base:
-            PgVectorStore.create(database.url, base, "tin")
+            load(f"{database.url}#tin", base)
         tables: dict[str, Any] = {"metals": {"url": database.url, "table": "tin"}}
         with program(tmp_path, tables=tables, page=False) as server, client(server) as asking:
 

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain, islice
+from typing import Protocol
 
 import numpy as np
 
 from specrag.checks import check_whole
-from specrag.retrieval.index.base import Index, Query, Ranking, best_of, checked_k
-from specrag.retrieval.index.scoring import Longs
+from specrag.retrieval.index.base import Query, Ranking, best_of, checked_k
+from specrag.retrieval.index.scoring import Floats, Longs
 
 #: More than what the 32 searches of a request of 128 tokens return with a prefetch of 20.
 CAPACITY = 1024
+
+
+class Scores(Protocol):
+    """All that a cache asks of an index."""
+
+    def score(self, queries: Sequence[Query], passage_ids: Longs) -> Floats:
+        """See :class:`~specrag.retrieval.index.base.Index`."""
 
 
 class SpeculativeCache:
@@ -30,7 +38,7 @@ class SpeculativeCache:
         capacity: the most passages kept, at least 1.
     """
 
-    def __init__(self, index: Index, capacity: int = CAPACITY) -> None:
+    def __init__(self, index: Scores, capacity: int = CAPACITY) -> None:
         check_whole("capacity", capacity)
         self._index = index
         self._capacity = capacity

@@ -5,21 +5,13 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from specrag.checks import check_whole
 from specrag.retrieval.index.scoring import Bools, Floats, Longs
 from specrag.retrieval.passage import Passage
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Fetched:
-    """A passage with its vector, float32 [dimension]."""
-
-    passage: Passage
-    vector: Floats
+from specrag.retrieval.stores.base import Fetched
 
 
 class SeenPassages:

@@ -7,90 +7,46 @@ import json
 import shutil
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from specrag.artifacts import MANIFEST, atomic_write_json, fsync, make_folder
 from specrag.errors import InputError, ModelFilesError, SpecragError
 from specrag.retrieval.build import BuildSettings, settle
-from specrag.retrieval.knowledge_base import RERANKED, KnowledgeBase, check_k, rerank
+from specrag.retrieval.knowledge_base import KnowledgeBase
 from specrag.retrieval.manifest import Manifest
-from specrag.retrieval.passage import Hit
 from specrag.retrieval.passage_store import PASSAGES, PassageStore, StoredFile
+from specrag.retrieval.stores.questions import QuestionSearch
 from specrag.serving.knowledge.places import Description, Place, check_name, is_name
 from specrag.serving.settings import Settings
 
 if TYPE_CHECKING:
     from specrag.retrieval.encoder.encoder import Encoder
-    from specrag.retrieval.encoder.reranker import Reranker
-    from specrag.retrieval.stores.pgvector.store import PgVectorStore
-    from specrag.serving.settings import Table
+    from specrag.serving.settings import StoreSettings, Table
 
 
-class TableBase:
-    """A table of PostgreSQL as a :class:`~specrag.methods.retriever.Retriever`.
-
-    Args:
-        store: the table.
-    """
-
-    def __init__(self, store: PgVectorStore) -> None:
-        self.store = store
-
-    def __len__(self) -> int:
-        return len(self.store)
-
-    def search(
-        self,
-        queries: Sequence[str],
-        k: int = 5,
-        *,
-        index: str = "hybrid",  # noqa: ARG002 - a table is searched by the one that it was opened for
-        where: Mapping[str, Any] | None = None,
-        reranker: Reranker | None = None,
-    ) -> list[list[Hit]]:
-        """The best passages for each question, best first.
-
-        Raises:
-            InputError: there are conditions; they are set when a table is opened.
-            StoreUnavailable: the database does not answer.
-        """
-        if where:
-            raise InputError("where", where, "a table of PostgreSQL is searched without conditions here")
-        check_k(k, len(self))
-        fetched = k if reranker is None else min(max(k, RERANKED), len(self))
-        found = []
-        for query, ranking in zip(
-            queries, self.store.search(self.store.encode(queries), fetched), strict=True
-        ):
-            passages = self.store.passages(ranking.ids.tolist())
-            hits = [
-                Hit(passage, score) for passage, score in zip(passages, ranking.scores.tolist(), strict=True)
-            ]
-            found.append(hits if reranker is None else rerank(reranker, query, hits)[:k])
-        return found
-
-    def close(self) -> None:
-        """Let the connections go."""
-        self.store.close()
-
-
-def open_table(table: Table) -> TableBase:
-    """Connect to a table.
+def open_elsewhere(given: Table | StoreSettings) -> QuestionSearch:
+    """Connect to a table or another store.
 
     Raises:
         StoreUnavailable: the database cannot be reached.
-        KnowledgeBaseError: the table is none of specrag's.
+        KnowledgeBaseError: the collection is none of specrag's.
     """
-    from specrag.retrieval.stores.pgvector.store import PgVectorStore  # needs specrag[stores]
+    from specrag.retrieval.stores.base import Limits
+    from specrag.retrieval.stores.registry import open_store
+    from specrag.serving.settings import StoreSettings
 
-    return TableBase(PgVectorStore.open(table.url.get_secret_value(), table.table, index=table.index))
+    if isinstance(given, StoreSettings):
+        limits = Limits(given.timeout, given.connect_timeout)
+        return QuestionSearch(open_store(given.address.get_secret_value(), index=given.index, limits=limits))
+    address = f"{given.url.get_secret_value()}#{given.table}"
+    return QuestionSearch(open_store(address, index=given.index))
 
 
 _DELETED = ".deleted-"  # no knowledge base is called so
-Base: TypeAlias = KnowledgeBase | TableBase
+Base: TypeAlias = KnowledgeBase | QuestionSearch
 
 
 @dataclass(slots=True)
@@ -124,6 +80,7 @@ class KnowledgeBases:
 
     def __init__(self, settings: Settings, encoder: Callable[[], Encoder] | None = None) -> None:
         self._settings = settings
+        self._elsewhere: dict[str, Table | StoreSettings] = {**settings.tables, **settings.stores}
         self._encoder = encoder
         self._others: dict[tuple[str, str], Encoder] = {}
         self._opened: dict[str, _Opened] = {}
@@ -142,18 +99,18 @@ class KnowledgeBases:
                     for path in root.iterdir()
                     if is_name(path.name) and Place(path).record.is_file()
                 }
-        return sorted({*self._settings.kbs, *self._settings.tables, *made})
+        return sorted({*self._settings.kbs, *self._elsewhere, *made})
 
     def __contains__(self, name: str) -> bool:
         return is_name(name) and (
             name in self._settings.kbs
-            or name in self._settings.tables
+            or name in self._elsewhere
             or (self._settings.kb_root is not None and self.place(name).record.is_file())
         )
 
     def kind(self, name: str) -> Literal["folder", "table"]:
-        """What it is."""
-        return "table" if name in self._settings.tables else "folder"
+        """What it is; of every store ``table``."""
+        return "table" if name in self._elsewhere else "folder"
 
     def place(self, name: str) -> Place:
         """Its folders in ``kb_root``.
@@ -207,9 +164,7 @@ class KnowledgeBases:
         if opened is not None and opened.version == version:
             return opened
         fresh = _Opened(
-            open_table(self._settings.tables[name])
-            if self.kind(name) == "table"
-            else self._open_folder(name),
+            open_elsewhere(self._elsewhere[name]) if self.kind(name) == "table" else self._open_folder(name),
             version,
         )
         self._opened[name] = fresh

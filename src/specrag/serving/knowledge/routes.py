@@ -14,6 +14,7 @@ from pydantic import Field
 
 from specrag.engine.threads import use_one_thread
 from specrag.errors import InputError
+from specrag.methods.partial import missing_since
 from specrag.request import file_name
 from specrag.retrieval.passage import Hit
 from specrag.serving.errors import ApiError
@@ -120,7 +121,8 @@ class SearchBody(Body):
         query: a question.
         k: how many passages.
         index: ``flat`` and ``hnsw`` compare meaning, ``bm25`` words, ``hybrid`` both; of a table its own.
-        where: conditions on the passages' fields, such as ``{"year": {">=": 2000}, "source": "a.md"}``.
+        where: conditions on the passages' fields, such as ``{"year": {">=": 2000}, "source": "a.md"}`` or the text
+            ``year >= 2000 and not source = a.md``.
     """
 
     query: Annotated[str, Field(min_length=1, max_length=20_000)]
@@ -128,6 +130,7 @@ class SearchBody(Body):
     index: Literal["flat", "hnsw", "bm25", "hybrid"] | None = None
     where: (
         Annotated[dict[Annotated[str, Field(max_length=200)], Any], Field(max_length=16, fail_fast=True)]
+        | Annotated[str, Field(min_length=1, max_length=20_000)]
         | None
     ) = None
 
@@ -202,14 +205,18 @@ async def search(request: Request, name: str, body: SearchBody) -> dict[str, Any
         )
     started = time.perf_counter()
 
-    def work() -> list[Hit]:
+    began = time.monotonic()
+
+    def work() -> tuple[list[Hit], tuple[str, ...]]:
         use_one_thread()
         with operation.bases.lease(name) as base:
-            return _search(base, body)
+            return _search(base, body), missing_since(base, began)
 
     try:
         with anyio.fail_after(operation.settings.search_seconds):
-            hits = await anyio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=operation.searches)
+            hits, missing = await anyio.to_thread.run_sync(
+                work, abandon_on_cancel=True, limiter=operation.searches
+            )
     except TimeoutError:
         raise ApiError(504, "the search took too long", code="deadline_exceeded") from None
     seconds = time.perf_counter() - started
@@ -220,6 +227,7 @@ async def search(request: Request, name: str, body: SearchBody) -> dict[str, Any
         "kb": name,
         "data": [_describe_hit(rank, hit) for rank, hit in enumerate(hits, 1)],
         "seconds": round(seconds, 6),
+        "missing_shards": list(missing),
     }
 
 

@@ -19,6 +19,7 @@ from specrag.engine.passes import Coroutine
 from specrag.engine.threads import use_one_thread
 from specrag.errors import ContextLengthError, DeadlineExceeded, InputError
 from specrag.methods.base import Method, Needs, Plan
+from specrag.methods.partial import marked
 from specrag.methods.registry import make_method, method_class
 from specrag.request import Options, Result, SearchOptions, check_search
 from specrag.request import Request as TextRequest
@@ -189,7 +190,7 @@ class Planner:
 
             def begin() -> Coroutine[Result]:
                 with self._named(wish, method):
-                    return (yield from method.run(made))
+                    return (yield from marked(method.run(made), given.retriever))
 
             return replace(made, begin=begin)
 

@@ -1,293 +1,523 @@
-"""A knowledge base in PostgreSQL with pgvector, with the same protocol as local indexes.
+"""Passages in PostgreSQL with the pgvector extension.
 
-Exact search gives, bit for bit, what :class:`~specrag.retrieval.index.flat.FlatIndex` gives for the same vectors, and a
-batch what single searches give. Passages that a search has returned stay in memory for a while, with their vectors:
-scoring and reading them takes no round trip.
+Each store is a table with one row a passage, in the first schema of the search path, that anybody may query and join.
+The table ``specrag_stores`` beside it says of each store what a search must know.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+import json
+import math
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any, LiteralString
 
 import numpy as np
+import psycopg
+from pgvector.psycopg import register_vector
+from psycopg import sql
+from psycopg.rows import TupleRow
+from psycopg.types.json import Jsonb
 
+from specrag.checks import check_whole
 from specrag.errors import InputError
-from specrag.retrieval.index.base import Query, Ranking, checked_ids, checked_k, checked_mask, query_vectors
-from specrag.retrieval.index.filters import check_where, unknown_field
+from specrag.retrieval.index.filters import Filter
 from specrag.retrieval.index.hnsw import HnswSettings
-from specrag.retrieval.index.scoring import Bools, Floats, Longs, dense_scores
-from specrag.retrieval.knowledge_base import KnowledgeBase, check_queries
+from specrag.retrieval.index.scoring import Floats
+from specrag.retrieval.manifest import KnowledgeBaseError
 from specrag.retrieval.passage import Passage
-from specrag.retrieval.progress import Reporter
-from specrag.retrieval.stores.pgvector.connection import ConnectionSettings, Database, database_url
-from specrag.retrieval.stores.pgvector.search import TableSearch
-from specrag.retrieval.stores.pgvector.table import (
-    DEFAULT_TABLE,
-    Collection,
-    FoundStore,
-    StoreRecord,
-    check_encoder,
-    check_index,
-    check_table,
-    check_walk,
-    find_store,
-    load,
+from specrag.retrieval.progress import Progress
+from specrag.retrieval.stores.base import Collection, Fetched, Found, Limits, Loading, StoreInfo
+from specrag.retrieval.stores.pgvector.connection import Database, database_url
+from specrag.retrieval.stores.pgvector.statements import (
+    COLUMNS,
+    EXACT_SETTINGS,
+    LOOKUP_SETTINGS,
+    Conditions,
+    Statements,
+    sampled_percent,
+    walk_settings,
 )
-from specrag.retrieval.stores.seen_passages import SeenPassages
 
-if TYPE_CHECKING:
-    from specrag.retrieval.encoder.encoder import Encoder
+STORES = "specrag_stores"
+DEFAULT_TABLE = "passages"
 
-REMEMBERED = 8192
-"""Passages that a store keeps in memory: those of eight full speculative caches."""
+#: pgvector's limits: elements of a vector that is stored, and of one that an HNSW index takes; candidates of a walk.
+MOST_DIMENSIONS, MOST_INDEXED_DIMENSIONS, MOST_CANDIDATES = 16_000, 2_000, 1_000
+
+_LONGEST_NAME = 63  # bytes; PostgreSQL cuts longer ones without a word
+_TYPES = ("int8", "vector", "text", "text", "text", "text", "jsonb")
+
+# Vectors lie in the rows themselves wherever a row fits a page of 8 KiB: a scan that had to look up each of them
+# in the table for oversized values would take many times as long.
+_MOST_IN_ROW = 1_900
+
+_FOUND = sql.SQL(
+    """
+    SELECT to_regtype('vector') IS NOT NULL,
+           to_regclass({stores}) IS NOT NULL,
+           to_regclass(quote_ident({table}))::oid,
+           (SELECT atttypmod FROM pg_attribute
+            WHERE attrelid = to_regclass(quote_ident({table})) AND attname = 'embedding' AND NOT attisdropped),
+           EXISTS (SELECT 1 FROM pg_index JOIN pg_opclass ON pg_opclass.oid = indclass[0]
+                   WHERE indrelid = to_regclass(quote_ident({table})) AND indisvalid
+                   AND opcname = 'vector_ip_ops'
+                   AND opcmethod = (SELECT oid FROM pg_am WHERE amname = 'hnsw'))
+    """
+)
+_RECORD = sql.SQL("SELECT content::text FROM {stores} WHERE name = {table}")
+_CREATE_STORES = "CREATE TABLE IF NOT EXISTS {stores} (name text PRIMARY KEY, content jsonb NOT NULL)"
+_REMEMBER = """
+INSERT INTO {stores} (name, content) VALUES (%s, %s::jsonb) ON CONFLICT (name) DO UPDATE SET content = excluded.content
+"""
+_CREATE = """
+CREATE TABLE {table} (
+    id bigint NOT NULL, embedding vector({dimension}) NOT NULL, source text NOT NULL, title text NOT NULL,
+    place text NOT NULL, text text NOT NULL, metadata jsonb NOT NULL
+)
+"""
 
 
 class PgVectorStore:
-    """A table of passages, searched by one of its indexes. Made by :meth:`open`; safe to use from several threads.
-
-    A :class:`~specrag.methods.retriever.PassageRetriever`. A request that runs into a transient failure is tried
-    again within its time; a table that another load has replaced is noticed, and has to be opened again.
+    """A table of passages; a :class:`~specrag.retrieval.stores.base.Store`. Made by :meth:`open`.
 
     Args:
         database: where it is.
         table: its name.
-        found: what is known of it.
-        index: ``flat`` (exact) or ``hnsw``.
-        ef_search: candidates of a walk through the HNSW index.
-        remembered: passages kept in memory.
-        encoder: the table's, if it is loaded already.
     """
 
-    def __init__(
-        self,
-        database: Database,
-        table: str,
-        found: FoundStore,
-        index: str,
-        ef_search: int,
-        remembered: int,
-        encoder: Encoder | None,
-    ) -> None:
+    def __init__(self, database: Database, table: str) -> None:
         self.table = table
-        self.record = found.record
-        self.index = index
-        self.ef_search = ef_search
+        self.place = database.words.place
         self._database = database
-        self._seen = SeenPassages(remembered, self.dimension)
-        self._search = TableSearch(database, table, found, self._seen)
-        self._encoder = encoder
-        self._loading = threading.Lock()
-        self._allowed: Bools | None = None
-
-    @staticmethod
-    def create(
-        url: str | None,
-        knowledge_base: KnowledgeBase,
-        table: str = DEFAULT_TABLE,
-        *,
-        hnsw: HnswSettings | None = None,
-        replace: bool = False,
-        progress: Reporter = lambda _: None,
-        connection: ConnectionSettings | None = None,
-    ) -> StoreRecord:
-        """Load a knowledge base into a table; arguments as of :func:`~specrag.retrieval.stores.pgvector.table.load`."""
-        return load(
-            url,
-            Collection.of(knowledge_base),
-            table,
-            hnsw=hnsw,
-            replace=replace,
-            progress=progress,
-            connection=connection,
-        )
+        self._statements = Statements(table)
+        self._oid: int | None = None
+        self._passages = 0
 
     @classmethod
-    def open(
-        cls,
-        url: str | None,
-        table: str = DEFAULT_TABLE,
-        *,
-        index: str = "flat",
-        where: Mapping[str, Any] | None = None,
-        encoder: Encoder | None = None,
-        ef_search: int | None = None,
-        remembered: int = REMEMBERED,
-        connection: ConnectionSettings | None = None,
-    ) -> PgVectorStore:
-        """Open a table for searching.
+    def open(cls, address: str | None, limits: Limits | None = None) -> PgVectorStore:
+        """See :class:`~specrag.retrieval.stores.base.StoreType`.
 
         Args:
-            url: of the database; None for that of the environment.
-            table: made by :meth:`create`.
-            index: ``flat`` or ``hnsw``.
-            where: only passages that satisfy these conditions are found, as for
-                :meth:`KnowledgeBase.search <specrag.retrieval.knowledge_base.KnowledgeBase.search>`.
-            encoder: used in place of loading the one that the table names.
-            ef_search: candidates of a walk through the HNSW index, and the most passages of a search; by default
-                as it was built.
-            remembered: passages kept in memory with their vectors; see
-                :class:`~specrag.retrieval.stores.seen_passages.SeenPassages`.
-            connection: time limits, retries, connections.
-
-        Raises:
-            InputError: a value cannot be used, or no passage satisfies the conditions.
-            StoreUnavailable: the database cannot be reached.
-            KnowledgeBaseError: the table is not there, is none of specrag's, lacks the index, or does not fit the
-                encoder.
+            address: ``postgresql://...#TABLE``; the table is ``passages`` where none is named, and the database that of
+                the environment where the URL is empty.
+            limits: time-outs.
         """
-        check_index(index)
-        if ef_search is not None:
-            check_walk(ef_search)
-        database = Database(database_url(url), check_table(table), connection or ConnectionSettings())
-        with database.connect() as own:
-            found = find_store(own, table, database.place, index)
-        if encoder is not None:
-            check_encoder(encoder, found.record, database.place)
-        built = found.record.hnsw or HnswSettings()
-        store = cls(database, table, found, index, ef_search or built.ef_search, remembered, encoder)
-        database.open()
+        store = cls(*_database(address, limits or Limits()))
+        store._database.open()
         try:
-            store._allowed = store.allowed(where)
-            if store._allowed is not None and not store._allowed.any():
-                raise InputError("where", where, "no passage satisfies it; widen the conditions")
+            store.info()
         except BaseException:
             store.close()
             raise
         return store
 
+    @classmethod
+    def check(cls, address: str | None, loading: Loading) -> None:
+        """See :class:`~specrag.retrieval.stores.base.StoreType`."""
+        database, table = _database(address, loading.limits)
+        with database.connect() as own, own.transaction():
+            job = _Loading(own, table, database.words.place)
+            job.prepare()
+            job.find_place(loading.replace)
+
+    @classmethod
+    def load(
+        cls,
+        address: str | None,
+        collection: Collection,
+        loading: Loading | None = None,
+        hnsw: HnswSettings | None = None,
+    ) -> StoreInfo:
+        """See :class:`~specrag.retrieval.stores.base.StoreType`.
+
+        All of it is one transaction: a process that is killed, or a database that goes away, leaves what was there
+        before. Who searches an old table of this name goes on until the new one takes its place.
+
+        Args:
+            address: as for :meth:`open`.
+            collection: what to load.
+            loading: how.
+            hnsw: of the approximate index, which takes long, and needs PostgreSQL's ``maintenance_work_mem``.
+        """
+        loading = loading or Loading()
+        if hnsw is None and loading.approximate:
+            hnsw = HnswSettings()
+        database, table = _database(address, loading.limits)
+        dimension = collection.encoder.dimension
+        if dimension > MOST_DIMENSIONS:
+            raise InputError(
+                "vectors", f"{dimension} dimensions", f"pgvector stores at most {MOST_DIMENSIONS}"
+            )
+        if hnsw is not None:
+            check_graph(hnsw, dimension)
+        with database.connect() as own:
+            job = _Loading(own, table, database.words.place)
+            with own.transaction():
+                job.prepare()
+            register_vector(own)
+            with own.transaction():
+                return job.run(collection, hnsw, loading)
+
     def close(self) -> None:
-        """Close all connections. Nothing can be searched afterwards."""
+        """Let all connections go."""
         self._database.close()
 
-    def __enter__(self) -> Self:
-        return self
+    # -- what there is ----------------------------------------------------------------------------------------
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def info(self) -> StoreInfo:
+        """See :class:`~specrag.retrieval.stores.base.Store`."""
+        with self._database.connect() as own:
+            info, oid = _find(own, self.table, self.place)
+        if self._oid not in (None, oid):
+            raise self._replaced()
+        self._oid, self._passages = oid, info.passages
+        return info
 
-    def __len__(self) -> int:
-        """Number of passages that a search can find."""
-        return self.record.passages if self._allowed is None else int(np.count_nonzero(self._allowed))
+    def fetch(self, ids: Sequence[int]) -> list[Fetched]:
+        """See :class:`~specrag.retrieval.stores.base.Store`."""
+        rows = self._database.rows(self._statements.lookup(), {"ids": list(ids)}, LOOKUP_SETTINGS)
+        return [self._fetched(row) for row in rows]
 
-    @property
-    def dimension(self) -> int:
-        """Elements of a vector."""
-        return self.record.encoder.dimension
+    def search(
+        self, vectors: Floats, most: int, filter: Filter | None = None, breadth: int | None = None
+    ) -> list[Found]:
+        """See :class:`~specrag.retrieval.stores.base.Store`.
 
-    # -- questions ------------------------------------------------------------------------------------------
-
-    def encoder(self) -> Encoder:
-        """The encoder that made the vectors, loaded on first use.
-
-        Raises:
-            KnowledgeBaseError: the one of this name is another now.
+        Exact search scans the table once for all queries. A walk through the HNSW index that finds fewer candidates
+        than there are (a graph torn by duplicates) is replaced by it, however many are asked for.
         """
-        with self._loading:
-            if self._encoder is None:
-                from specrag.retrieval.encoder.encoder import load_encoder  # it imports torch
+        if breadth is None:
+            return self._exact(vectors, most, filter)
+        check_breadth(breadth)
+        parameters = {"vectors": list(vectors), "most": most, "breadth": breadth}
+        rows = self._database.rows(self._statements.walk(), parameters, walk_settings(breadth))
+        found, candidates = self._read(rows, len(vectors), most)
+        torn = [place for place, count in enumerate(candidates) if count < min(breadth, self._passages)]
+        if torn:
+            for place, answer in zip(torn, self._exact(vectors[torn], most, None), strict=True):
+                found[place] = answer
+        return found
 
-                made = self.record.encoder
-                encoder = load_encoder(made.name, dtype=made.dtype)
-                check_encoder(encoder, self.record, self._database.place)
-                self._encoder = encoder
-            return self._encoder
+    def _exact(self, vectors: Floats, most: int, filter: Filter | None) -> list[Found]:
+        conditions = Conditions(filter)
+        percent = sampled_percent(most, self._passages)
+        parameters = {"vectors": list(vectors), "most": most, "percent": percent, **conditions.parameters}
+        statement = self._statements.exact(conditions.clause)
+        rows = self._database.rows(statement, parameters, EXACT_SETTINGS)
+        return self._read(rows, len(vectors), most)[0]
 
-    def encode(self, texts: Sequence[str]) -> list[Query]:
-        """Questions in the form that :meth:`search` takes, each encoded alone.
-
-        Raises:
-            InputError: a question is empty.
-        """
-        check_queries(texts)
-        vectors: Sequence[Floats] = list(self.encoder().encode_queries(texts)) if texts else []
-        return [Query(text, vector) for text, vector in zip(texts, vectors, strict=True)]
-
-    def allowed(self, where: Mapping[str, Any] | None) -> Bools | None:
-        """The passages that satisfy every condition, bool [passages]; None if there is no condition.
-
-        Reads all rows of the table; ask once for several searches.
-
-        Raises:
-            InputError: a field does not exist, an operator is unknown, or a value cannot be compared.
-        """
-        if not where:
-            return None
-        check_where(where)
-        for field in where:
-            if field not in self.record.fields:
-                raise unknown_field(field, self.record.fields)
-        return self._search.allowed(where)
-
-    # -- searching ------------------------------------------------------------------------------------------
-
-    def search(self, queries: Sequence[Query], k: int, allowed: Bools | None = None) -> list[Ranking]:
-        """The best passages by inner product; see :class:`~specrag.retrieval.index.base.Index`.
-
-        One round trip for all queries, as a rule; another one for those of which the database had more near ties
-        than it sent, or whose walk found too little. With conditions the search is exact: pgvector's walk applies
-        them only to what it has found.
-
-        Raises:
-            InputError: a query lacks its vector; ``k`` is above ``ef_search`` in an HNSW index.
-            StoreUnavailable: the database did not answer.
-            KnowledgeBaseError: the table has been replaced since it was opened.
-        """
-        if self._allowed is not None:
-            allowed = self._allowed if allowed is None else self._allowed & allowed
-        mask = checked_mask(allowed, self.record.passages)
-        k = checked_k(k, self.record.passages)
-        vectors = query_vectors(queries, self.dimension)
-        if not len(vectors):
-            return []
-        if self.index == "flat" or mask is not None:
-            return self._search.exact(vectors, k, mask)
-        if k > self.ef_search:
-            remedy = (
-                f"a walk keeps {self.ef_search} candidates: open the table with ef_search of at least {k}"
-            )
-            raise InputError("k", k, remedy)
-        return self._search.walk(vectors, k, self.ef_search)
-
-    # -- passages -------------------------------------------------------------------------------------------
-
-    def score(self, queries: Sequence[Query], passage_ids: Longs) -> Floats:
-        """Inner products by the kernel, float32 [queries, ids given]; no round trip for passages seen lately.
-
-        Raises:
-            InputError: as for :meth:`search`; an id is not that of a passage.
-            StoreUnavailable: the database did not answer.
-        """
-        ids = checked_ids(passage_ids, self.record.passages)
-        vectors = query_vectors(queries, self.dimension)
-        matrix = np.empty((len(ids), self.dimension), dtype=np.float32)
-        known = self._seen.vectors(ids, matrix)
-        if not known.all():
-            found = self._search.fetch(ids[~known].tolist())
-            for place in np.flatnonzero(~known).tolist():
-                matrix[place] = found[int(ids[place])].vector
-        scores = np.empty((len(vectors), len(ids)), dtype=np.float32)
-        rows = np.arange(len(ids))
-        for place, vector in enumerate(vectors):
-            dense_scores(vector, matrix, rows, scores[place])
-        return scores
-
-    def passages(self, ids: Sequence[int]) -> list[Passage]:
-        """These passages, in the order given; no round trip for those seen lately.
-
-        Raises:
-            InputError: there is no passage of this number.
-            StoreUnavailable: the database did not answer.
-        """
-        wanted = checked_ids(np.array(ids, dtype=np.int64), self.record.passages).tolist()
-        seen = self._seen.passages(wanted)
-        missing = [id for id, passage in zip(wanted, seen, strict=True) if passage is None]
-        found = self._search.fetch(missing) if missing else {}
-        return [
-            found[id].passage if passage is None else passage
-            for id, passage in zip(wanted, seen, strict=True)
+    def _read(self, rows: Sequence[TupleRow], queries: int, most: int) -> tuple[list[Found], list[int]]:
+        """The passages of each query, and how many candidates they were chosen from."""
+        passages: list[list[Fetched]] = [[] for _ in range(queries)]
+        farthest = [-math.inf] * queries
+        candidates = [0] * queries
+        for numbers, distances, counts, *row in rows:
+            fetched = self._fetched(row)
+            for number, distance, count in zip(numbers, distances, counts, strict=True):
+                passages[number - 1].append(fetched)
+                farthest[number - 1] = max(farthest[number - 1], distance)
+                candidates[number - 1] = count
+        found = [
+            Found(some, -limit if len(some) >= most else -math.inf)
+            for some, limit in zip(passages, farthest, strict=True)
         ]
+        return found, candidates
+
+    def _fetched(self, row: Sequence[Any]) -> Fetched:
+        oid, id, embedding, source, title, place, text, metadata = row
+        if oid != self._oid:
+            raise self._replaced()
+        return Fetched(Passage(id, source, title, place, text, metadata), embedding.to_numpy())
+
+    def _replaced(self) -> KnowledgeBaseError:
+        return KnowledgeBaseError(f"{self.place} has been replaced since it was opened: open it again")
+
+    # -- changes ----------------------------------------------------------------------------------------------
+
+    def add(self, passages: Sequence[Passage], vectors: Floats) -> None:
+        """See :class:`~specrag.retrieval.stores.base.Store`; one transaction."""
+        new = sql.Identifier(f"specrag_{uuid.uuid4().hex}")
+        names = sql.SQL(", ").join(map(sql.Identifier, COLUMNS))
+        kept = sql.SQL(", ").join(
+            sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name)) for name in COLUMNS[1:]
+        )
+        with self._changing() as (own, info):
+            storable = [_storable_passage(passage) for passage in passages]
+            changed = info.with_passages(storable, vectors)
+            table = sql.Identifier(self.table)
+            own.execute(sql.SQL("CREATE TEMPORARY TABLE {} (LIKE {}) ON COMMIT DROP").format(new, table))
+            _copy(own, new, [(storable, vectors)], freeze=False)
+            own.execute(
+                sql.SQL("INSERT INTO {} ({}) SELECT {} FROM {} ON CONFLICT (id) DO UPDATE SET {}").format(
+                    table, names, names, new, kept
+                )
+            )
+            self._remember(own, changed)
+
+    def remove(self, ids: Sequence[int]) -> None:
+        """See :class:`~specrag.retrieval.stores.base.Store`; one transaction."""
+        with self._changing() as (own, info):
+            own.execute(
+                sql.SQL("DELETE FROM {} WHERE id = ANY(%s::bigint[])").format(sql.Identifier(self.table)),
+                (list(ids),),
+            )
+            self._remember(own, info)
+
+    @contextmanager
+    def _changing(self) -> Iterator[tuple[psycopg.Connection[TupleRow], StoreInfo]]:
+        with self._database.connect() as own:
+            register_vector(own)
+            with own.transaction():
+                _be_alone(own, self.table, self.place)
+                info, oid = _find(own, self.table, self.place)
+                if oid != self._oid:
+                    raise self._replaced()
+                yield own, info
+
+    def _remember(self, own: psycopg.Connection[TupleRow], info: StoreInfo) -> None:
+        row = own.execute(sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(self.table))).fetchone()
+        assert row is not None
+        _write_record(own, self.table, replace(info, passages=row[0]))
+
+
+def _database(address: str | None, limits: Limits) -> tuple[Database, str]:
+    """The database and the table of an address.
+
+    Raises:
+        InputError: it cannot be used.
+    """
+    url, _, table = (address or "").partition("#")
+    given = None if not url or url.endswith("://") else url
+    named = check_table(table or DEFAULT_TABLE)
+    return Database(database_url(given), named, limits), named
+
+
+def table_address(url: str | None, table: str | None) -> str:
+    """An address from what is given apart."""
+    return f"{url or 'postgresql://'}#{DEFAULT_TABLE if table is None else check_table(table)}"
+
+
+# -- checks -------------------------------------------------------------------------------------------------------
+
+
+def check_table(table: object) -> str:
+    """Check the name of a table.
+
+    Raises:
+        InputError: it is empty or too long, or holds what no name can hold.
+    """
+    if not isinstance(table, str) or not table or "\0" in table:
+        raise InputError("table", table, "give the name of a table")
+    try:
+        length = len(table.encode())
+    except UnicodeEncodeError:
+        raise InputError("table", table, "give a name in UTF-8") from None
+    if length > _LONGEST_NAME:
+        raise InputError("table", table, f"PostgreSQL's names have at most {_LONGEST_NAME} bytes")
+    if table == STORES:
+        raise InputError("table", table, "this one says what the others hold; give another name")
+    return table
+
+
+def check_graph(settings: HnswSettings, dimension: int) -> None:
+    """Check HNSW settings against the limits of pgvector.
+
+    Raises:
+        InputError: a value is outside its limits.
+    """
+    if dimension > MOST_INDEXED_DIMENSIONS:
+        remedy = f"pgvector indexes at most {MOST_INDEXED_DIMENSIONS}"
+        raise InputError("hnsw", f"{dimension} dimensions", remedy)
+    if settings.neighbors > 100:
+        raise InputError("neighbors", settings.neighbors, "pgvector takes at most 100")
+    least = max(4, 2 * settings.neighbors)
+    if not least <= settings.ef_construction <= MOST_CANDIDATES:
+        remedy = f"pgvector takes {least} (twice the neighbors) to {MOST_CANDIDATES}"
+        raise InputError("ef_construction", settings.ef_construction, remedy)
+    check_breadth(settings.ef_search)
+
+
+def check_breadth(breadth: int) -> None:
+    """Check the number of candidates of an HNSW search.
+
+    Raises:
+        InputError: it cannot be.
+    """
+    check_whole("ef_search", breadth, 1, MOST_CANDIDATES)
+
+
+def _find(connection: psycopg.Connection[TupleRow], table: str, place: str) -> tuple[StoreInfo, int]:
+    """What is known of a table, and its number in the database: one that replaces it has another.
+
+    Raises:
+        KnowledgeBaseError: the extension, the table or its record is missing, or they do not fit.
+    """
+    names = {"table": sql.Literal(table), "stores": sql.Literal(STORES)}
+    row = connection.execute(_FOUND.format(**names)).fetchone()
+    assert row is not None
+    has_vectors, has_stores, oid, dimension, has_graph = row
+    if not has_vectors:
+        raise KnowledgeBaseError(
+            f"pgvector: the database of {place} has no type for vectors: install pgvector on the server and run "
+            "CREATE EXTENSION vector in this database"
+        )
+    if oid is None:
+        raise KnowledgeBaseError(
+            f"{place} does not exist: load a knowledge base with `specrag index --pgvector URL --table`, "
+            "or name another table"
+        )
+    info = StoreInfo.from_json(_read_record(connection, table) if has_stores else None, place)
+    if dimension != info.encoder.dimension:
+        raise KnowledgeBaseError(
+            f"{place} holds vectors of {dimension or 'no'} dimensions and should hold "
+            f"{info.encoder.dimension}: load the knowledge base again"
+        )
+    return info if has_graph else replace(info, breadth=None), oid
+
+
+def _read_record(connection: psycopg.Connection[TupleRow], table: str) -> str | None:
+    """The record of a table in :data:`STORES`, which exists; None without one."""
+    names = {"table": sql.Literal(table), "stores": sql.Identifier(STORES)}
+    row = connection.execute(_RECORD.format(**names)).fetchone()
+    return None if row is None else str(row[0])
+
+
+def _write_record(connection: psycopg.Connection[TupleRow], table: str, info: StoreInfo) -> None:
+    stores = sql.Identifier(STORES)
+    connection.execute(sql.SQL(_REMEMBER).format(stores=stores), (table, info.to_json()))
+
+
+def _be_alone(connection: psycopg.Connection[TupleRow], table: str, place: str) -> None:
+    """Exclude others who write until the commit; table locks would block searches too."""
+    row = connection.execute(
+        "SELECT pg_try_advisory_xact_lock(hashtextextended(current_schema() || '.' || %s, 0))", (table,)
+    ).fetchone()
+    if row != (True,):
+        raise KnowledgeBaseError(f"{place} is being loaded by another process: wait until it has ended")
+
+
+# -- loading ------------------------------------------------------------------------------------------------------
+
+
+class _Loading:
+    """The statements of a load."""
+
+    def __init__(self, connection: psycopg.Connection[TupleRow], table: str, place: str) -> None:
+        self.connection = connection
+        self.table = table
+        self.place = place
+        self.new = sql.Identifier(f"specrag_{uuid.uuid4().hex}")  # until it takes its place
+
+    def prepare(self) -> None:
+        """Create the extension and the table of stores, if they are missing."""
+        # Two processes that create them at once would fail in spite of IF NOT EXISTS.
+        self.connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (STORES,))
+        try:
+            self.connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
+        except (
+            psycopg.errors.FeatureNotSupported,
+            psycopg.errors.UndefinedFile,
+            psycopg.errors.InsufficientPrivilege,
+        ):
+            raise KnowledgeBaseError(
+                f"pgvector: the database of {self.place} has no type for vectors: install pgvector on the server and "
+                "let an administrator run CREATE EXTENSION vector in this database"
+            ) from None
+        self.connection.execute(sql.SQL(_CREATE_STORES).format(stores=sql.Identifier(STORES)))
+
+    def run(self, collection: Collection, hnsw: HnswSettings | None, loading: Loading) -> StoreInfo:
+        """Everything but the commit."""
+        _be_alone(self.connection, self.table, self.place)
+        taken = self.find_place(loading.replace)
+        dimension = collection.encoder.dimension
+        self._execute(_CREATE, dimension=sql.Literal(dimension))
+        if dimension <= _MOST_IN_ROW:
+            self._execute("ALTER TABLE {table} ALTER embedding SET STORAGE PLAIN")
+        info = StoreInfo(
+            len(collection), collection.encoder, breadth=None if hnsw is None else hnsw.ef_search
+        )
+
+        def portions() -> Iterable[tuple[Sequence[Passage], Floats]]:
+            nonlocal info
+            for passages, vectors in collection.portions(loading.progress):
+                storable = [_storable_passage(passage) for passage in passages]
+                info = info.with_passages(storable, vectors)
+                yield storable, vectors
+
+        # The rows are final at once, so that the first searches do not write to the table.
+        _copy(self.connection, self.new, portions(), freeze=True)
+        loading.progress(Progress("indexing", 0, 1))
+        self._execute("ALTER TABLE {table} ADD PRIMARY KEY (id)")
+        if hnsw is not None:
+            self._execute(
+                "CREATE INDEX ON {table} USING hnsw (embedding vector_ip_ops) "
+                "WITH (m = {neighbors}, ef_construction = {breadth})",
+                neighbors=sql.Literal(hnsw.neighbors),
+                breadth=sql.Literal(hnsw.ef_construction),
+            )
+        if taken:
+            self.connection.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier(self.table)))
+        self._execute("ALTER TABLE {table} RENAME TO {name}", name=sql.Identifier(self.table))
+        self.connection.execute(sql.SQL("ANALYZE {}").format(sql.Identifier(self.table)))
+        _write_record(self.connection, self.table, info)
+        loading.progress(Progress("indexing", 1, 1))
+        return info
+
+    def _execute(self, statement: LiteralString, **parts: sql.Composable) -> None:
+        self.connection.execute(sql.SQL(statement).format(table=self.new, **parts))
+
+    def find_place(self, replacing: bool) -> bool:
+        """Whether there is a table to replace."""
+        row = self.connection.execute(
+            "SELECT to_regclass(quote_ident(%s)) IS NOT NULL", (self.table,)
+        ).fetchone()
+        if row == (False,):
+            return False
+        if _read_record(self.connection, self.table) is None:
+            raise InputError("table", self.table, "there is another table of this name; give another one")
+        if not replacing:
+            raise InputError("table", self.table, "it exists already; replace it, or give another name")
+        return True
+
+
+def _copy(
+    connection: psycopg.Connection[TupleRow],
+    table: sql.Identifier,
+    portions: Iterable[tuple[Sequence[Passage], Floats]],
+    *,
+    freeze: bool,
+) -> None:
+    columns = sql.SQL(", ").join(map(sql.Identifier, COLUMNS))
+    options = sql.SQL("FORMAT binary, FREEZE" if freeze else "FORMAT binary")
+    statement = sql.SQL("COPY {} ({}) FROM STDIN ({})").format(table, columns, options)
+    with connection.cursor().copy(statement) as copy:
+        copy.set_types(_TYPES)
+        for passages, vectors in portions:
+            for passage, vector in zip(passages, vectors, strict=True):
+                texts = (passage.source, passage.title, passage.place, passage.text)
+                copy.write_row((passage.id, np.asarray(vector), *texts, Jsonb(passage.metadata, _dumps)))
+
+
+_dumps: Callable[[Any], str] = partial(json.dumps, ensure_ascii=False)
+
+
+def _storable_passage(passage: Passage) -> Passage:
+    source, title, place, text = map(_storable, (passage.source, passage.title, passage.place, passage.text))
+    return Passage(passage.id, source, title, place, text, _storable(passage.metadata))
+
+
+def _storable(value: Any) -> Any:
+    """Replace what PostgreSQL cannot hold: NUL in texts, infinite numbers in JSON."""
+    if isinstance(value, str):
+        return value.replace("\0", "\ufffd")
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {_storable(name): _storable(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_storable(item) for item in value]
+    return value

@@ -1,0 +1,32 @@
+"""Answers from a part of the passages, where a shard of them did not answer."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+from specrag.engine.passes import Coroutine
+from specrag.request import Result
+
+
+def marked(answering: Coroutine[Result], retriever: Any) -> Coroutine[Result]:
+    """Mark a result with the shards that failed while it was made.
+
+    Those that failed for another request at the same time are among them: a mark may be there without need, and is
+    never missing.
+
+    Args:
+        answering: makes the result.
+        retriever: what is searched.
+    """
+    began = time.monotonic()
+    result = yield from answering
+    missing = missing_since(retriever, began)
+    return replace(result, missing=missing) if missing else result
+
+
+def missing_since(retriever: Any, moment: float) -> tuple[str, ...]:
+    """The shards of a retriever that have failed to answer since a moment of ``time.monotonic()``."""
+    told = getattr(retriever, "missing_since", None)
+    return () if told is None else tuple(told(moment))
