@@ -88,9 +88,12 @@ def test_every_session_is_closed(
 ) -> None:
     born: list[Session] = []
     make = Session.__init__
-    monkeypatch.setattr(
-        Session, "__init__", lambda self, *w, **o: (born.append(self), make(self, *w, **o))[1]
-    )
+
+    def noted(session: Session, *words: Any, **options: Any) -> None:
+        born.append(session)
+        make(session, *words, **options)
+
+    monkeypatch.setattr(Session, "__init__", noted)
     ask(llm, passages)
     kept = [session for _, session in llm.prefixes._entries.values()]
     assert [session for session in born if session.cache.length and session not in kept] == []
