@@ -80,7 +80,11 @@ def _milvus() -> Iterator[Server]:
 _SERVERS = {"pgserver": _postgres, "qdrant_edge": _qdrant, "milvus": _milvus}
 
 
-@pytest.fixture(scope="module", params=_SERVERS, ids=["pgvector", "qdrant", "milvus"])
+@pytest.fixture(
+    scope="module",
+    params=["pgserver", "qdrant_edge", pytest.param("milvus", marks=pytest.mark.slow)],
+    ids=["pgvector", "qdrant", "milvus"],
+)
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
     if find_spec(request.param) is None:
         pytest.skip(f"{request.param} has no wheel for this Python or this machine")
@@ -116,7 +120,7 @@ def loaded(server: Server) -> Iterator[dict[str, StoreRetriever]]:
         store.close()
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(kind=st.sampled_from(KINDS), seed=st.integers(0, 2**32), k=st.sampled_from([1, 2, 5, 60, 300, 900]))
 def test_the_bits_of_the_flat_index(kind: str, seed: int, k: int, loaded: dict[str, StoreRetriever]) -> None:
     vectors, rng = _vectors(kind), np.random.default_rng(seed)
@@ -214,7 +218,7 @@ def odd(server: Server) -> Iterator[StoreRetriever]:
         yield store
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @example(where={"open": 0})
 @example(where={"open": {">=": 1}})
 @example(where={"tags": "metal", "$not": {"year": 1999}})

@@ -23,6 +23,7 @@ from specrag.errors import InputError, SpecragError, StoreUnavailable
 from specrag.retrieval.index.base import Ranking
 from specrag.retrieval.index.flat import FlatIndex
 from specrag.retrieval.stores.base import Limits
+from specrag.retrieval.stores.registry import open_store
 from specrag.retrieval.stores.retriever import StoreRetriever
 from tests.retrieval.stores.tables import (
     collection,
@@ -292,6 +293,16 @@ def test_a_url_that_cannot_be_read_is_not_shown(url: str, monkeypatch: pytest.Mo
         open_table(url)
     assert "pa55" not in str(error.value)
     assert error.value.__cause__ is None
+
+
+def test_the_database_may_be_told_in_words(server: PostgresServer) -> None:
+    words = f"host={server.url.split('host=')[1]} user=postgres dbname=postgres password='pa55 word'"
+    with open_table(words, "passages") as store:
+        assert same(store.search(QUERIES, 4), EXPECTED)
+    for unclear in ("pa55word", "pa55word#passages"):
+        with pytest.raises(InputError) as error:
+            open_store(unclear)
+        assert "pa55" not in str(error.value)
 
 
 def test_the_url_may_come_from_the_environment(

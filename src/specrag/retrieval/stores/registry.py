@@ -74,7 +74,8 @@ def store_type(address: str) -> StoreType:
         return made
     entry = _brought().get(scheme)
     if entry is None:
-        raise InputError("store", scheme[:40], f"an address begins with {', '.join(schemes())}, and ://")
+        known = scheme[:40] if "://" in address else "(not shown)"  # it may be a password
+        raise InputError("store", known, f"an address begins with {', '.join(schemes())}, and ://")
     try:
         found: StoreType = entry.load()
     except Exception as error:

@@ -46,6 +46,7 @@ class StoreRetriever(Closing):
         breadth: candidates of an approximate search, and the most passages that it returns; by default the store's.
         remembered: passages kept in memory.
         encoder: the store's, if it is loaded already.
+        record: what is known of the store; by default it is asked.
 
     Raises:
         InputError: a value cannot be used, or no passage satisfies the conditions.
@@ -65,11 +66,12 @@ class StoreRetriever(Closing):
         breadth: int | None = None,
         remembered: int = REMEMBERED,
         encoder: Encoder | None = None,
+        record: StoreInfo | None = None,
     ) -> None:
         self.store = store
         self.index_name = index
         self._where = where
-        self.record: StoreInfo = store.info()
+        self.record = store.info() if record is None else record
         self._filter = read_filter(where)
         self._encoder = encoder
         self._loading = threading.Lock()
@@ -108,6 +110,7 @@ class StoreRetriever(Closing):
             breadth=self._breadth,
             remembered=self._seen.capacity,
             encoder=self._encoder,
+            record=self.record,
         )
 
     def _finds_any(self) -> bool:

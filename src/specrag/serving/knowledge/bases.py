@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from specrag.artifacts import MANIFEST, atomic_write_json, fsync, make_folder
 from specrag.errors import InputError, ModelFilesError, SpecragError
+from specrag.extras import needed_by
 from specrag.retrieval.build import BuildSettings, settle
 from specrag.retrieval.knowledge_base import KnowledgeBase
 from specrag.retrieval.manifest import Manifest
@@ -41,7 +42,9 @@ def open_elsewhere(given: Table | StoreSettings) -> QuestionSearch:
     if isinstance(given, StoreSettings):
         limits = Limits(given.timeout, given.connect_timeout)
         return QuestionSearch(open_store(given.address.get_secret_value(), index=given.index, limits=limits))
-    address = f"{given.url.get_secret_value()}#{given.table}"
+    with needed_by("pgvector"):
+        from specrag.retrieval.stores.pgvector.store import table_address
+    address = table_address(given.url.get_secret_value(), given.table)
     return QuestionSearch(open_store(address, index=given.index))
 
 

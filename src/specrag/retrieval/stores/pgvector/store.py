@@ -14,11 +14,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, LiteralString
+from urllib.parse import quote, urlencode
 
 import numpy as np
 import psycopg
 from pgvector.psycopg import register_vector
 from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import TupleRow
 from psycopg.types.json import Jsonb
 
@@ -297,7 +299,17 @@ def _database(address: str | None, limits: Limits) -> tuple[Database, str]:
 
 
 def table_address(url: str | None, table: str | None) -> str:
-    """An address from what is given apart."""
+    """An address from what is given apart.
+
+    Args:
+        url: of the database, or ``key=value`` words as for libpq; None for that of the environment.
+        table: its name; None for the usual.
+
+    Raises:
+        InputError: one of them cannot be used. The message does not show the URL: it may hold a password.
+    """
+    if url is not None and "://" not in database_url(url):
+        url = f"postgresql:///?{urlencode(conninfo_to_dict(url), quote_via=quote)}"
     return f"{url or 'postgresql://'}#{DEFAULT_TABLE if table is None else check_table(table)}"
 
 
