@@ -92,12 +92,19 @@ def test_what_is_ignored_now_is_removed_and_what_cannot_be_read_is_told_first(
 
 def test_nothing_changed_writes_nothing(library: Path, kb: Path) -> None:
     index(library, kb=kb)
-    before = {path: path.stat().st_mtime_ns for path in kb.rglob("*") if path.name not in ("writer.lock", "000001")}
+    before = {
+        path: path.stat().st_mtime_ns for path in kb.rglob("*") if path.name not in ("writer.lock", "000001")
+    }
     report = index(library, kb=kb)
     assert (report.added, report.updated, report.removed, report.unchanged) == (0, 0, 0, 3)
     assert report.encoded == 0
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    assert {path.name for path in kb.rglob("*.*")} == {"writer.lock", "manifest.json", "passages.sqlite", "vectors.f32"}
+    assert {path.name for path in kb.rglob("*.*")} == {
+        "writer.lock",
+        "manifest.json",
+        "passages.sqlite",
+        "vectors.f32",
+    }
 
 
 def test_nothing_changed_loads_no_network(library: Path, kb: Path) -> None:

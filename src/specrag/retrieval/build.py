@@ -394,8 +394,9 @@ class _Build:
     def _publish(self, changes: Changes, writer: PassageWriter) -> None:
         self._encode(writer)
         with write_errors(self.folder):
-            self.report(Progress("indexing", 0, 1))
-            writer.index(lambda done, total: self.report(Progress("indexing", done, total + 1)))
+            total = writer.rows - writer.before.rows + 1  # the last step publishes
+            self.report(Progress("indexing", 0, total))
+            writer.index(lambda done: self.report(Progress("indexing", done, total)))
             writer.commit(changes.roots)
             writer.close()
             if self._old is None:
@@ -405,7 +406,7 @@ class _Build:
                     generation=1, files={}, encoder=self.made, chunking=self.settings.chunking
                 )
                 publish_generation(self.folder, new, manifest)
-            self.report(Progress("indexing", 1, 1))
+            self.report(Progress("indexing", total, total))
 
     def _encode(self, writer: PassageWriter) -> None:
         """Write the vectors of the new passages, of which a kill costs the last few at most."""

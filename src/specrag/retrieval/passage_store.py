@@ -42,9 +42,10 @@ from specrag.retrieval.passage import Passage, passage_text
 Scalar: TypeAlias = str | int | float | bool
 
 SCHEMA = """
-CREATE TABLE state (content TEXT);
+CREATE TABLE state (content TEXT, seal INTEGER);
 CREATE TABLE documents (
-    document INTEGER PRIMARY KEY, path TEXT UNIQUE, source TEXT, size INTEGER, mtime_ns INTEGER, sha256 TEXT
+    document INTEGER PRIMARY KEY, path TEXT UNIQUE, source TEXT, size INTEGER, mtime_ns INTEGER, sha256 TEXT,
+    seal INTEGER
 );
 CREATE TABLE passages (
     row INTEGER PRIMARY KEY, id INTEGER UNIQUE, document INTEGER, title TEXT, place TEXT, text TEXT, metadata TEXT,
@@ -90,6 +91,11 @@ class StoredFile:
     mtime_ns: int
     sha256: str
     document: int = 0
+
+    @property
+    def seal(self) -> int:
+        """A checksum of everything but the number."""
+        return seal(self.path, self.source, self.size, self.mtime_ns, self.sha256)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,8 +231,9 @@ class PassageStore:
             raise self._refused(error) from error
         try:
             self.rows_of("BEGIN")
-            ((content,),) = self.rows_of("SELECT content FROM state")
-            self.content = str(content)
+            ((self.content, sealed),) = self.rows_of("SELECT content, seal FROM state")
+            if seal(self.content) != sealed:
+                raise ValueError("another seal")
             self.state = State.from_json(self.content)
         except (ValueError, KeyError, TypeError) as error:
             self._database.close()
@@ -337,7 +344,7 @@ class PassageStore:
             some = wanted[start : start + _AT_ONCE]
             marks = ", ".join("?" * len(some))
             query = f"""
-                SELECT row, id, source, title, place, text, metadata, seal FROM passages LEFT JOIN documents
+                SELECT row, id, source, title, place, text, metadata, passages.seal FROM passages LEFT JOIN documents
                 USING (document) WHERE id IN ({marks})
             """  # noqa: S608
             for *values, sealed in self.rows_of(query, some):
@@ -354,8 +361,16 @@ class PassageStore:
 
     def files(self) -> list[StoredFile]:
         """All documents, in the order of their names."""
-        query = "SELECT path, source, size, mtime_ns, sha256, document FROM documents ORDER BY source, path"
-        return [StoredFile(*row) for row in self.rows_of(query)]
+        query = """
+            SELECT path, source, size, mtime_ns, sha256, document, seal FROM documents ORDER BY source, path
+        """
+        files = []
+        for *values, sealed in self.rows_of(query):
+            file = StoredFile(*values)
+            if file.seal != sealed:
+                raise damaged(self.path, f"has another document {file.source!r} than was written")
+            files.append(file)
+        return files
 
     def counts(self) -> dict[int, int]:
         """Passages of each document, by its number."""

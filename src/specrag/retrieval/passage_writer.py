@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sqlite3
@@ -105,7 +106,7 @@ class PassageWriter:
             self._database.executescript(
                 f"PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -65536; {SCHEMA}"
             )
-            self._database.execute("INSERT INTO state VALUES (?)", (State().to_json(),))
+            self._database.execute("INSERT INTO state VALUES ('', 0)")
         else:
             self._database = connect(path)
             # Each transaction is on the disk before it counts.
@@ -116,7 +117,7 @@ class PassageWriter:
                 "CREATE TEMP TABLE left_behind (key BLOB PRIMARY KEY, row INTEGER) WITHOUT ROWID"
             )
             self._database.execute("BEGIN IMMEDIATE")
-            self.before = State.from_json(self._one("SELECT content FROM state"))
+            self.before = State() if new else State.from_json(self._one("SELECT content FROM state"))
         except BaseException:
             self._database.close()
             raise
@@ -132,7 +133,8 @@ class PassageWriter:
 
     def close(self) -> None:
         """Give up what is not committed, and close the files."""
-        self._vectors.close()
+        with contextlib.suppress(OSError):  # a full disk has been named; what is committed has been flushed
+            self._vectors.close()
         self._database.close()
 
     # -- documents ------------------------------------------------------------------------------------------
@@ -144,16 +146,17 @@ class PassageWriter:
             file: the document; with the number of one that is there, that one, under the same source.
         """
         document = file.document
-        values = (file.path, file.source, file.size, file.mtime_ns, file.sha256)
+        values = (file.path, file.source, file.size, file.mtime_ns, file.sha256, file.seal)
         if document:
             self._database.execute(
-                "UPDATE documents SET path = ?, source = ?, size = ?, mtime_ns = ?, sha256 = ? WHERE document = ?",
+                "UPDATE documents SET path = ?, source = ?, size = ?, mtime_ns = ?, sha256 = ?, seal = ? "
+                "WHERE document = ?",
                 (*values, document),
             )
         else:
             document = (
                 self._database.execute(
-                    "INSERT INTO documents (path, source, size, mtime_ns, sha256) VALUES (?, ?, ?, ?, ?)",
+                    "INSERT INTO documents VALUES (NULL, ?, ?, ?, ?, ?, ?)",
                     values,
                 ).lastrowid
                 or 0
@@ -179,8 +182,8 @@ class PassageWriter:
     def update(self, file: StoredFile) -> None:
         """Note another path and time of a document whose content and source are as before."""
         self._database.execute(
-            "UPDATE documents SET path = ?, mtime_ns = ? WHERE document = ?",
-            (file.path, file.mtime_ns, file.document),
+            "UPDATE documents SET path = ?, mtime_ns = ?, seal = ? WHERE document = ?",
+            (file.path, file.mtime_ns, file.seal, file.document),
         )
 
     def files(self) -> list[StoredFile]:
@@ -287,11 +290,11 @@ class PassageWriter:
 
     # -- terms ----------------------------------------------------------------------------------------------
 
-    def index(self, report: Callable[[int, int], None]) -> None:
+    def index(self, report: Callable[[int], None]) -> None:
         """Make the new rows searchable; their vectors are written.
 
         Args:
-            report: is told how many rows are done, and how many there are to do.
+            report: is told how many rows are done.
         """
         if self.rows == self.before.rows:
             return
@@ -304,7 +307,7 @@ class PassageWriter:
             counts = count_terms(settings.split(list(self._texts(first, last))))
             self._add_terms(first, counts)
             self._seal_block(first, last, counts.lengths)
-            report(last - self.before.rows, self.rows - self.before.rows)
+            report(last - self.before.rows)
 
     def _texts(self, first: int, last: int) -> Iterator[str]:
         query = "SELECT title, text FROM passages WHERE row >= ? AND row < ? ORDER BY row"
@@ -401,8 +404,8 @@ class PassageWriter:
         renumbered = np.cumsum(live, dtype=np.int64) - 1
         files = {file.document: file for file in store.files()}
         self._database.executemany(
-            "INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?)",
-            ((f.document, f.path, f.source, f.size, f.mtime_ns, f.sha256) for f in files.values()),
+            "INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?, ?)",
+            ((f.document, f.path, f.source, f.size, f.mtime_ns, f.sha256, f.seal) for f in files.values()),
         )
         ids = store.rows.named(np.flatnonzero(live)).tolist()
         content = zip(ids, store.stored(), strict=True)
@@ -439,7 +442,8 @@ def write_state(database: sqlite3.Connection, state: State, *, new: bool = False
     Args:
         new: of a database that nobody has opened yet.
     """
-    database.execute("UPDATE state SET content = ?", (state.to_json(),))
+    content = state.to_json()
+    database.execute("UPDATE state SET content = ?, seal = ?", (content, seal(content)))
     database.execute("COMMIT")
     if new:
         database.execute("PRAGMA journal_mode = WAL")
