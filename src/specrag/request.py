@@ -192,7 +192,7 @@ class SearchOptions(BaseModel):
     )
     where: (
         Annotated[tuple[Annotated[str, Field(max_length=1000)], ...], Field(max_length=32)] | dict[str, Any]
-    ) = Field((), description="Conditions on metadata, such as year>=2000 or title=A,B.")
+    ) = Field((), description='Conditions on metadata, such as "year>=2000 and not title=A,B".')
     rerank: str | None = Field(None, max_length=128, description="A cross-encoder that orders them anew.")
     min_score: Annotated[float, Field(ge=-1, le=1)] | None = Field(
         None,

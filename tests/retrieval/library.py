@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 
@@ -14,10 +16,10 @@ import numpy as np
 from specrag.retrieval.build import build
 from specrag.retrieval.encoder.encoder import Encoder, load_encoder
 from specrag.retrieval.index.base import Ranking
-from specrag.retrieval.index.flat import FlatIndex
 from specrag.retrieval.knowledge_base import KnowledgeBase
 from specrag.retrieval.passage import Passage
-from specrag.retrieval.passage_store import State
+from specrag.retrieval.passage_store import PassageStore, State, StoredFile, StoredPassage
+from specrag.retrieval.passage_writer import PassageWriter
 from specrag.retrieval.progress import BuildReport
 
 QUESTIONS = ["Which metal is red?", "Where do herons nest?", "gold", "How long is the river?"]
@@ -78,6 +80,18 @@ def open_base(folder: Path) -> KnowledgeBase:
     return KnowledgeBase.open(folder, encoder=encoder())
 
 
+def write_passages(folder: Path, documents: Sequence[tuple[str, Sequence[StoredPassage]]]) -> PassageStore:
+    """Passages on the disk, without a library or an encoder, in the rows of their order; all vectors are 0."""
+    folder.mkdir()
+    with closing(PassageWriter(folder, 1, new=True)) as writer:
+        for source, held in documents:
+            writer.put(StoredFile(f"/library/{source}", source, 1, 1, ""), held)
+        writer.write_vectors(0, np.zeros((writer.rows, 1), dtype=np.float32))
+        writer.index(lambda _: None)
+        writer.commit([])
+    return PassageStore(folder)
+
+
 def state(folder: Path) -> State:
     """What a knowledge base says that it holds."""
     with KnowledgeBase.open(folder) as base:
@@ -122,9 +136,7 @@ def contents(folder: Path, *, vectors: bool = True) -> dict[str, object]:
 
 def vectors_of(base: KnowledgeBase) -> np.ndarray:
     """The vectors of all passages, by their ids."""
-    flat = base.index("flat")
-    assert isinstance(flat, FlatIndex)
-    return flat.vectors[flat.rows.find(base.ids)]
+    return base.vectors(base.ids)
 
 
 def assert_same_but_rounding(folder: Path, other: Path) -> None:

@@ -49,7 +49,7 @@ def ask(
     ] = None,
     where: Annotated[
         list[str] | None,
-        typer.Option(metavar="CONDITION", help="Such as year>=2000 or title=A,B; may be repeated."),
+        typer.Option(metavar="CONDITION", help='Such as "year>=2000 or title=A,B"; may be repeated.'),
     ] = None,
     chat: Annotated[
         bool, typer.Option("--chat", help="Ask again and again; follow-up questions are understood.")

@@ -172,11 +172,11 @@ def open_passages(kb: str, opened: ExitStack, index: str | None, where: Any) -> 
 
         return opened.enter_context(KnowledgeBase.open(Path(kb).expanduser()))
     from specrag.cli.store import open_store
-    from specrag.retrieval.index.filters import parse_conditions
+    from specrag.retrieval.index.filters import read_filter
 
     url, _, table = kb.partition("#")
     if index not in (None, "flat", "hnsw"):
         raise InputError("-o index", index, "a table has flat (default) or hnsw")
     address = None if url.endswith("://") else url  # of the environment
-    store = open_store(address, table or None, index or "flat", where=parse_conditions(where))
+    store = open_store(address, table or None, index or "flat", where=read_filter(where))
     return opened.enter_context(store)

@@ -6,10 +6,10 @@ import json
 import re
 import textwrap
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,6 +19,7 @@ from specrag.errors import InputError
 
 if TYPE_CHECKING:
     from specrag.retrieval.encoder.reranker import Reranker
+    from specrag.retrieval.index.filters import Filter
     from specrag.retrieval.passage import Hit
 
 _SNIPPET = 300  # characters
@@ -46,7 +47,7 @@ def search(
         list[str] | None,
         typer.Option(
             metavar="CONDITION",
-            help="Such as year>=2000 or src=a,b; may be repeated, all must agree.",
+            help='Such as "year>=2000 and not src=a,b"; may be repeated, all must agree.',
         ),
     ] = None,
     rerank: Annotated[
@@ -61,7 +62,7 @@ def search(
 
     Example: specrag search "How is copper made?" --kb kb/ -k 3 --where "year>=2000"
     """
-    from specrag.retrieval.index.filters import parse_conditions
+    from specrag.retrieval.index.filters import read_filter
     from specrag.retrieval.knowledge_base import check_index, check_queries
 
     # All that can be wrong is said before the encoder is loaded.
@@ -73,7 +74,7 @@ def search(
         raise InputError("--kb", str(kb), "give a knowledge base or a table of PostgreSQL, not both")
     if kb is None and not in_database:
         raise typer.BadParameter("name a knowledge base with --kb, or a --table of PostgreSQL")
-    conditions = parse_conditions(where or ())
+    conditions = read_filter(where)
     if kb is not None:
         index = "hybrid" if index is None else index
         check_index(index)
@@ -105,7 +106,7 @@ class _Wish:
 
     query: str
     k: int | None
-    where: Mapping[str, Any]
+    where: Filter | None
     rerank: str | None
 
     def wanted(self, passages: int) -> int:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from specrag.extras import needed_by
 
 if TYPE_CHECKING:
+    from specrag.retrieval.index.filters import Where
     from specrag.retrieval.stores.pgvector.store import PgVectorStore
 
 _PANEL = "PostgreSQL"
@@ -49,7 +50,7 @@ def open_store(
     table: str | None,
     index: str = "flat",
     *,
-    where: Mapping[str, Any] | None = None,
+    where: Where | None = None,
     ef_search: int | None = None,
 ) -> PgVectorStore:
     """A table, open for searching; the caller closes it.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ if TYPE_CHECKING:
     from specrag.methods.retriever import PassageRetriever, Retriever
     from specrag.request import Request
     from specrag.retrieval.encoder.reranker import Reranker
+    from specrag.retrieval.index.filters import Where
 
 #: Passages found where a request does not say how many.
 DEFAULT_K = 5
@@ -39,7 +39,7 @@ class Retrieval:
     retriever: Retriever
     k: int
     index: str
-    where: Mapping[str, Any] | None
+    where: Where | None
     reranker: Reranker | None
     min_score: float | None
     abstain: bool
@@ -107,19 +107,18 @@ def passage_retriever(request: Request, given: Resources, name: str) -> PassageR
     return found
 
 
-def conditions(request: Request, retriever: Any) -> Mapping[str, Any] | None:
+def conditions(request: Request, retriever: Any) -> Where | None:
     """The conditions on metadata, checked.
 
     Raises:
         InputError: one cannot be used.
     """
-    from specrag.retrieval.index.filters import parse_conditions
+    from specrag.retrieval.index.filters import read_filter
 
-    where = request.search.where
-    found = dict(where) if isinstance(where, Mapping) else parse_conditions(where)
-    if found and hasattr(retriever, "allowed"):
+    found = read_filter(request.search.where)
+    if found is not None and hasattr(retriever, "allowed"):
         retriever.allowed(found)  # says which field does not exist
-    return found or None
+    return found
 
 
 def refuse_form(request: Request, reason: str) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from specrag.retrieval.passage import Hit, Passage
 if TYPE_CHECKING:
     from specrag.retrieval.encoder.reranker import Reranker
     from specrag.retrieval.index.base import Index, Query, Ranking
+    from specrag.retrieval.index.filters import Where
     from specrag.retrieval.index.scoring import Bools, Floats, Longs
     from specrag.retrieval.knowledge_base import KnowledgeBase
 
@@ -30,7 +31,7 @@ class Retriever(Protocol):
         k: int = 5,
         *,
         index: str = "hybrid",
-        where: Mapping[str, Any] | None = None,
+        where: Where | None = None,
         reranker: Reranker | None = None,
     ) -> list[list[Hit]]:
         """The best ``k`` passages for each query, best first."""
@@ -141,7 +142,7 @@ class GivenPassages:
         k: int = 5,
         *,
         index: str = "hybrid",  # noqa: ARG002 - there is none
-        where: Mapping[str, Any] | None = None,
+        where: Where | None = None,
         reranker: Reranker | None = None,
     ) -> list[list[Hit]]:
         """The first ``k`` passages for every query, scored by 1 / rank.

@@ -48,7 +48,7 @@ def _build(place: Path, dimension: int) -> State:
         os.fsync(file.fileno())
     fsync(place)
     state = replace(state, graph=Graph(path.name, state.rows, checksum(path)))
-    with contextlib.closing(connect(place / DATABASE)) as database:
+    with contextlib.closing(connect(place / DATABASE, write=True)) as database:
         database.execute("PRAGMA synchronous = FULL")
         database.execute("BEGIN IMMEDIATE")
         write_state(database, state)

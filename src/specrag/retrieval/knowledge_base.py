@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from specrag.errors import InputError, SpecragError
 from specrag.retrieval.build import check_fingerprint
 from specrag.retrieval.index.base import Index, Query, Ranking
 from specrag.retrieval.index.bm25 import BM25Index
-from specrag.retrieval.index.filters import find_allowed
+from specrag.retrieval.index.filters import Where, find_allowed
 from specrag.retrieval.index.flat import FlatIndex
 from specrag.retrieval.index.hnsw import HnswIndex
 from specrag.retrieval.index.hybrid import HybridIndex
@@ -155,6 +155,16 @@ class KnowledgeBase:
         """The ids of all passages, ascending, int64 [passages]."""
         return self._store.rows.sorted_ids()
 
+    def vectors(self, ids: Longs) -> Floats:
+        """The vectors of these passages, float32 [ids given, dimension].
+
+        Raises:
+            InputError: there is no passage of one of these ids.
+        """
+        flat = self._flat()
+        found: Floats = flat.vectors[flat.rows.find(ids)]
+        return found
+
     def documents(self) -> list[StoredFile]:
         """All documents, by their names."""
         return self._store.files()
@@ -183,11 +193,12 @@ class KnowledgeBase:
         """Fields that a filter can name: source, title, place, and those of the documents' metadata."""
         return self._store.field_names()
 
-    def allowed(self, where: Mapping[str, Any] | None) -> np.ndarray | None:
+    def allowed(self, where: Where | None) -> np.ndarray | None:
         """Rows of the passages that satisfy all conditions, bool [rows]; None without conditions.
 
         Args:
-            where: see ``filters.py``; ``{"year": {">=": 2000}, "src": ["a", "b"], "title": "Copper"}``.
+            where: see :mod:`~specrag.retrieval.index.filters`; ``"year >= 2000 and src = a, b"`` or the same as a
+                mapping, ``{"year": {">=": 2000}, "src": ["a", "b"]}``.
 
         Raises:
             InputError: a field does not exist, an operator is unknown, or a value cannot be compared.
@@ -253,7 +264,7 @@ class KnowledgeBase:
         k: int = 5,
         *,
         index: str = DEFAULT_INDEX,
-        where: Mapping[str, Any] | None = None,
+        where: Where | None = None,
         reranker: Reranker | None = None,
     ) -> list[list[Hit]]:
         """The best passages for each question, best first; fewer than ``k`` if not so many fit.
@@ -395,9 +406,7 @@ class SingleIndex:
 
     remote = False
 
-    def __init__(
-        self, knowledge_base: KnowledgeBase, name: str = "flat", where: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, knowledge_base: KnowledgeBase, name: str = "flat", where: Where | None = None) -> None:
         self.knowledge_base = knowledge_base
         self.name = name
         self.where = where

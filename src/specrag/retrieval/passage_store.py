@@ -176,18 +176,22 @@ def seal(*parts: object) -> int:
     return int.from_bytes(digest.digest(), "little", signed=True)
 
 
-def connect(path: Path) -> sqlite3.Connection:
-    """Connect to a database that is there, for as much as the disk allows.
+def connect(path: Path, *, write: bool = False) -> sqlite3.Connection:
+    """Connect to a database that is there.
 
-    Where nobody may write, SQLite needs to be told that nobody does.
+    Args:
+        write: fail where it cannot be written; else it is opened for as much as the disk allows. Where nobody may
+            write, SQLite needs to be told that nobody does.
 
     Raises:
         sqlite3.Error: it cannot be read.
     """
-    modes = ["mode=rw", "mode=ro"]
+    modes = ["mode=rw"]
     log = path.with_name(f"{path.name}-wal")
-    if not log.exists() or not log.stat().st_size:
-        modes.append("mode=ro&immutable=1")
+    if not write:
+        modes.append("mode=ro")
+        if not log.exists() or not log.stat().st_size:
+            modes.append("mode=ro&immutable=1")
     for mode in modes:
         connection = sqlite3.connect(
             f"{path.absolute().as_uri()}?{mode}",

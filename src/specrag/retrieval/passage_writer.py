@@ -108,7 +108,7 @@ class PassageWriter:
             )
             self._database.execute("INSERT INTO state VALUES ('', 0)")
         else:
-            self._database = connect(path)
+            self._database = connect(path, write=True)
             # Each transaction is on the disk before it counts.
             self._database.executescript("PRAGMA synchronous = FULL; PRAGMA cache_size = -65536;")
         try:

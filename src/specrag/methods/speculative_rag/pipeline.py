@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from specrag.engine.executor import Executor
 from specrag.engine.passes import Coroutine, Emit, Search
@@ -48,6 +48,7 @@ from specrag.retrieval.passage import Passage
 
 if TYPE_CHECKING:
     from specrag.retrieval.encoder.reranker import Reranker
+    from specrag.retrieval.index.filters import Where
 
 Event: TypeAlias = Sources | SubsetsDrawn | DraftDelta | DraftDone | DraftsScored | Verdict
 
@@ -97,7 +98,7 @@ class SpeculativeRAGPipeline:
         vectors: QuestionVectors | None = None,
         seed: int = 0,
         index: str = "hybrid",
-        where: Mapping[str, Any] | None = None,
+        where: Where | None = None,
         reranker: Reranker | None = None,
         min_score: float | None = None,
         abstain: bool = True,

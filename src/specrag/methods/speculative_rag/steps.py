@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from specrag.engine.passes import Coroutine
 from specrag.errors import InputError
@@ -26,6 +26,7 @@ from specrag.retrieval.passage import Hit, Passage
 if TYPE_CHECKING:
     from specrag.retrieval.encoder.question_vectors import QuestionVectors
     from specrag.retrieval.encoder.reranker import Reranker
+    from specrag.retrieval.index.filters import Where
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Search:
 
     passages: int
     index: str
-    where: Mapping[str, Any] | None
+    where: Where | None
     reranker: Reranker | None
     similar: bool
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from specrag.engine.passes import Coroutine, Emit, Search
 from specrag.engine.stopping import FinishReason
@@ -39,6 +39,7 @@ from specrag.speculation.decode import Step
 
 if TYPE_CHECKING:
     from specrag.retrieval.encoder.reranker import Reranker
+    from specrag.retrieval.index.filters import Where
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ class StandardPipeline:
         *,
         k: int = 5,
         index: str = "hybrid",
-        where: Mapping[str, Any] | None = None,
+        where: Where | None = None,
         reranker: Reranker | None = None,
         min_score: float | None = None,
         abstain: bool = True,

@@ -7,10 +7,10 @@ import json
 import shutil
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from specrag.artifacts import MANIFEST, atomic_write_json, fsync, make_folder
 from specrag.errors import InputError, ModelFilesError, SpecragError
@@ -25,6 +25,7 @@ from specrag.serving.settings import Settings
 if TYPE_CHECKING:
     from specrag.retrieval.encoder.encoder import Encoder
     from specrag.retrieval.encoder.reranker import Reranker
+    from specrag.retrieval.index.filters import Where
     from specrag.retrieval.stores.pgvector.store import PgVectorStore
     from specrag.serving.settings import Table
 
@@ -48,7 +49,7 @@ class TableBase:
         k: int = 5,
         *,
         index: str = "hybrid",  # noqa: ARG002 - a table is searched by the one that it was opened for
-        where: Mapping[str, Any] | None = None,
+        where: Where | None = None,
         reranker: Reranker | None = None,
     ) -> list[list[Hit]]:
         """The best passages for each question, best first.

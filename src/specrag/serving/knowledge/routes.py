@@ -120,7 +120,8 @@ class SearchBody(Body):
         query: a question.
         k: how many passages.
         index: ``flat`` and ``hnsw`` compare meaning, ``bm25`` words, ``hybrid`` both; of a table its own.
-        where: conditions on the passages' fields, such as ``{"year": {">=": 2000}, "source": "a.md"}``.
+        where: conditions on the passages' fields, such as ``{"year": {">=": 2000}, "source": "a.md"}`` or the text
+            ``year >= 2000 and not source = a.md``.
     """
 
     query: Annotated[str, Field(min_length=1, max_length=20_000)]
@@ -128,6 +129,7 @@ class SearchBody(Body):
     index: Literal["flat", "hnsw", "bm25", "hybrid"] | None = None
     where: (
         Annotated[dict[Annotated[str, Field(max_length=200)], Any], Field(max_length=16, fail_fast=True)]
+        | Annotated[str, Field(min_length=1, max_length=20_000)]
         | None
     ) = None
 

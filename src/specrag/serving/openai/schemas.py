@@ -35,9 +35,10 @@ _MOST_UNKNOWN = 8  # fields that are each told
 
 Count: TypeAlias = Annotated[int, Field(ge=1, le=1_000_000)]
 #: A list, for JSON has no tuples.
-Conditions: TypeAlias = Annotated[
-    list[Annotated[str, Field(max_length=1000)]], Field(max_length=32, fail_fast=True)
-]
+Conditions: TypeAlias = (
+    Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_length=32, fail_fast=True)]
+    | Annotated[dict[Annotated[str, Field(max_length=200)], JsonValue], Field(max_length=16, fail_fast=True)]
+)
 StopText: TypeAlias = Annotated[str, Field(max_length=MAX_STOP_LENGTH)]
 
 
@@ -73,7 +74,9 @@ class SpecragField(Body, SearchOptions):
         default_factory=dict, description="Of that method, as the same call lists them."
     )
     where: Conditions = Field(  # type: ignore[assignment]
-        default_factory=list, description="Conditions on metadata, such as year>=2000 or title=A,B."
+        default_factory=list,
+        description='Conditions on metadata: texts such as "year>=2000 and not title=A,B", or an object such as '
+        '{"year": {">=": 2000}}.',
     )
     rerank: None = Field(None, description="Of Python and the command line alone.")
     fresh: bool = Field(

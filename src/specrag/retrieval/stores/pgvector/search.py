@@ -7,7 +7,7 @@ might have changed. The client scores them, so that no bit of a ranking is the d
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import product
@@ -18,7 +18,7 @@ from psycopg import sql
 from psycopg.rows import TupleRow
 
 from specrag.retrieval.index.base import Ranking, best_of, norms
-from specrag.retrieval.index.filters import Comparison, comparisons
+from specrag.retrieval.index.filters import Comparison, Filter, Leaf, Null, fold
 from specrag.retrieval.index.scoring import Bools, Doubles, Floats, Longs, dense_scores, dense_slack
 from specrag.retrieval.manifest import KnowledgeBaseError
 from specrag.retrieval.passage import Passage
@@ -125,13 +125,9 @@ class TableSearch:
                 )
         return found
 
-    def allowed(self, where: Mapping[str, Any]) -> Bools:
-        """The passages that satisfy all conditions, bool [passages]; reads the whole table.
-
-        Raises:
-            InputError: an operator is unknown, or a value cannot be compared.
-        """
-        selection = select(self._statements.table, where)
+    def allowed(self, filter: Filter) -> Bools:
+        """The passages that satisfy a filter, bool [passages]; reads the whole table."""
+        selection = select(self._statements.table, filter)
         rows = self._database.run(
             lambda session: session.rows(selection.statement, selection.parameters, LOOKUP_SETTINGS)
         )
@@ -368,6 +364,7 @@ _NUMBER_OF_ITEM = sql.SQL(
     END
     """
 ).format()
+_IS_VALUE = sql.SQL("jsonb_typeof(item.value) IN ('string', 'number', 'boolean')")
 _OPERATORS = {"=": "=", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
 
 
@@ -379,16 +376,11 @@ class Selection:
     parameters: dict[str, Any]
 
 
-def select(table: sql.Identifier, where: Mapping[str, Any]) -> Selection:
-    """The passages that satisfy all conditions.
-
-    Raises:
-        InputError: an operator is unknown, or a value cannot be compared.
-    """
+def select(table: sql.Identifier, filter: Filter) -> Selection:
+    """The passages that satisfy a filter."""
     writer = _Writer()
-    terms = [writer.field(field, comparisons(field, condition)) for field, condition in where.items()]
-    statement = sql.SQL("SELECT id FROM {} WHERE {}").format(table, sql.SQL(" AND ").join(terms))
-    return Selection(statement, writer.parameters)
+    clause = fold(filter, writer.leaf, _all, _any)
+    return Selection(sql.SQL("SELECT id FROM {} WHERE {}").format(table, clause), writer.parameters)
 
 
 class _Writer:
@@ -397,13 +389,24 @@ class _Writer:
     def __init__(self) -> None:
         self.parameters: dict[str, Any] = {}
 
-    def field(self, field: str, several: list[Comparison]) -> sql.Composable:
+    def leaf(self, leaf: Leaf) -> sql.Composable:
+        if isinstance(leaf, Null):
+            has_value = self._any_value(leaf.field, _IS_VALUE)
+            return has_value if leaf.negated else _not(has_value)
+        if leaf.field in _COLUMNS:
+            column = sql.SQL('{} COLLATE "C"').format(sql.Identifier(leaf.field))
+            agrees = _all([self._term(column, None, comparison) for comparison in leaf.comparisons])
+            return _not(agrees) if leaf.negated else agrees
+        terms = [self._term(_TEXT_OF_ITEM, _NUMBER_OF_ITEM, comparison) for comparison in leaf.comparisons]
+        agrees = self._any_value(leaf.field, _all(terms))
+        return _all([self._any_value(leaf.field, _IS_VALUE), _not(agrees)]) if leaf.negated else agrees
+
+    def _any_value(self, field: str, terms: sql.Composable) -> sql.Composable:
+        """That one of the field's values satisfies some terms."""
         if field in _COLUMNS:
-            column = sql.SQL('{} COLLATE "C"').format(sql.Identifier(field))
-            return _all([self._term(column, None, comparison) for comparison in several])
+            return sql.SQL("true")
         found = [_AT.format(path=self._parameter(path)) for path in _paths(field.replace("\0", "\ufffd"))]
-        terms = [self._term(_TEXT_OF_ITEM, _NUMBER_OF_ITEM, comparison) for comparison in several]
-        return _METADATA.format(found=sql.SQL(", ").join(found), terms=_all(terms))
+        return _METADATA.format(found=sql.SQL(", ").join(found), terms=terms)
 
     def _term(
         self, text: sql.Composable, number: sql.Composable | None, comparison: Comparison
@@ -431,6 +434,14 @@ class _Writer:
 
 def _all(terms: list[sql.Composable]) -> sql.Composable:
     return sql.SQL("({})").format(sql.SQL(" AND ").join(terms))
+
+
+def _any(terms: list[sql.Composable]) -> sql.Composable:
+    return sql.SQL("({})").format(sql.SQL(" OR ").join(terms))
+
+
+def _not(term: sql.Composable) -> sql.Composable:
+    return sql.SQL("NOT {}").format(term)
 
 
 def _exact(value: str | int | float) -> Decimal:

@@ -8,15 +8,15 @@ scoring and reading them takes no round trip.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
 from specrag.errors import InputError
 from specrag.retrieval.index.base import Query, Ranking, checked_ids, checked_k, checked_mask, query_vectors
-from specrag.retrieval.index.filters import check_where, unknown_field
+from specrag.retrieval.index.filters import Where, check_fields, read_filter
 from specrag.retrieval.index.hnsw import HnswSettings
 from specrag.retrieval.index.scoring import Bools, Floats, Longs, dense_scores
 from specrag.retrieval.knowledge_base import KnowledgeBase, check_queries
@@ -111,7 +111,7 @@ class PgVectorStore:
         table: str = DEFAULT_TABLE,
         *,
         index: str = "flat",
-        where: Mapping[str, Any] | None = None,
+        where: Where | None = None,
         encoder: Encoder | None = None,
         ef_search: int | None = None,
         remembered: int = REMEMBERED,
@@ -207,7 +207,7 @@ class PgVectorStore:
         vectors: Sequence[Floats] = list(self.encoder().encode_queries(texts)) if texts else []
         return [Query(text, vector) for text, vector in zip(texts, vectors, strict=True)]
 
-    def allowed(self, where: Mapping[str, Any] | None) -> Bools | None:
+    def allowed(self, where: Where | None) -> Bools | None:
         """The passages that satisfy every condition, bool [passages]; None if there is no condition.
 
         Reads all rows of the table; ask once for several searches.
@@ -215,13 +215,11 @@ class PgVectorStore:
         Raises:
             InputError: a field does not exist, an operator is unknown, or a value cannot be compared.
         """
-        if not where:
+        filter = read_filter(where)
+        if filter is None:
             return None
-        check_where(where)
-        for field in where:
-            if field not in self.record.fields:
-                raise unknown_field(field, self.record.fields)
-        return self._search.allowed(where)
+        check_fields(filter, self.record.fields)
+        return self._search.allowed(filter)
 
     # -- searching ------------------------------------------------------------------------------------------
 

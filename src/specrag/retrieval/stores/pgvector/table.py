@@ -291,9 +291,10 @@ class Collection:
     @classmethod
     def of(cls, knowledge_base: KnowledgeBase) -> Collection:
         """All of a knowledge base, which must stay open meanwhile."""
-        flat = knowledge_base.index("flat")
-        assert isinstance(flat, FlatIndex)
-        return cls(flat, knowledge_base.passages, knowledge_base.manifest.encoder)
+        ids = knowledge_base.ids  # a table numbers its passages in their order
+        flat = FlatIndex.build(knowledge_base.vectors(ids))
+        made = knowledge_base.manifest.encoder
+        return cls(flat, lambda places: knowledge_base.passages(ids[list(places)].tolist()), made)
 
 
 def load(
