@@ -26,7 +26,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 from unittest import mock
 
 from specrag.errors import SpecragError
@@ -215,10 +215,10 @@ class PowerLoss:
                     self._synced()
                 return cursor
 
-            def __exit__(self, *args: Any) -> bool:
+            def __exit__(self, *args: Any) -> Literal[False]:
                 left = super().__exit__(*args)
                 self._synced()
-                return bool(left)
+                return left
 
             def close(self) -> None:
                 synced = self._syncs()

@@ -51,7 +51,7 @@ class Stopper:
 
     def connect(self, *args: Any, **named: Any) -> sqlite3.Connection:
         """Connect to a database whose statements are steps."""
-        connection = _connect(*args, **named)
+        connection: sqlite3.Connection = _connect(*args, **named)
         connection.set_trace_callback(self.step)
         return connection
 

@@ -121,7 +121,7 @@ def contents(folder: Path, *, vectors: bool = True) -> dict[str, object]:
             if held:
                 terms[term] = held
         lengths = {id: int(length) for id, length, own in zip(ids, store.lengths, live, strict=True) if own}
-        shared = {
+        shared: dict[str, object] = {
             "passages": base.passages(base.ids.tolist()),
             "terms": terms,
             "lengths": lengths,

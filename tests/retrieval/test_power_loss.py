@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ def test_a_smaller_knowledge_base_after_a_power_loss(tmp_path: Path, change: str
     if change == "compact":
         remove(["copper.md"], disk / "kb")
     shutil.copytree(disk, done)
-    actions = {
+    actions: dict[str, Callable[[Path], object]] = {
         "remove": lambda root: remove(["copper.md"], root / "kb"),
         "compact": lambda root: compact(root / "kb"),
     }

@@ -28,7 +28,7 @@ from specrag.retrieval.index.flat import FlatIndex
 from specrag.retrieval.index.hnsw import HnswIndex
 from specrag.retrieval.index.hybrid import HybridIndex
 from specrag.retrieval.index.scoring import Bools, Floats, Longs
-from specrag.retrieval.manifest import DATABASE, Manifest
+from specrag.retrieval.manifest import Manifest
 from specrag.retrieval.passage import Hit, Passage, passage_text
 from specrag.retrieval.passage_store import PassageStore, State, StoredFile, connect, damaged
 
@@ -70,6 +70,7 @@ class KnowledgeBase:
         self._encoder = encoder
         self._indexes: dict[str, Index] = {}
         self._loading = threading.RLock()
+        self._database = store.path.stat().st_ino
         self._seen: object = None
 
     def shared_words(self, text: str, passage_ids: Sequence[int]) -> list[float]:
@@ -88,16 +89,18 @@ class KnowledgeBase:
 
     def is_current(self) -> bool:
         """Whether it is as it was opened: nobody has changed it since."""
-        database = self._generation.folder / DATABASE
+        database = self._store.path
         marks = [_mark(path) for path in (self.folder / MANIFEST, database, Path(f"{database}-wal"))]
         if marks == self._seen:
             return True
         try:
             if Manifest.read(self.folder).generation != self.manifest.generation:
                 return False
+            if database.stat().st_ino != self._database:  # another one was made in its place
+                return False
             with closing(connect(database)) as connection:
                 ((content,),) = connection.execute("SELECT content FROM state").fetchall()
-        except (SpecragError, sqlite3.Error):
+        except (SpecragError, sqlite3.Error, OSError):
             return False
         if content != self._store.content:
             return False

@@ -327,7 +327,7 @@ class PassageStore:
             raise damaged(path, f"cannot be read ({error.strerror or error})") from error
         vectors: Floats = np.asarray(found)
         for first, last, sealed in self.blocks:
-            if seal(memoryview(vectors[first:last]).cast("B")) != sealed:
+            if seal(vectors[first:last].data.cast("B")) != sealed:
                 raise damaged(
                     path, f"has another checksum than the one recorded for its rows {first} to {last - 1}"
                 )
@@ -378,7 +378,7 @@ class PassageStore:
 
     def counts(self) -> dict[int, int]:
         """Passages of each document, by its number."""
-        return dict(self.rows_of("SELECT document, count(*) FROM passages GROUP BY document"))  # type: ignore[arg-type]
+        return dict(self.rows_of("SELECT document, count(*) FROM passages GROUP BY document"))
 
     def stored(self, first: int = 0) -> Iterator[tuple[int, int, StoredPassage]]:
         """Row, document and content of all passages from a row on."""
@@ -420,7 +420,7 @@ class PassageStore:
         for start in range(0, len(terms), _AT_ONCE):
             some = terms[start : start + _AT_ONCE]
             marks = ", ".join("?" * len(some))
-            found.update(self.rows_of(f"SELECT term, id FROM terms WHERE term IN ({marks})", some))  # type: ignore[arg-type]  # noqa: S608
+            found.update(self.rows_of(f"SELECT term, id FROM terms WHERE term IN ({marks})", some))  # noqa: S608
         return found
 
     def occurrences(self, term: int) -> Occurrences:
