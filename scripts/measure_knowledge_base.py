@@ -14,7 +14,6 @@ import gzip
 import json
 import resource
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
