@@ -5,7 +5,8 @@ rules of a journaling file system:
 
 - a file's content is safe once the file has been synced; what came later is lost, there, or half there;
 - a folder's names are safe once the folder has been synced; later changes are lost or there, each folder on its own;
-- a rename between two folders is one change of both.
+- a rename between two folders is one change of both;
+- a transaction that SQLite has committed, in a connection that syncs, is safe, as is what it has closed.
 
 :class:`FailingDisk` lets one operation on a folder fail, or all from one on.
 """
@@ -20,10 +21,12 @@ import itertools
 import os
 import random
 import shutil
+import sqlite3
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 from unittest import mock
 
 from specrag.errors import SpecragError
@@ -109,6 +112,22 @@ class _Disk:
         else:
             self.safe_contents[identity] = self.contents[identity]
 
+    def sync_database(self, path: str) -> None:
+        """Make a database safe, with the files that SQLite keeps beside it and their names."""
+        self.look()
+        place = Path(path)
+        folder = self.inodes.get(place.parent.stat().st_ino)
+        if folder is None:
+            return
+        names = self.names[folder]
+        for name in (place.name, f"{place.name}-wal", f"{place.name}-journal"):
+            kept = dict(self.safe_names.get(folder, {}))
+            kept.pop(name, None)
+            if name in names:
+                kept[name] = names[name]
+                self.safe_contents[names[name]] = self.contents[names[name]]
+            self.safe_names[folder] = kept
+
     def sync_all(self) -> None:
         self.look()
         self.safe_names = dict(self.names)
@@ -144,7 +163,8 @@ class _Disk:
         now, safe = self.contents[number], self.safe_contents.get(number, b"")
         if now == safe or share == 0:
             return safe
-        return now if share == 1 else now[: len(now) // 2]
+        half = len(now) // 2
+        return now if share == 1 else now[:half] + safe[half : len(now)]
 
 
 class PowerLoss:
@@ -173,6 +193,8 @@ class PowerLoss:
             for name in _METADATA:
                 stack.enter_context(mock.patch.object(os, name, self._noted(name, getattr(os, name))))
             stack.enter_context(mock.patch.object(os, "fsync", self._synced(os.fsync)))
+            connect = partial(sqlite3.connect, factory=self._connection())
+            stack.enter_context(mock.patch.object(sqlite3, "connect", connect))
             action()
         self._note()
         self._disk.look()
@@ -181,6 +203,48 @@ class PowerLoss:
             if state.key not in keys:
                 keys.add(state.key)
                 self.after.append(state)
+
+    def _connection(self) -> type[sqlite3.Connection]:
+        """Connections whose commits are seen."""
+        loss = self
+
+        class Connection(sqlite3.Connection):
+            def execute(self, statement: str, *args: Any) -> sqlite3.Cursor:
+                cursor = super().execute(statement, *args)
+                if statement == "COMMIT":
+                    self._synced()
+                return cursor
+
+            def __exit__(self, *args: Any) -> Literal[False]:
+                left = super().__exit__(*args)
+                self._synced()
+                return left
+
+            def close(self) -> None:
+                synced = self._syncs()
+                loss._note()
+                super().close()
+                if synced:  # SQLite has synced the log before it copied the log into the database
+                    loss._disk.sync_database(self._path)
+                loss._note()
+
+            def _synced(self) -> None:
+                loss._note_database(self._path if self._syncs() else "")
+
+            def _syncs(self) -> bool:
+                try:
+                    self._path = super().execute("PRAGMA database_list").fetchall()[0][2]
+                    return bool(super().execute("PRAGMA synchronous").fetchone()[0])
+                except sqlite3.Error:
+                    return False
+
+        return Connection
+
+    def _note_database(self, path: str) -> None:
+        self._note()
+        if path:
+            self._disk.sync_database(path)
+            self._note()
 
     def _note(self) -> None:
         self._disk.look()

@@ -81,7 +81,7 @@ def test_what_python_shows(llm: LanguageModel, kb: specrag.KnowledgeBase) -> Non
     assert repr(specrag.RaLMSpec(llm, kb, stride=3, early=True)) == "RaLMSpec(stride=3, early=True)"
     assert repr(specrag.Adaptive()) == "Adaptive()"
     assert repr(llm) == "LanguageModel('smollm2-135m', dtype='int8', device='cpu')"
-    made = kb.manifest
+    made = kb.state
     assert (
         repr(kb) == f"KnowledgeBase({str(kb.folder)!r}, documents={made.documents}, passages={made.passages})"
     )

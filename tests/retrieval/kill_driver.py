@@ -1,8 +1,9 @@
-"""Runs builds for ``test_kill.py``: one process that has everything loaded, and a child for each build.
+"""Changes knowledge bases for ``test_kill.py``: one process that has everything loaded, and a child for each change.
 
-Reads one JSON object a line: ``paths``, ``kb``, ``stop`` (the file operation before which the child kills itself) and
-``after`` (seconds after which it is killed), both null for an undisturbed build. Answers with the child's exit status,
-the passages that it encoded, the file operations it made and its seconds; with nulls if it was killed.
+Reads one JSON object a line: ``action`` (build, remove or compact), ``paths`` or names of documents, ``kb``, ``stop``
+(the step, a file operation or a statement of SQL, before which the child kills itself) and ``after`` (seconds after
+which it is killed), both null for an undisturbed change. Answers with the child's exit status, the passages that it
+encoded, the steps it made and its seconds; with nulls if it was killed.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import sys
 import time
 from pathlib import Path
@@ -17,9 +19,11 @@ from typing import Any
 
 import torch
 
-from specrag.retrieval import assembly
-from specrag.retrieval.build import build
+from specrag.retrieval import build as build_module
+from specrag.retrieval.build import build, compact, remove
 from specrag.retrieval.encoder.encoder import Encoder, load_encoder
+
+_connect = sqlite3.connect
 
 OPERATIONS = {
     "open",
@@ -34,7 +38,7 @@ OPERATIONS = {
 
 
 class Stopper:
-    """Counts the file operations below a folder and kills the process at one of them."""
+    """Counts file operations below a folder, and statements of SQL, and kills the process at one of them."""
 
     def __init__(self) -> None:
         self.folder = ""
@@ -43,9 +47,18 @@ class Stopper:
 
     def hook(self, event: str, args: tuple[Any, ...]) -> None:
         if self.folder and event in OPERATIONS and self._concerns(args[0]):
-            if self.count == self.stop:
-                os.kill(os.getpid(), signal.SIGKILL)
-            self.count += 1
+            self.step()
+
+    def connect(self, *args: Any, **named: Any) -> sqlite3.Connection:
+        """Connect to a database whose statements are steps."""
+        connection: sqlite3.Connection = _connect(*args, **named)
+        connection.set_trace_callback(self.step)
+        return connection
+
+    def step(self, _statement: str = "") -> None:
+        if self.count == self.stop:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.count += 1
 
     def _concerns(self, path: Any) -> bool:
         # A number is an open file; a bare name is relative to an open folder, as when a tree is removed.
@@ -57,10 +70,16 @@ def run_child(task: dict[str, Any], encoder: Encoder, stopper: Stopper, pipe: in
     stopper.stop = task["stop"]
     stopper.folder = task["kb"]
     started = time.perf_counter()
-    report = build([Path(path) for path in task["paths"]], Path(task["kb"]), encoder=encoder)
+    encoded, kb = 0, Path(task["kb"])
+    if task["action"] == "build":
+        encoded = build([Path(path) for path in task["paths"]], kb, encoder=encoder).encoded
+    elif task["action"] == "remove":
+        remove(task["paths"], kb)
+    else:
+        compact(kb)
     stopper.folder = ""
     result = {
-        "encoded": report.encoded,
+        "encoded": encoded,
         "operations": stopper.count,
         "seconds": time.perf_counter() - started,
     }
@@ -69,11 +88,12 @@ def run_child(task: dict[str, Any], encoder: Encoder, stopper: Stopper, pipe: in
 
 def main() -> None:
     torch.set_num_threads(1)  # a child of fork has no other threads
-    assembly._SHARD = 2  # so that a small library is encoded in several steps
+    build_module.LOT = 2  # so that a small library is encoded in several steps
     encoder = load_encoder()
     encoder.encode_passages(["warm-up"])
     stopper = Stopper()
     sys.addaudithook(stopper.hook)
+    sqlite3.connect = stopper.connect  # type: ignore[assignment]
     print("ready", flush=True)
     for line in sys.stdin:
         task = json.loads(line)

@@ -6,18 +6,20 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 
-from specrag.retrieval.assembly import GENERATION_FILES
 from specrag.retrieval.build import build
 from specrag.retrieval.encoder.encoder import Encoder, load_encoder
 from specrag.retrieval.index.base import Ranking
 from specrag.retrieval.knowledge_base import KnowledgeBase
-from specrag.retrieval.manifest import Manifest
 from specrag.retrieval.passage import Passage
+from specrag.retrieval.passage_store import PassageStore, State, StoredFile, StoredPassage
+from specrag.retrieval.passage_writer import PassageWriter
 from specrag.retrieval.progress import BuildReport
 
 QUESTIONS = ["Which metal is red?", "Where do herons nest?", "gold", "How long is the river?"]
@@ -78,25 +80,63 @@ def open_base(folder: Path) -> KnowledgeBase:
     return KnowledgeBase.open(folder, encoder=encoder())
 
 
+def write_passages(folder: Path, documents: Sequence[tuple[str, Sequence[StoredPassage]]]) -> PassageStore:
+    """Passages on the disk, without a library or an encoder, in the rows of their order; all vectors are 0."""
+    folder.mkdir()
+    with closing(PassageWriter(folder, 1, new=True)) as writer:
+        for source, held in documents:
+            writer.put(StoredFile(f"/library/{source}", source, 1, 1, ""), held)
+        writer.write_vectors(0, np.zeros((writer.rows, 1), dtype=np.float32))
+        writer.index(lambda _: None)
+        writer.commit([])
+    return PassageStore(folder)
+
+
+def state(folder: Path) -> State:
+    """What a knowledge base says that it holds."""
+    with KnowledgeBase.open(folder) as base:
+        return base.state
+
+
 def passages(folder: Path) -> list[Passage]:
     """All passages of a knowledge base."""
     with open_base(folder) as base:
-        return base.passages(range(len(base)))
-
-
-#: Files that hold vectors, or what is known from them.
-_OF_VECTORS = ("vectors.npy", "flat.json")
+        return base.passages(base.ids.tolist())
 
 
 def contents(folder: Path, *, vectors: bool = True) -> dict[str, object]:
-    """All that two knowledge bases of the same documents must share: passages, and the bytes of exact indexes."""
-    manifest = Manifest.read(folder)
-    files = manifest.generation_folder(folder)
-    # The database holds time stamps, and a graph that several threads link may differ.
-    same = [name for name in GENERATION_FILES if not name.startswith(("hnsw", "passages"))]
-    if not vectors:
-        same = [name for name in same if name not in _OF_VECTORS]
-    return {"passages": passages(folder)} | {name: (files / name).read_bytes() for name in same}
+    """All that two knowledge bases of the same documents must share: passages, vectors, terms."""
+    with open_base(folder) as base:
+        store = base._store
+        ids = store.rows.named(np.arange(store.state.rows)).tolist()
+        live = np.ones(len(ids), dtype=bool) if store.rows.live is None else store.rows.live
+        terms = {}
+        for term, number in store.rows_of("SELECT term, id FROM terms"):
+            found = store.occurrences(number)
+            held = sorted(
+                (ids[row], often)
+                for row, often in zip(found.rows.tolist(), found.times.tolist(), strict=True)
+                if live[row]
+            )
+            if held:
+                terms[term] = held
+        lengths = {id: int(length) for id, length, own in zip(ids, store.lengths, live, strict=True) if own}
+        shared: dict[str, object] = {
+            "passages": base.passages(base.ids.tolist()),
+            "terms": terms,
+            "lengths": lengths,
+            "fields": base.fields(),
+            "files": [(file.path, file.source, file.sha256) for file in base.documents()],
+            "languages": store.state.languages,
+        }
+        if vectors:
+            shared["vectors"] = vectors_of(base).tobytes()
+        return shared
+
+
+def vectors_of(base: KnowledgeBase) -> np.ndarray:
+    """The vectors of all passages, by their ids."""
+    return base.vectors(base.ids)
 
 
 def assert_same_but_rounding(folder: Path, other: Path) -> None:
@@ -105,10 +145,8 @@ def assert_same_but_rounding(folder: Path, other: Path) -> None:
     The last bits of a passage's vector depend on its batch; those of a bf16 number are 2**-8 of it.
     """
     assert contents(folder, vectors=False) == contents(other, vectors=False)
-    found, right = (
-        np.load(Manifest.read(each).generation_folder(each) / "vectors.npy") for each in (folder, other)
-    )
-    np.testing.assert_allclose(found, right, atol=2e-3)
+    with open_base(folder) as first, open_base(other) as second:
+        np.testing.assert_allclose(vectors_of(first), vectors_of(second), atol=2e-3)
 
 
 def answers(folder: Path) -> dict[str, list[tuple[list[int], list[float]]]]:

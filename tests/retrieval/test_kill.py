@@ -1,4 +1,4 @@
-"""Builds that are killed: the knowledge base opens as before or as after, and a rerun finishes the work."""
+"""Changes that are killed: the knowledge base opens as before or as after, and a rerun finishes the work."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from specrag.artifacts import GENERATIONS
-from specrag.retrieval import assembly
-from specrag.retrieval.build import build
+from specrag.artifacts import BUILDING, GENERATIONS
+from specrag.retrieval import build as build_module
+from specrag.retrieval.build import build, remove
 from specrag.retrieval.manifest import KnowledgeBaseError, Manifest
 from specrag.retrieval.passage import Passage
 from specrag.retrieval.progress import Progress
@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a child's build ended; the figures of a build that went through."""
+    """How a child's change ended; the figures of one that went through."""
 
     killed: bool
     encoded: int
@@ -38,7 +38,7 @@ class Outcome:
 
 
 class Driver:
-    """A process that has the encoder loaded and makes a child for each build."""
+    """A process that has the encoder loaded and makes a child for each change."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
@@ -55,17 +55,17 @@ class Driver:
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
-    def build(
-        self, library: Path, kb: Path, *, stop: int | None = None, after: float | None = None
+    def run(
+        self, action: str, paths: list[str], kb: Path, *, stop: int | None = None, after: float | None = None
     ) -> Outcome:
-        """Build in a child.
+        """Change a knowledge base in a child.
 
         Args:
-            stop: the file operation before which it is killed.
+            stop: the step before which it is killed.
             after: seconds after which it is killed.
         """
         assert self.process.stdin is not None
-        task = {"paths": [str(library)], "kb": str(kb), "stop": stop, "after": after}
+        task = {"action": action, "paths": paths, "kb": str(kb), "stop": stop, "after": after}
         self.process.stdin.write(f"{json.dumps(task)}\n")
         self.process.stdin.flush()
         answer = json.loads(self._line())
@@ -92,16 +92,18 @@ def driver(model_home: Path) -> Iterator[Driver]:
 
 @dataclass(frozen=True)
 class Case:
-    """A library whose knowledge base is to be updated.
+    """A knowledge base that is to be changed.
 
     Attributes:
+        action, paths: the change.
         start: a copy of the knowledge base before; not there for the first build.
         before, after: its passages.
-        contents: all that an undisturbed build gives.
-        undisturbed: how that build went.
+        contents: all that an undisturbed change gives.
+        undisturbed: how that change went.
     """
 
-    library: Path
+    action: str
+    paths: list[str]
     start: Path
     before: list[Passage] | None
     after: list[Passage]
@@ -109,53 +111,67 @@ class Case:
     undisturbed: Outcome
 
 
-@pytest.fixture(scope="module", params=["first build", "update"])
+@pytest.fixture(scope="module", params=["first build", "update", "remove", "compact"])
 def case(request: pytest.FixtureRequest, driver: Driver, tmp_path_factory: pytest.TempPathFactory) -> Case:
     folder = tmp_path_factory.mktemp("case")
     library, start, done = folder / "library", folder / "start", folder / "done"
     write_library(library)
     before = None
-    if request.param == "update":
+    action, paths = "build", [str(library)]
+    if request.param != "first build":
         index(library, kb=start)
+        if request.param == "remove":
+            action, paths = "remove", ["facts.jsonl"]
+        elif request.param == "compact":
+            remove(["facts.jsonl"], start)
+            action, paths = "compact", []
+        else:
+            (library / "copper.md").unlink()
+            for metal in ("tin", "lead", "zinc", "nickel"):
+                (library / f"{metal}.txt").write_text(f"There is a mine of {metal}.", encoding="utf-8")
         before = passages(start)
-        (library / "copper.md").unlink()
-        for metal in ("tin", "lead", "zinc", "nickel"):
-            (library / f"{metal}.txt").write_text(f"There is a mine of {metal}.", encoding="utf-8")
         shutil.copytree(start, done)
-    undisturbed = driver.build(library, done)
-    return Case(library, start, before, passages(done), contents(done), undisturbed)
+    undisturbed = driver.run(action, paths, done)
+    return Case(action, paths, start, before, passages(done), contents(done), undisturbed)
 
 
 def _killed_and_finished(
     driver: Driver, case: Case, kb: Path, *, stop: int | None = None, after: float | None = None
 ) -> tuple[Outcome, Outcome]:
-    """Kill a build, see that the knowledge base is as before or as after, and build again."""
+    """Kill a change, see that the knowledge base is as before or as after, and do it again."""
     if case.before is not None:
         shutil.copytree(case.start, kb)
-    first = driver.build(case.library, kb, stop=stop, after=after)
+    first = driver.run(case.action, case.paths, kb, stop=stop, after=after)
     if not Manifest.exists(kb):
         assert case.before is None
         with pytest.raises(KnowledgeBaseError, match=r"specrag index"):
             passages(kb)
     else:
         assert passages(kb) in ([case.after] if case.before is None else [case.before, case.after])
-    second = driver.build(case.library, kb)
+    second = first
+    if case.action != "remove" or passages(kb) != case.after:
+        second = driver.run(case.action, case.paths, kb)
     assert contents(kb) == case.contents
-    assert sorted(path.name for path in kb.iterdir()) == [GENERATIONS, "manifest.json", "writer.lock"]
-    assert len(list((kb / GENERATIONS).iterdir())) == 1
+    assert {path.name for path in kb.iterdir()} - {BUILDING} == {GENERATIONS, "manifest.json", "writer.lock"}
+    if case.action != "remove":
+        assert not (kb / BUILDING).exists()
+        assert len(list((kb / GENERATIONS).iterdir())) == 1
     return first, second
 
 
-def test_killed_at_any_file_operation(driver: Driver, case: Case, tmp_path: Path) -> None:
+def test_killed_at_any_step(driver: Driver, case: Case, tmp_path: Path) -> None:
     operations = case.undisturbed.operations
-    assert operations > 30
-    points = random.sample(range(operations), min(kills(10), operations))
+    assert operations > 20
+    points = random.sample(range(operations), min(kills(8), operations))
     encoded = []
     for stop in points:
         first, second = _killed_and_finished(driver, case, tmp_path / f"kb-{stop}", stop=stop)
         assert first.killed, stop
         encoded.append(second.encoded)
-    assert min(encoded) < case.undisturbed.encoded  # what was encoded before the kill is not encoded again
+    if case.action == "build":
+        assert (
+            min(encoded) < case.undisturbed.encoded
+        )  # what was encoded before the kill is not encoded again
 
 
 def test_killed_at_any_moment(driver: Driver, case: Case, tmp_path: Path) -> None:
@@ -168,7 +184,7 @@ def test_killed_at_any_moment(driver: Driver, case: Case, tmp_path: Path) -> Non
 
 
 def test_interrupted_build_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assembly, "_SHARD", 2)
+    monkeypatch.setattr(build_module, "LOT", 2)
     library, kb = write_library(tmp_path / "library"), tmp_path / "kb"
     total = index(library, kb=tmp_path / "other").encoded
 
@@ -186,8 +202,8 @@ def test_interrupted_build_goes_on_where_it_was(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.slow
-def test_damaged_shard_is_encoded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assembly, "_SHARD", 2)
+def test_what_was_kept_is_used_unless_it_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build_module, "LOT", 2)
     library, kb = write_library(tmp_path / "library"), tmp_path / "kb"
     total = index(library, kb=tmp_path / "other").encoded
 
@@ -197,9 +213,15 @@ def test_damaged_shard_is_encoded_again(tmp_path: Path, monkeypatch: pytest.Monk
 
     with pytest.raises(KeyboardInterrupt):
         build([library], kb, progress=interrupt, encoder=encoder())
-    shards = sorted(kb.rglob("building/vectors-*/*.npy"))
-    assert len(shards) == -(-total // 2)
-    shards[0].write_bytes(shards[0].read_bytes()[:100])
-    shards[1].write_bytes(b"")
-    assert index(library, kb=kb).encoded == 4
+    (kept,) = kb.rglob("encoded.sqlite")
+    whole = kept.read_bytes()
+    assert len(whole) > total * 4 * encoder().dimension
+    for damage in (whole[:100], b"", b"\xff" * 5000):
+        kept.parent.mkdir(exist_ok=True)
+        kept.write_bytes(damage)
+        copy = shutil.copytree(kb, tmp_path / f"copy-{len(damage)}")
+        assert index(library, kb=copy).encoded == total
+        assert contents(copy) == contents(tmp_path / "other")
+    kept.write_bytes(whole)
+    assert index(library, kb=kb).encoded == 0
     assert contents(kb) == contents(tmp_path / "other")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from specrag.retrieval import assembly
+from specrag.retrieval import build as build_module
+from specrag.retrieval.build import compact, remove
 from specrag.retrieval.knn import build as knn_build
 from specrag.retrieval.knn.datastore import Datastore
 from specrag.retrieval.knn.manifest import DatastoreManifest, WindowSettings
@@ -25,7 +27,7 @@ WINDOWS = WindowSettings(tokens=16, context=4)
 @pytest.fixture(params=["first build", "update"])
 def disk(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Give a folder that holds no knowledge base, or one whose library has changed."""
-    monkeypatch.setattr(assembly, "_SHARD", 2)
+    monkeypatch.setattr(build_module, "LOT", 2)
     library, disk = write_library(tmp_path / "library"), tmp_path / "disk"
     disk.mkdir()
     if request.param == "update":
@@ -47,7 +49,6 @@ def seen_base(root: Path) -> object:
     kb = root / "kb"
     if not Manifest.exists(kb):
         return None
-    Manifest.read(kb).verify(kb)
     return contents(kb)
 
 
@@ -82,6 +83,24 @@ def test_a_knowledge_base_on_a_failing_disk(disk: Path, tmp_path: Path) -> None:
         assert seen_base(disk) in ((before, after) if refused else (after,))
         index(library, kb=disk / "kb")
         assert seen_base(disk) == after
+
+
+@pytest.mark.parametrize("change", ["remove", "compact"])
+def test_a_smaller_knowledge_base_after_a_power_loss(tmp_path: Path, change: str) -> None:
+    disk, done = tmp_path / "disk", tmp_path / "done"
+    index(write_library(tmp_path / "library"), kb=disk / "kb")
+    if change == "compact":
+        remove(["copper.md"], disk / "kb")
+    shutil.copytree(disk, done)
+    actions: dict[str, Callable[[Path], object]] = {
+        "remove": lambda root: remove(["copper.md"], root / "kb"),
+        "compact": lambda root: compact(root / "kb"),
+    }
+    before = seen_base(disk)
+    actions[change](done)
+    after = seen_base(done)
+    assert (before == after) == (change == "compact")
+    check_power_loss(disk, lambda: actions[change](disk), seen_base, before=[before], after=after)
 
 
 def build_store(root: Path, texts: int) -> None:

@@ -44,7 +44,7 @@ def test_conditions_narrow_what_is_found(kb: KnowledgeBase) -> None:
     titles = {passage.title for passage in single.passages(ranking.ids.tolist())}
     assert titles == {"Tin", "Bronze"}
     first = np.zeros(len(kb), dtype=bool)
-    first[ranking.ids[1]] = True
+    first[kb._store.rows.find(ranking.ids[1:2])] = True
     (narrower,) = single.search(single.encode(["Who discovered radium?"]), 5, first)
     assert narrower.ids.tolist() == [ranking.ids[1]]
 
@@ -76,7 +76,7 @@ class Graph:
 @pytest.mark.parametrize("seed", range(4))
 def test_the_first_passage_is_the_same_for_every_k(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """A wider walk finds better passages: they are left out, so that prefetching changes no output."""
-    monkeypatch.setattr(hnsw_module, "_EXACT_BELOW", 0)
+    monkeypatch.setattr(hnsw_module, "EXACT_BELOW", 0)
     rng = np.random.default_rng(seed)
     vectors = rng.standard_normal((900, 16)).astype(np.float32)
     vectors[rng.random(900) < 0.3] = vectors[0]  # duplicates tear the graph

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from specrag.errors import InputError
-from specrag.retrieval.manifest import Manifest
 from tests.retrieval.library import (
     ROWS,
     answers,
@@ -19,6 +18,7 @@ from tests.retrieval.library import (
     index,
     passages,
     run_python,
+    state,
     write_rows,
 )
 
@@ -38,7 +38,7 @@ def test_update_reads_what_changed_and_removes_what_is_gone(library: Path, kb: P
         "new.txt",
         "my birds/Reiher, größere.txt",
     }
-    assert Manifest.read(kb).generation == 2
+    assert state(kb).version == 2
 
 
 def _change_something(folder: Path, draw: random.Random) -> None:
@@ -92,11 +92,19 @@ def test_what_is_ignored_now_is_removed_and_what_cannot_be_read_is_told_first(
 
 def test_nothing_changed_writes_nothing(library: Path, kb: Path) -> None:
     index(library, kb=kb)
-    before = {path: path.stat().st_mtime_ns for path in kb.rglob("*") if path.name != "writer.lock"}
+    before = {
+        path: path.stat().st_mtime_ns for path in kb.rglob("*") if path.name not in ("writer.lock", "000001")
+    }
     report = index(library, kb=kb)
     assert (report.added, report.updated, report.removed, report.unchanged) == (0, 0, 0, 3)
     assert report.encoded == 0
-    assert {path: path.stat().st_mtime_ns for path in kb.rglob("*") if path.name != "writer.lock"} == before
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert {path.name for path in kb.rglob("*.*")} == {
+        "writer.lock",
+        "manifest.json",
+        "passages.sqlite",
+        "vectors.f32",
+    }
 
 
 def test_nothing_changed_loads_no_network(library: Path, kb: Path) -> None:
@@ -136,7 +144,7 @@ def test_touched_document_is_unchanged(library: Path, kb: Path) -> None:
     os.utime(library / "copper.md", (1, 1))
     report = index(library, kb=kb)
     assert (report.unchanged, report.encoded) == (3, 0)
-    assert Manifest.read(kb).generation == 1
+    assert state(kb).version == 1
 
 
 def test_change_of_equal_size_is_seen(library: Path, kb: Path) -> None:
@@ -200,8 +208,8 @@ def test_equal_names_become_whole_paths_in_any_order(kb: Path, tmp_path: Path) -
     assert [passage.source for passage in passages(kb)] == ["README.md"]
     index(tmp_path / "two", kb=kb)
     index(tmp_path / "two", tmp_path / "one", kb=tmp_path / "scratch")
-    expected = [os.path.realpath(tmp_path / name / "README.md") for name in ("one", "two")]
-    assert [passage.source for passage in passages(kb)] == expected
+    expected = {os.path.realpath(tmp_path / name / "README.md") for name in ("one", "two")}
+    assert {passage.source for passage in passages(kb)} == expected
     assert_same_but_rounding(kb, tmp_path / "scratch")
 
 
@@ -213,9 +221,9 @@ def test_moved_library_is_the_same_library(library: Path, kb: Path, tmp_path: Pa
     assert (report.added, report.updated, report.removed, report.unchanged) == (0, 0, 0, 3)
     assert report.encoded == 0
     assert passages(kb) == before
-    assert Manifest.read(kb).roots == (os.path.realpath(tmp_path / "moved"),)
+    assert state(kb).roots == (os.path.realpath(tmp_path / "moved"),)
     assert index(tmp_path / "moved", kb=kb).unchanged == 3
-    assert Manifest.read(kb).generation == 2
+    assert state(kb).version == 2
 
 
 def test_file_that_was_named_and_is_gone_is_removed(library: Path, kb: Path) -> None:

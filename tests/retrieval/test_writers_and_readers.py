@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from specrag.artifacts import BUILDING, GENERATIONS
+from specrag.retrieval.build import compact
 from specrag.retrieval.manifest import KnowledgeBaseError
 from tests.retrieval.library import (
     COPPER,
@@ -41,21 +42,31 @@ build([Path(sys.argv[1])], Path(sys.argv[2]), progress=wait)
     assert index(library, kb=kb).added == 3  # the lock ends with its process
 
 
-def test_reader_keeps_its_generation(library: Path, kb: Path) -> None:
+@pytest.mark.parametrize("compacted", [False, True])
+def test_reader_keeps_what_it_has_opened(library: Path, kb: Path, compacted: bool) -> None:
     index(library, kb=kb)
     with open_base(kb) as reader:
         assert reader.index("bm25")
-        old = [hit.passage.text for hit in reader.search(["copper"], len(reader), index="flat")[0]]
+        old = reader.passages(reader.ids.tolist())
         for number in range(3):
             (library / "copper.md").write_text(f"{COPPER}\nVersion {number}.\n", encoding="utf-8")
             index(library, kb=kb)
-        # Files that are read only now must still be there.
-        assert [hit.passage.text for hit in reader.search(["copper"], len(reader), index="hnsw")[0]] == old
-        assert len(list((kb / GENERATIONS).iterdir())) == 2
+        if compacted:
+            compact(kb)
+        # What is read only now must still be there.
+        for name in ("flat", "hnsw", "hybrid"):
+            hits = reader.search(["copper"], len(reader), index=name)[0]
+            assert sorted(hit.passage.id for hit in hits) == [passage.id for passage in old]
+        assert reader.passages(reader.ids.tolist()) == old
+        assert not reader.is_current()
+        assert len(list((kb / GENERATIONS).iterdir())) == 1 + compacted
         with open_base(kb) as newer:
-            assert newer.manifest.generation == 4
+            assert newer.is_current()
+            assert newer.state.version == 4 + compacted
+            assert "Version 2." in newer.search(["version"], 1, index="bm25")[0][0].passage.text
     index(library, kb=kb)
-    assert [path.name for path in (kb / GENERATIONS).iterdir()] == ["000004"]
+    compact(kb)
+    assert [path.name for path in (kb / GENERATIONS).iterdir()] == [f"{2 + compacted:06d}"]
 
 
 def test_readers_open_while_a_writer_publishes(library: Path, kb: Path) -> None:
@@ -71,7 +82,7 @@ def test_readers_open_while_a_writer_publishes(library: Path, kb: Path) -> None:
             while not stop.is_set():
                 with open_base(kb) as base:
                     hit = base.search(["version of the note"], 1, index="bm25")[0][0]
-                    assert hit.passage.text == f"Version {base.manifest.generation - 1} of the note."
+                    assert hit.passage.text == f"Version {base.state.version - 1} of the note."
                     seen.add(hit.passage.text)
                 time.sleep(0.005)
         except BaseException as error:

@@ -13,19 +13,21 @@ import typer
 
 from specrag.cli import common, corpus_index, knn_index, store
 from specrag.cli.printable import printable
-from specrag.errors import InputError
+from specrag.errors import InputError, SpecragError
 
 if TYPE_CHECKING:
     from specrag.retrieval.build import BuildSettings
     from specrag.retrieval.encoder.encoder import Encoder
     from specrag.retrieval.progress import BuildReport, Progress
 
+_LOOK = 1.0  # seconds between two looks at the paths that are watched
 _SHOWN = 20  # skipped documents that are listed
 _UNITS = {
     "reading": "documents",
     "reading text": "tokens",
     "encoding": "passages",
-    "indexing": "indexes",
+    "indexing": "passages",
+    "compacting": "rows",
     "loading": "passages",
 }
 _KNN = "kNN-LM, ReSpec"
@@ -134,6 +136,10 @@ def index(
             help="Encode on all nodes of a Ray cluster: HOST:PORT of its head, auto or local.",
         ),
     ] = None,
+    watch: Annotated[
+        bool,
+        typer.Option("--watch", help="Go on, and follow the paths: what changes is indexed, until Ctrl-C."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for programs.")] = False,
 ) -> None:
     """Make a knowledge base of documents, or bring it up to date.
@@ -165,6 +171,7 @@ def index(
         "--store": into,
         "--replace": replace or None,
         "--ray": ray,
+        "--watch": watch or None,
     }
     if knn_lm and corpus:
         raise InputError("--corpus", corpus, "leave it or --knn-lm out")
@@ -178,7 +185,7 @@ def index(
         _refuse(of_datastores, "it is for datastores; add --knn-lm")
     if not paths and address is None:
         raise typer.BadParameter("name at least one PATH, or a --store to load the knowledge base into")
-    bar = _Bar()
+    bar = Bar()
     if corpus:
         corpus_index.index_corpus(
             paths or [], kb, model or "smollm2-135m", bar.show, bar.close, as_json=as_json
@@ -191,7 +198,14 @@ def index(
     else:
         target = None if address is None else _Target(address, hnsw, replace)
         settings = (encoder, encoder_dtype, chunk_tokens, chunk_overlap)
+        if watch and target is not None:
+            raise InputError(
+                "--watch", watch, "it follows paths into a folder; leave --store, --table and --pgvector out"
+            )
+        follow = _Follower(paths or [], kb) if watch else None
         _index_documents(paths or [], kb, settings, target, ray, as_json=as_json)
+        if follow is not None:
+            follow.run(as_json=as_json)
 
 
 def _refuse(options: Mapping[str, object], remedy: str) -> None:
@@ -217,7 +231,7 @@ def _index_documents(
     """Bring a knowledge base up to date, and load it into a store where one is named."""
     if target is not None:
         target.check()
-    bar = _Bar()
+    bar = Bar()
     try:
         report = None
         if paths:
@@ -236,7 +250,7 @@ def _index_documents(
         typer.echo(json.dumps({"kb": str(kb), **described}, ensure_ascii=False))
         return
     if report is not None:
-        _print_report(report)
+        print_report(report)
         _note_language(kb)
     if target is not None and loaded is not None:
         typer.echo(
@@ -256,6 +270,43 @@ def _cluster_encoder(address: str, kb: Path, settings: BuildSettings) -> Encoder
     here = load_encoder(settled.encoder, dtype=settled.encoder_dtype)
     connect(address)
     return ClusterEncoder(here)
+
+
+class _Follower:
+    """Indexes what changes below paths from now on.
+
+    Args:
+        paths: that are indexed next.
+        kb: into this knowledge base.
+    """
+
+    def __init__(self, paths: Sequence[Path], kb: Path) -> None:
+        from specrag.retrieval.watching import look
+
+        self._paths = [path.expanduser() for path in paths]
+        self._kb = kb.expanduser()
+        self._indexed = look(self._paths, self._kb)
+
+    def run(self, *, as_json: bool) -> None:
+        """Go on until the process is ended."""
+        from specrag.retrieval.build import build
+        from specrag.retrieval.encoder.encoder import load_encoder
+        from specrag.retrieval.manifest import Manifest
+        from specrag.retrieval.watching import settled_changes
+
+        made = Manifest.read(self._kb).encoder
+        encoder = load_encoder(made.name, dtype=made.dtype)
+        typer.echo("watching; Ctrl-C ends it", err=True)
+        for _ in settled_changes(self._paths, self._kb, self._indexed, _LOOK):
+            try:
+                report = build(self._paths, self._kb, encoder=encoder)
+            except SpecragError as error:  # the next change tries again
+                typer.echo(f"error: {printable(str(error))}", err=True)
+                continue
+            if as_json:
+                typer.echo(json.dumps({"kb": str(self._kb), **asdict(report)}, ensure_ascii=False))
+            else:
+                print_report(report)
 
 
 @dataclass(frozen=True)
@@ -302,7 +353,7 @@ class _Target:
         return _Loaded(name, passages, time.perf_counter() - started)
 
 
-class _Bar:
+class Bar:
     """A progress bar on standard error for each stage; nothing where that is no terminal."""
 
     def __init__(self) -> None:
@@ -360,7 +411,8 @@ def _note_language(kb: Path) -> None:
             )
 
 
-def _print_report(report: BuildReport) -> None:
+def print_report(report: BuildReport) -> None:
+    """Print what a build has changed."""
     changes = (
         f"{report.added:,} added, {report.updated:,} updated, {report.removed:,} removed, "
         f"{report.unchanged:,} unchanged"

@@ -25,6 +25,7 @@ from specrag.extras import missing
 COMMANDS = (
     "models",
     "index",
+    "kb",
     "search",
     "methods",
     "generate",

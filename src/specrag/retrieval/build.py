@@ -1,43 +1,39 @@
-"""Build and update a knowledge base; a kill at any moment leaves the old one or the new one.
+"""Build and update a knowledge base; a kill at any moment leaves it as before or as after.
 
-A build writes a whole new generation beside the current one, waits until it is on the disk, and replaces the
-manifest. Passages are numbered by the sources of their documents and their order in them, so that an updated
-knowledge base is the one that would be built from scratch. Passages that were encoded before, by the current
-generation or by a build that was killed, are not encoded again.
+A build is one transaction: documents that changed are read, the passages that changed are encoded and made searchable,
+and the rest is not touched. Passages that were encoded before, for this knowledge base or by a build that was killed,
+are not encoded again. What is approximate is built when everything else has been published.
 """
 
 from __future__ import annotations
 
 import contextlib
 import shutil
+import sqlite3
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from specrag.artifacts import (
     BUILDING,
-    FileRecord,
     check_target,
+    fsync_tree,
     make_folder,
     publish_generation,
     remove_generations,
 )
-from specrag.checks import check_whole
+from specrag.checks import check_whole, nearest
 from specrag.errors import InputError
-from specrag.retrieval.assembly import (
-    GENERATION_FILES,
-    OldVectors,
-    VectorShards,
-    encode_missing,
-    write_indexes,
-)
 from specrag.retrieval.documents.chunking import Chunker
 from specrag.retrieval.documents.converters import UNLIMITED, ReadingLimits
 from specrag.retrieval.documents.files import Skipped
-from specrag.retrieval.index.flat import VECTORS_FILE
+from specrag.retrieval.documents.reader import Document, read_file
+from specrag.retrieval.graph import refresh_graph
 from specrag.retrieval.manifest import (
     ChunkingRecord,
     EncoderRecord,
@@ -46,12 +42,27 @@ from specrag.retrieval.manifest import (
     write_errors,
     writer_lock,
 )
-from specrag.retrieval.passage_store import PASSAGES, PassageStore, PassageWriter
+from specrag.retrieval.passage_store import (
+    PassageStore,
+    State,
+    StoredFile,
+    StoredPassage,
+    clean_text,
+    metadata_json,
+)
+from specrag.retrieval.passage_writer import PassageWriter, Unencoded
 from specrag.retrieval.progress import BuildReport, Counts, Progress, Reporter
-from specrag.retrieval.reading import Changes, Reader, find_changes
+from specrag.retrieval.reading import Changes, Entry, find_changes, reliable, skipped_by_reader
 
 if TYPE_CHECKING:
     from specrag.retrieval.encoder.encoder import Encoder
+    from specrag.retrieval.index.scoring import Floats
+
+LOT = 2048
+"""Passages encoded between two writes to the disk: the most that a kill can cost."""
+
+#: Rows left behind from which on a build compacts, if they are more than the passages.
+_MOST_GONE = 4096
 
 
 def build(
@@ -88,13 +99,13 @@ def build(
     check_target(folder, "kb")
     if not folder.exists():
         find_changes(sources, folder, (), ())  # so that a wrong path leaves no folder behind
-    with contextlib.ExitStack() as stack:
-        with write_errors(folder):
-            make_folder(folder)
-            stack.enter_context(writer_lock(folder))
-        run = _Build(folder, settings or BuildSettings(), progress or _silent, encoder, stack)
+    with write_errors(folder):
+        make_folder(folder)
+    report = progress or _silent
+    with _writing(folder):
+        run = _Build(folder, settings or BuildSettings(), report, encoder)
         run.update(sources, limits)
-        run.clean()
+        state = _finish(folder, report)
     counts = run.counts
     return BuildReport(
         added=counts.added,
@@ -102,9 +113,124 @@ def build(
         removed=counts.removed,
         unchanged=counts.unchanged,
         skipped=(*counts.skipped, *run.left_out),  # what could not be read first
-        passages=Manifest.read(folder).passages,
+        passages=state.passages,
         encoded=run.encoded,
         seconds=time.perf_counter() - started,
+    )
+
+
+def remove(sources: Sequence[str], folder: str | Path) -> int:
+    """Remove documents from a knowledge base, whether or not their files are still there.
+
+    A build of the path that they came from takes files that are there in again.
+
+    Args:
+        sources: names of documents as passages give them, or the paths of their files.
+        folder: the knowledge base.
+
+    Returns:
+        How many passages it holds now.
+
+    Raises:
+        InputError: there is no such document, or none would be left.
+        KnowledgeBaseError: another process writes there, the folder is damaged, or the disk refuses.
+    """
+    folder = Path(folder).expanduser()
+    Manifest.read(folder)
+    with _writing(folder), contextlib.closing(_open_writer(folder, Manifest.read(folder))) as writer:
+        with write_errors(folder):
+            known = writer.files()
+            gone = {_named(source, known) for source in sources}
+            if len(gone) == len(known):
+                raise _nothing_left(sources)
+            for file in gone:
+                writer.drop(file.document)
+            writer.commit(writer.before.roots)
+        writer.close()
+        return _finish(folder, _silent).passages
+
+
+def compact(folder: str | Path, progress: Reporter | None = None) -> State:
+    """Write a knowledge base anew without what its changes have left behind. Readers go on meanwhile.
+
+    Raises:
+        KnowledgeBaseError: another process writes there, the folder is damaged, or the disk refuses.
+    """
+    folder = Path(folder).expanduser()
+    Manifest.read(folder)
+    with _writing(folder):
+        _compact(folder, progress or _silent)
+        return _finish(folder, progress or _silent)
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Hold the writer lock; leave nothing of an unfinished change."""
+    with contextlib.ExitStack() as stack:
+        with write_errors(folder):
+            stack.enter_context(writer_lock(folder))
+            shutil.rmtree(_new_generation(folder), ignore_errors=True)
+        try:
+            yield
+        finally:
+            shutil.rmtree(_new_generation(folder), ignore_errors=True)
+
+
+def _new_generation(folder: Path) -> Path:
+    return folder / BUILDING / "generation"
+
+
+def _open_writer(folder: Path, manifest: Manifest) -> PassageWriter:
+    with write_errors(folder):
+        return PassageWriter(manifest.generation_folder(folder), manifest.encoder.dimension)
+
+
+def _finish(folder: Path, report: Reporter) -> State:
+    """Bring what is approximate up to date behind a change, and remove what is not needed any more."""
+    manifest = Manifest.read(folder)
+    state = _state(folder, manifest)
+    gone = state.rows - state.passages
+    if gone > max(_MOST_GONE, state.passages):
+        _compact(folder, report)
+        manifest = Manifest.read(folder)
+        state = _state(folder, manifest)
+    with write_errors(folder):
+        refresh_graph(folder, manifest, state)
+    remove_generations(folder, keep=manifest.generation)
+    shutil.rmtree(folder / BUILDING, ignore_errors=True)
+    return state
+
+
+def _state(folder: Path, manifest: Manifest) -> State:
+    with contextlib.closing(PassageStore(manifest.generation_folder(folder))) as store:
+        return store.state
+
+
+def _compact(folder: Path, report: Reporter) -> None:
+    old, new = Manifest.read(folder), _new_generation(folder)
+    with contextlib.closing(PassageStore(old.generation_folder(folder))) as store, write_errors(folder):
+        new.mkdir(parents=True)
+        with contextlib.closing(PassageWriter(new, old.encoder.dimension, new=True)) as writer:
+            writer.copy(store, lambda done, total: report(Progress("compacting", done, total)))
+            writer.commit(store.state.roots)
+        fsync_tree(new)
+        publish_generation(folder, new, replace(old, generation=old.generation + 1))
+
+
+def _named(source: str, known: Sequence[StoredFile]) -> StoredFile:
+    for file in known:
+        if source in (file.source, file.path):
+            return file
+    near = nearest(source, [file.source for file in known])
+    hint = f"did you mean {near!r}? " if near else ""
+    raise InputError("document", source, f"{hint}`specrag kb list` names those that are there")
+
+
+def _nothing_left(sources: Sequence[object]) -> InputError:
+    return InputError(
+        "document",
+        ", ".join(map(str, sources)),
+        "no document would be left; to give the knowledge base up, delete its folder",
     )
 
 
@@ -113,35 +239,20 @@ def _silent(progress: Progress) -> None:
 
 
 class _Build:
-    """One run of :func:`build`, under the writer lock.
-
-    Args:
-        stack: closes the current generation at the end.
-    """
+    """One run of :func:`build`, under the writer lock."""
 
     def __init__(
-        self,
-        folder: Path,
-        settings: BuildSettings,
-        report: Reporter,
-        encoder: Encoder | None,
-        stack: contextlib.ExitStack,
+        self, folder: Path, settings: BuildSettings, report: Reporter, encoder: Encoder | None
     ) -> None:
         self.folder = folder
         self.report = report
         self.counts = Counts()
         self.left_out: tuple[Skipped, ...] = ()
         self.encoded = 0
-        self.new = folder / BUILDING / "generation"
         self._given_encoder = encoder
-        self._generation = Manifest.open(folder) if Manifest.exists(folder) else None
-        self._old: Manifest | None = None
-        self._store: PassageStore | None = None
-        if self._generation is not None:
-            stack.callback(self._generation.close)
-            self._old = self._generation.manifest
-            self._store = PassageStore(self._generation.folder / PASSAGES)
-            stack.callback(self._store.close)
+        self._old = Manifest.read(folder) if Manifest.exists(folder) else None
+        self._writer: PassageWriter | None = None
+        self._unchanged: list[StoredFile] = []
         if encoder is not None and settings.encoder is None and settings.encoder_dtype is None:
             settings = BuildSettings(
                 encoder.name, encoder.dtype, settings.chunk_tokens, settings.chunk_overlap
@@ -157,68 +268,256 @@ class _Build:
         chunking = self.settings.chunking
         return Chunker(self.encoder.tokenizer_file, chunking.tokens, chunking.overlap)
 
+    @property
+    def made(self) -> EncoderRecord:
+        """The encoder of the vectors."""
+        if self._old is not None:
+            return self._old.encoder
+        encoder = self.encoder
+        return EncoderRecord(encoder.name, encoder.dtype, encoder.fingerprint, encoder.dimension)
+
+    @property
+    def writer(self) -> PassageWriter:
+        """The transaction, begun when the first difference is found."""
+        if self._writer is None:
+            if self._old is not None:
+                self._writer = _open_writer(self.folder, self._old)
+            else:
+                new, dimension = _new_generation(self.folder), self.made.dimension
+                with write_errors(self.folder):
+                    new.mkdir(parents=True)
+                    self._writer = PassageWriter(new, dimension, new=True)
+        return self._writer
+
     def update(self, paths: Sequence[Path], limits: ReadingLimits) -> None:
-        """Publish a new generation if any document differs."""
-        known = [] if self._store is None else self._store.files()
-        roots = () if self._old is None else self._old.roots
+        """Publish what differs."""
+        known, roots = self._known()
         changes = find_changes(paths, self.folder, known, roots)
         self.left_out = changes.skipped
         self.counts.removed = len(changes.removed)
-        shutil.rmtree(self.new, ignore_errors=True)
-        if self._old is not None:
-            if changes.none:
-                self.counts.unchanged = len(changes.entries)
-                return
-            self._old.verify(self.folder, (PASSAGES, VECTORS_FILE))
+        if self._old is not None and changes.none:
+            self.counts.unchanged = len(changes.entries)
+            return
         try:
-            reader = Reader(self.folder, self.new, self._store, lambda: self.chunker, self.counts, limits)
-            written = reader.write(changes, self.report)
-            if written is not None:
-                self._publish(changes, written, self._index())
+            self._apply(changes, limits)
+            if self._writer is not None:
+                self._publish(changes, self._writer)
         finally:
-            shutil.rmtree(self.new, ignore_errors=True)
+            if self._writer is not None:
+                self._writer.close()
 
-    def _index(self) -> EncoderRecord:
-        """Write the vectors and indexes of the new passages; returns the encoder's record."""
+    def _known(self) -> tuple[list[StoredFile], tuple[str, ...]]:
         if self._old is None:
-            made = EncoderRecord(
-                self.encoder.name, self.encoder.dtype, self.encoder.fingerprint, self.encoder.dimension
-            )
+            return [], ()
+        with contextlib.closing(PassageStore(self._old.generation_folder(self.folder))) as store:
+            return store.files(), store.state.roots
+
+    # -- documents ------------------------------------------------------------------------------------------
+
+    def _apply(self, changes: Changes, limits: ReadingLimits) -> None:
+        """Write the documents that differ.
+
+        Raises:
+            InputError: no document could be read.
+        """
+        total = len(changes.entries)
+        for file in changes.removed:
+            with write_errors(self.folder):
+                self.writer.drop(file.document)
+        for number, entry in enumerate(changes.entries):
+            if number % 64 == 0 or entry.changed:
+                self.report(Progress("reading", number, total))
+            if entry.changed:
+                self._read(entry, limits)
+            else:
+                self._keep(entry)
+        self.report(Progress("reading", total, total))
+        if self._writer is None and self._old is None:
+            first = self.counts.skipped[0]
+            remedy = f"none of the documents can be read, first {first.source}: {first.reason}"
+            raise InputError("path", f"{total} documents", remedy)
+        if self._writer is not None:
+            with write_errors(self.folder):
+                for file in self._unchanged:
+                    self._writer.update(file)
+
+    def _keep(self, entry: Entry, sure: bool = True) -> None:
+        """Note a document whose content is as before; ``sure`` if its time stamp says so from now on."""
+        assert entry.known is not None
+        self.counts.unchanged += 1
+        file = replace(entry.known, path=entry.path, source=entry.source)
+        if entry.found is not None and sure:
+            file = replace(file, mtime_ns=reliable(entry.found.mtime_ns))
+        with write_errors(self.folder):
+            if file.source != entry.known.source:
+                self.writer.put(file, self.writer.passages_of(file.document))
+            elif file.path != entry.known.path:
+                self.writer.update(file)
+            elif file != entry.known:
+                self._unchanged.append(file)  # not worth a transaction of its own
+
+    def _read(self, entry: Entry, limits: ReadingLimits) -> None:
+        """Read a document that may have changed."""
+        assert entry.found is not None
+        read = read_file(entry.found, limits)
+        passages = [passage for document in read.documents for passage in self._cut(document)]
+        same = entry.known is not None and entry.known.sha256 == read.sha256
+        if not passages or same:
+            skipped = read.skipped
+            if not skipped and not passages:
+                skipped = (Skipped(entry.source, "it holds no text"),)
+            self.counts.skipped += skipped if same else skipped_by_reader(entry, skipped)
+            if entry.known is not None:
+                self._keep(entry, sure=False)
+            return
+        self.counts.skipped += read.skipped
+        if entry.known is None:
+            self.counts.added += 1
         else:
-            made = self._old.encoder
-        old = None
-        if self._store is not None and self._generation is not None:
-            old = OldVectors(self._store, self._generation.folder)
-        shards = VectorShards(self.folder / BUILDING, made.fingerprint, made.dimension)
+            self.counts.updated += 1
+        found, document = entry.found, 0 if entry.known is None else entry.known.document
+        file = StoredFile(
+            entry.path, entry.source, found.size, reliable(found.mtime_ns), read.sha256, document
+        )
         with write_errors(self.folder):
-            shards.open()
-        store = PassageStore(self.new / PASSAGES)
+            self.writer.put(file, passages)
+
+    def _cut(self, document: Document) -> list[StoredPassage]:
+        metadata = metadata_json(document.metadata)
+        return [
+            StoredPassage(clean_text(chunk.title), clean_text(chunk.place), clean_text(chunk.text), metadata)
+            for chunk in self.chunker.chunk(document)
+        ]
+
+    # -- passages -------------------------------------------------------------------------------------------
+
+    def _publish(self, changes: Changes, writer: PassageWriter) -> None:
+        self._encode(writer)
+        with write_errors(self.folder):
+            total = writer.rows - writer.before.rows + 1  # the last step publishes
+            self.report(Progress("indexing", 0, total))
+            writer.index(lambda done: self.report(Progress("indexing", done, total)))
+            writer.commit(changes.roots)
+            writer.close()
+            if self._old is None:
+                new = _new_generation(self.folder)
+                fsync_tree(new)
+                manifest = Manifest(
+                    generation=1, files={}, encoder=self.made, chunking=self.settings.chunking
+                )
+                publish_generation(self.folder, new, manifest)
+            self.report(Progress("indexing", total, total))
+
+    def _encode(self, writer: PassageWriter) -> None:
+        """Write the vectors of the new passages, of which a kill costs the last few at most."""
+        done, total = 0, writer.rows - writer.before.rows
+        self.report(Progress("encoding", 0, total))
+        with (
+            contextlib.closing(_Encoded(self.folder / BUILDING, self.made)) as kept,
+            write_errors(self.folder),
+        ):
+            for lot in writer.unencoded(LOT):
+                vectors = np.empty((len(lot), writer.dimension), dtype=np.float32)
+                places: dict[bytes, list[int]] = {}
+                for place, row in enumerate(lot):
+                    known = (
+                        kept.find(row.key)
+                        if row.like is None
+                        else writer.read_vectors(row.like, row.like + 1)[0]
+                    )
+                    if known is None:
+                        places.setdefault(row.key, []).append(place)
+                    else:
+                        vectors[place] = known
+                self._encode_lot(lot, places, vectors, done, total)
+                if places and total > LOT:
+                    kept.add(list(places), vectors[[first for first, *_ in places.values()]])
+                writer.write_vectors(lot[0].row, vectors)
+                done += len(lot)
+        self.report(Progress("encoding", total, total))
+
+    def _encode_lot(
+        self, lot: list[Unencoded], places: dict[bytes, list[int]], vectors: Floats, done: int, total: int
+    ) -> None:
+        """Encode each text of a lot once, into the places where it stands."""
+        if not places:
+            return
+        done += len(lot) - len(places)
+
+        def advance(finished: int) -> None:
+            nonlocal done
+            done += finished
+            self.report(Progress("encoding", min(done, total), total))
+
+        texts = [lot[first].text for first, *_ in places.values()]
+        encoded = self.encoder.encode_passages(texts, advance)
+        self.encoded += len(texts)
+        for vector, own in zip(encoded, places.values(), strict=True):
+            vectors[own] = vector
+
+
+class _Encoded:
+    """The vectors that an unfinished build has encoded, for its rerun.
+
+    A vector is found by its passage's key and belongs to one encoder.
+
+    Args:
+        folder: where they lie.
+        encoder: of the vectors.
+    """
+
+    def __init__(self, folder: Path, encoder: EncoderRecord) -> None:
+        self.path = folder / "encoded.sqlite"
+        self._encoder = encoder
+        self._database = self._open() if self.path.exists() else None
+
+    def _open(self) -> sqlite3.Connection:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        database = sqlite3.connect(self.path)
         try:
-            self.encoded = encode_missing(self.folder, store, old, shards, lambda: self.encoder, self.report)
-        finally:
-            store.close()
-        write_indexes(self.folder, self.new, old, shards, made.dimension, self.report)
-        return made
-
-    def _publish(self, changes: Changes, written: PassageWriter, made: EncoderRecord) -> None:
-        with write_errors(self.folder):
-            manifest = Manifest(
-                generation=1 if self._old is None else self._old.generation + 1,
-                encoder=made,
-                chunking=self.settings.chunking,
-                documents=written.files,
-                passages=written.passages,
-                roots=changes.roots,
-                files={name: FileRecord.of(self.new / name) for name in GENERATION_FILES},
+            database.executescript(
+                "CREATE TABLE IF NOT EXISTS encoder (fingerprint TEXT);"
+                "CREATE TABLE IF NOT EXISTS vectors (key BLOB PRIMARY KEY, vector BLOB) WITHOUT ROWID;"
             )
-            publish_generation(self.folder, self.new, manifest)
+            made = [fingerprint for (fingerprint,) in database.execute("SELECT fingerprint FROM encoder")]
+            if made != [self._encoder.fingerprint]:
+                database.execute("DELETE FROM vectors")
+                database.execute("DELETE FROM encoder")
+                database.execute("INSERT INTO encoder VALUES (?)", (self._encoder.fingerprint,))
+        except sqlite3.OperationalError:
+            database.close()
+            raise
+        except sqlite3.DatabaseError:  # damaged: encoded again
+            database.close()
+            self.path.unlink()
+            return self._open()
+        return database
 
-    def clean(self) -> None:
-        """Remove older generations and leftovers of the build."""
-        if self._generation is not None:
-            self._generation.close()
-        remove_generations(self.folder, keep=Manifest.read(self.folder).generation)
-        shutil.rmtree(self.folder / BUILDING, ignore_errors=True)
+    def find(self, key: bytes) -> Floats | None:
+        """The vector of a passage. float32 [dimension]."""
+        if self._database is None:
+            return None
+        found = self._database.execute("SELECT vector FROM vectors WHERE key = ?", (key,)).fetchone()
+        return None if found is None else np.frombuffer(found[0], dtype="<f4")
+
+    def add(self, keys: Sequence[bytes], vectors: Floats) -> None:
+        """Keep vectors, float32 [keys, dimension].
+
+        Raises:
+            sqlite3.OperationalError, OSError: the disk refuses.
+        """
+        if self._database is None:
+            self._database = self._open()
+        with self._database:
+            self._database.executemany(
+                "INSERT OR REPLACE INTO vectors VALUES (?, ?)",
+                ((key, vector.astype("<f4").tobytes()) for key, vector in zip(keys, vectors, strict=True)),
+            )
+
+    def close(self) -> None:
+        """Close the file, which stays."""
+        if self._database is not None:
+            self._database.close()
 
 
 DEFAULT_ENCODER = "minilm-l6-v2"

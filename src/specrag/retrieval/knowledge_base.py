@@ -1,24 +1,26 @@
 """Open knowledge bases: search, passages, filters.
 
-Opening reads the manifest and checks that every file has its length. An index is read, and its checksum
-compared, when it is first used, and so is the encoder: a search with BM25 needs no network.
+Opening reads what the knowledge base says of itself, whatever its size. An index is opened when it is first used, and
+so is the encoder: a search with BM25 needs no network.
 """
 
 from __future__ import annotations
 
+import os
+import sqlite3
 import threading
 from collections.abc import Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from specrag.artifacts import Generation
+from specrag.artifacts import MANIFEST, Generation, checksum
 from specrag.checks import check_choice, check_text, check_whole
-from specrag.errors import InputError
+from specrag.errors import InputError, SpecragError
 from specrag.retrieval.build import check_fingerprint
-from specrag.retrieval.index import bm25, flat, hnsw
 from specrag.retrieval.index.base import Index, Query, Ranking
 from specrag.retrieval.index.bm25 import BM25Index
 from specrag.retrieval.index.filters import Where, find_allowed
@@ -28,7 +30,7 @@ from specrag.retrieval.index.hybrid import HybridIndex
 from specrag.retrieval.index.scoring import Bools, Floats, Longs
 from specrag.retrieval.manifest import Manifest
 from specrag.retrieval.passage import Hit, Passage, passage_text
-from specrag.retrieval.passage_store import PASSAGES, PassageStore
+from specrag.retrieval.passage_store import PassageStore, State, StoredFile, connect, damaged
 
 if TYPE_CHECKING:
     from specrag.retrieval.encoder.encoder import Encoder
@@ -46,8 +48,8 @@ RERANKED = 30
 class KnowledgeBase:
     """Passages and their indexes. Made by :meth:`open`; safe to use from several threads.
 
-    It goes on reading what it has opened while another process writes a newer generation; open it again to see
-    that one.
+    It goes on reading what it has opened while another process changes the knowledge base; open it again to see the
+    changes.
 
     Args:
         folder: as given to :meth:`open`.
@@ -68,6 +70,8 @@ class KnowledgeBase:
         self._encoder = encoder
         self._indexes: dict[str, Index] = {}
         self._loading = threading.RLock()
+        self._database = store.path.stat().st_ino
+        self._seen: object = None
 
     def shared_words(self, text: str, passage_ids: Sequence[int]) -> list[float]:
         """Share of a text's words that each passage holds; see :meth:`BM25Index.shared_words`."""
@@ -76,7 +80,32 @@ class KnowledgeBase:
     @property
     def languages(self) -> tuple[str, ...]:
         """Of its passages, the commonest first, by Snowball's names."""
-        return self._bm25().settings.languages
+        return self.state.languages
+
+    @property
+    def state(self) -> State:
+        """What it holds: its version, the numbers of documents and passages, the paths indexed."""
+        return self._store.state
+
+    def is_current(self) -> bool:
+        """Whether it is as it was opened: nobody has changed it since."""
+        database = self._store.path
+        marks = [_mark(path) for path in (self.folder / MANIFEST, database, Path(f"{database}-wal"))]
+        if marks == self._seen:
+            return True
+        try:
+            if Manifest.read(self.folder).generation != self.manifest.generation:
+                return False
+            if database.stat().st_ino != self._database:  # another one was made in its place
+                return False
+            with closing(connect(database)) as connection:
+                ((content,),) = connection.execute("SELECT content FROM state").fetchall()
+        except (SpecragError, sqlite3.Error, OSError):
+            return False
+        if content != self._store.content:
+            return False
+        self._seen = marks
+        return True
 
     @classmethod
     def open(cls, folder: str | Path, *, encoder: Encoder | None = None) -> KnowledgeBase:
@@ -93,10 +122,9 @@ class KnowledgeBase:
         path = Path(folder).expanduser()
         generation = Manifest.open(path)
         try:
-            generation.manifest.verify(path, [PASSAGES])
             if encoder is not None:
                 check_fingerprint(encoder, path, generation.manifest)
-            return cls(path, generation, PassageStore(generation.folder / PASSAGES), encoder)
+            return cls(path, generation, PassageStore(generation.folder), encoder)
         except BaseException:
             generation.close()
             raise
@@ -117,19 +145,50 @@ class KnowledgeBase:
         self.close()
 
     def __repr__(self) -> str:
-        made = self.manifest
-        return f"KnowledgeBase({str(self.folder)!r}, documents={made.documents}, passages={made.passages})"
+        held = self.state
+        return f"KnowledgeBase({str(self.folder)!r}, documents={held.documents}, passages={held.passages})"
 
     # -- passages -------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        return self.manifest.passages
+        return self.state.passages
+
+    @property
+    def ids(self) -> Longs:
+        """The ids of all passages, ascending, int64 [passages]."""
+        return self._store.rows.sorted_ids()
+
+    def vectors(self, ids: Longs) -> Floats:
+        """The vectors of these passages, float32 [ids given, dimension].
+
+        Raises:
+            InputError: there is no passage of one of these ids.
+        """
+        flat = self._flat()
+        found: Floats = flat.vectors[flat.rows.find(ids)]
+        return found
+
+    def rows(self, ids: Longs) -> Longs:
+        """The rows of these passages, by which :meth:`allowed` tells of them, int64 [ids given].
+
+        Raises:
+            InputError: there is no passage of one of these ids.
+        """
+        return self._store.rows.find(ids)
+
+    def documents(self) -> list[StoredFile]:
+        """All documents, by their names."""
+        return self._store.files()
+
+    def passages_by_document(self) -> dict[int, int]:
+        """How many passages each document has, by its number."""
+        return self._store.counts()
 
     def passage(self, id: int) -> Passage:
         """One passage.
 
         Raises:
-            InputError: there is none of this number.
+            InputError: there is none of this id.
         """
         return self._store.passages([id])[0]
 
@@ -137,7 +196,7 @@ class KnowledgeBase:
         """Several passages, in the order given.
 
         Raises:
-            InputError: there is none of one of these numbers.
+            InputError: there is none of one of these ids.
         """
         return self._store.passages(ids)
 
@@ -146,7 +205,7 @@ class KnowledgeBase:
         return self._store.field_names()
 
     def allowed(self, where: Where | None) -> np.ndarray | None:
-        """Passages that satisfy all conditions, bool [passages]; None without conditions.
+        """Rows of the passages that satisfy all conditions, bool [rows]; None without conditions.
 
         Args:
             where: see :mod:`~specrag.retrieval.index.filters`; ``"year >= 2000 and src = a, b"`` or the same as a
@@ -155,7 +214,11 @@ class KnowledgeBase:
         Raises:
             InputError: a field does not exist, an operator is unknown, or a value cannot be compared.
         """
-        return find_allowed(self._store, where, len(self)) if where else None
+        if not where:
+            return None
+        found = find_allowed(self._store, where, self.state.rows)
+        live = self._store.rows.live
+        return found if live is None else found & live
 
     # -- searching ------------------------------------------------------------------------------------------
 
@@ -253,17 +316,29 @@ class KnowledgeBase:
     # -- indexes --------------------------------------------------------------------------------------------
 
     def _load_index(self, name: str) -> Index:
-        folder = self._generation.folder
         if name == "flat":
-            self._verify(flat.FILES)
-            return FlatIndex.load(folder)
+            state, store = self.state, self._store
+            return FlatIndex(store.vectors(self.manifest.encoder.dimension), state.longest, store.rows)
         if name == "hnsw":
-            self._verify(hnsw.FILES)
-            return HnswIndex.load(folder, self._flat())
+            return self._load_graph()
         if name == "bm25":
-            self._verify(bm25.FILES)
-            return BM25Index.load(folder)
+            return BM25Index(self._store, self._store.lengths, self._store.settings, self._store.rows)
         return HybridIndex(self._flat(), self._bm25())
+
+    def _load_graph(self) -> Index:
+        """The approximate index; the exact one where there is none yet, or a newer one has taken its place."""
+        graph, flat = self.state.graph, self._flat()
+        if graph is None:
+            return flat
+        path = self._generation.folder / graph.file
+        try:
+            if checksum(path) != graph.checksum:
+                raise damaged(path, "has another checksum than the one recorded")
+            return HnswIndex.load(path, flat)
+        except FileNotFoundError:
+            if self.is_current():
+                raise damaged(path, "is missing") from None
+            return flat
 
     def _flat(self) -> FlatIndex:
         index = self.index("flat")
@@ -275,8 +350,13 @@ class KnowledgeBase:
         assert isinstance(index, BM25Index)
         return index
 
-    def _verify(self, names: Sequence[str]) -> None:
-        self.manifest.verify(self.folder, names)
+
+def _mark(path: Path) -> object:
+    """Another value means that somebody has written a file."""
+    with suppress(OSError):
+        status = os.stat(path)
+        return status.st_ino, status.st_mtime_ns, status.st_size
+    return None
 
 
 def check_index(name: str) -> None:
@@ -355,7 +435,7 @@ class SingleIndex:
         return self.knowledge_base.encode(texts, self.name)
 
     def search(self, queries: Sequence[Query], k: int, allowed: Bools | None = None) -> list[Ranking]:
-        """The best passages that satisfy the conditions, and ``allowed`` too, bool [passages in all].
+        """The best passages that satisfy the conditions, and ``allowed`` too, bool [rows].
 
         The first is the same for every ``k``: what an approximate search finds above it only by walking farther is
         left out.

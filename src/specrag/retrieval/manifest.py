@@ -1,11 +1,13 @@
 """The manifest of a knowledge base, and the errors that name it.
 
-The layout on disk is that of :mod:`specrag.artifacts`.
+The layout on disk is that of :mod:`specrag.artifacts`. A generation is a database that changes as documents come and go
+(:mod:`specrag.retrieval.passage_store`); only a compaction makes the next one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import shlex
 import sqlite3
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -15,7 +17,6 @@ from typing import Any, ClassVar, Self, TypeVar
 from specrag.artifacts import (
     BUILDING,
     LOCK,
-    FileRecord,
     GenerationManifest,
     Refusal,
     disk_errors,
@@ -23,8 +24,11 @@ from specrag.artifacts import (
 )
 from specrag.errors import SpecragError
 
-FORMAT = 1
+FORMAT = 2
 """The version of the layout and of every file in it."""
+
+DATABASE, VECTORS = "passages.sqlite", "vectors.f32"
+"""Files of a generation."""
 
 _Record = TypeVar("_Record")
 
@@ -97,13 +101,7 @@ class ChunkingRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest(GenerationManifest):
-    """Manifest of a knowledge base.
-
-    Attributes:
-        documents: files indexed.
-        passages: pieces that they were cut into.
-        roots: the paths that were indexed, absolute; a document's source is its path below one of them.
-    """
+    """Manifest of a knowledge base: what stays as it is while documents come and go."""
 
     what: ClassVar[str] = "knowledge base"
     error: ClassVar[type[SpecragError]] = KnowledgeBaseError
@@ -113,9 +111,6 @@ class Manifest(GenerationManifest):
 
     encoder: EncoderRecord
     chunking: ChunkingRecord
-    documents: int
-    passages: int
-    roots: tuple[str, ...]
 
     def header(self) -> dict[str, Any]:
         return {"format": FORMAT}
@@ -124,17 +119,29 @@ class Manifest(GenerationManifest):
     def parse(cls, folder: Path, content: dict[str, Any]) -> Self:
         version = content.pop("format")
         if version != FORMAT:
+            paths = [path for path in content.get("roots", ()) if isinstance(path, str)]
             raise KnowledgeBaseError(
                 f"knowledge base: {str(folder)!r} has format {version!r} and this version of specrag reads "
-                f"format {FORMAT}: build it again in another folder with `specrag index`"
+                f"format {FORMAT}: build it again in another folder with "
+                f"`specrag index {shlex.join(paths) or 'PATH'} --kb DIR`"
             )
         return cls(
-            files={str(name): FileRecord(**record) for name, record in content.pop("files").items()},
+            files={},
+            generation=int(content.pop("generation")),
             encoder=_typed(EncoderRecord, content.pop("encoder")),
             chunking=_typed(ChunkingRecord, content.pop("chunking")),
-            roots=tuple(map(str, content.pop("roots"))),
-            **content,
         )
+
+    def check_sizes(self, folder: Path) -> None:
+        """Check that the files are there.
+
+        Raises:
+            KnowledgeBaseError: one is missing.
+        """
+        for name in (DATABASE, VECTORS):
+            path = self.generation_folder(folder) / name
+            if not path.is_file():
+                raise self.damaged(path, "is missing")
 
     @classmethod
     def missing(cls, folder: Path) -> SpecragError:

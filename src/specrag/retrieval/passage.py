@@ -12,7 +12,8 @@ class Passage:
     """A piece of a document, as long as an encoder can read.
 
     Attributes:
-        id: from 0 to the knowledge base's length minus 1. An update may give a passage another id.
+        id: a hash of the document's name and of title and text, below 2^53: the same in every knowledge base, whatever
+            else comes and goes.
         source: the document's path below the folder that was indexed, with forward slashes.
         title: of the document; empty where it has none.
         place: where in the document, such as ``page 3``, ``lines 10-24`` or ``Install > Linux``.

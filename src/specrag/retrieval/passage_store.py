@@ -1,8 +1,20 @@
-"""Passages of one generation in SQLite: written once by :class:`PassageWriter`, read-only afterwards.
+"""The passages of a knowledge base on the disk: an SQLite database, and beside it a file of vectors.
 
-Three tables. ``files`` has one row a document, with the range of its passages. ``passages`` has one row a
-passage. ``fields`` serves the filters: one row for each value of source, title, place and metadata, with the
-range of neighbouring passages that have it.
+Rows are numbered in the order in which passages came, and never reused: a passage that changes takes a new one, and one
+that goes leaves its row behind, until :func:`~specrag.retrieval.compaction.compact` numbers them anew. What is written
+of a row is therefore never overwritten; the vectors' file only grows, and how much of it counts stands in the database,
+whose transactions are the knowledge base's. A reader holds a read transaction, so that it sees one state of everything
+for as long as it is open.
+
+The tables:
+
+- ``state``: one line, a :class:`State`;
+- ``documents``: files, and ``passages``: what they were cut into, by row;
+- ``blocks``: ids, lengths in terms, and the checksum of the vectors, of a run of rows; ``gone``: rows left behind;
+- ``fields``: for filters, each value of source, title, place and metadata, with the run of rows that have it;
+- ``terms`` and ``postings``: for BM25, the rows that have a term and how often, in chunks of ascending rows.
+
+SQLite detects torn transactions, not flipped bits: what a search reads carries a checksum of its own, a *seal*.
 """
 
 from __future__ import annotations
@@ -11,33 +23,54 @@ import json
 import math
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import xxhash
 
-from specrag.errors import InputError
+from specrag.errors import InputError, SpecragError
+from specrag.retrieval.index.base import Rows
+from specrag.retrieval.index.bm25 import BM25Settings, Occurrences
+from specrag.retrieval.index.scoring import Bools, Floats, Ints
+from specrag.retrieval.manifest import DATABASE, VECTORS, KnowledgeBaseError, Manifest
 from specrag.retrieval.passage import Passage, passage_text
-
-PASSAGES = "passages.sqlite"
 
 Scalar: TypeAlias = str | int | float | bool
 
-_SCHEMA = """
-CREATE TABLE files (
-    path TEXT PRIMARY KEY, source TEXT, size INTEGER, mtime_ns INTEGER, sha256 TEXT, first INTEGER, last INTEGER
+SCHEMA = """
+CREATE TABLE state (content TEXT, seal INTEGER);
+CREATE TABLE documents (
+    document INTEGER PRIMARY KEY, path TEXT UNIQUE, source TEXT, size INTEGER, mtime_ns INTEGER, sha256 TEXT,
+    seal INTEGER
 );
 CREATE TABLE passages (
-    id INTEGER PRIMARY KEY, source TEXT, title TEXT, place TEXT, text TEXT, metadata TEXT, key BLOB
+    row INTEGER PRIMARY KEY, id INTEGER UNIQUE, document INTEGER, title TEXT, place TEXT, text TEXT, metadata TEXT,
+    key BLOB, seal INTEGER
 );
+CREATE INDEX passages_of ON passages (document);
+CREATE INDEX passages_by_key ON passages (key);
+CREATE TABLE blocks (
+    first INTEGER PRIMARY KEY, last INTEGER, ids BLOB, lengths BLOB, vectors INTEGER, seal INTEGER
+);
+CREATE TABLE gone (first INTEGER PRIMARY KEY, last INTEGER);
 CREATE TABLE fields (
     field TEXT, value, first INTEGER, last INTEGER, PRIMARY KEY (field, value, first)
 ) WITHOUT ROWID;
+CREATE INDEX fields_by_row ON fields (first);
+CREATE TABLE terms (id INTEGER PRIMARY KEY, term TEXT UNIQUE);
+CREATE TABLE postings (
+    term INTEGER, first INTEGER, rows BLOB, times BLOB, seal INTEGER, PRIMARY KEY (term, first)
+);
 """
-_FILE = "path, source, size, mtime_ns, sha256, first, last"
+
+#: Types of what is stored in blobs.
+ROW, TIMES, ID, LENGTH = "<i4", "<u2", "<i8", "<i4"
+
+_WAIT = 30.0  # seconds for another process to let the database go: it holds it for moments only
 _AT_ONCE = 500  # SQLite takes a limited number of parameters
 
 
@@ -49,7 +82,7 @@ class StoredFile:
         path: absolute.
         source: how its passages name it.
         size, mtime_ns, sha256: tell whether it has changed since.
-        first, last: its passages are ``first`` to ``last - 1``.
+        document: its number in the database; 0 for one that is not there yet.
     """
 
     path: str
@@ -57,13 +90,17 @@ class StoredFile:
     size: int
     mtime_ns: int
     sha256: str
-    first: int = 0
-    last: int = 0
+    document: int = 0
+
+    @property
+    def seal(self) -> int:
+        """A checksum of everything but the number."""
+        return seal(self.path, self.source, self.size, self.mtime_ns, self.sha256)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredPassage:
-    """A passage without id and document: what an update copies."""
+    """A passage without id and document."""
 
     title: str
     place: str
@@ -76,160 +113,336 @@ class StoredPassage:
         return xxhash.xxh3_128_digest(passage_text(self.title, self.text).encode())
 
 
-class PassageStore:
-    """Reads the passages of a generation. Thread-safe.
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A file with an approximate index of the first rows.
 
-    Args:
-        path: the file.
+    Attributes:
+        file: its name beside the database.
+        rows: that it links.
+        checksum: of the file.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        # Nobody writes the file any more, so that SQLite needs neither locks nor files beside it.
-        uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
-        self._database = sqlite3.connect(uri, uri=True, check_same_thread=False)
+    file: str
+    rows: int
+    checksum: str
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a knowledge base holds.
+
+    Attributes:
+        version: grows with each change of the documents.
+        documents, passages: their numbers.
+        rows: that vectors and indexes have, those left behind among them.
+        terms: above the number of every term.
+        longest: no vector is longer.
+        roots: the paths that were indexed, absolute; a document's source is its path below one of them.
+        languages: of the texts, the commonest first, by Snowball's names.
+        graph: the approximate index, if there is one.
+    """
+
+    version: int = 0
+    documents: int = 0
+    passages: int = 0
+    rows: int = 0
+    terms: int = 1
+    longest: float = 0.0
+    roots: tuple[str, ...] = ()
+    languages: tuple[str, ...] = ()
+    graph: Graph | None = None
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, content: str) -> State:
+        """Read what :meth:`to_json` wrote; any of ValueError, KeyError, TypeError means damage."""
+        values = json.loads(content)
+        for name in ("roots", "languages"):
+            values[name] = tuple(values[name])
+        values["graph"] = None if values["graph"] is None else Graph(**values["graph"])
+        return cls(**values)
+
+
+def seal(*parts: object) -> int:
+    """A checksum of some values, as SQLite stores numbers: 64 bits with a sign."""
+    digest = xxhash.xxh3_64()
+    for part in parts:
+        data = part if isinstance(part, bytes | memoryview) else str(part).encode()
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return int.from_bytes(digest.digest(), "little", signed=True)
+
+
+def connect(path: Path, *, write: bool = False) -> sqlite3.Connection:
+    """Connect to a database that is there.
+
+    Args:
+        write: fail where it cannot be written; else it is opened for as much as the disk allows. Where nobody may
+            write, SQLite needs to be told that nobody does.
+
+    Raises:
+        sqlite3.Error: it cannot be read.
+    """
+    modes = ["mode=rw"]
+    log = path.with_name(f"{path.name}-wal")
+    if not write:
+        modes.append("mode=ro")
+        if not log.exists() or not log.stat().st_size:
+            modes.append("mode=ro&immutable=1")
+    for mode in modes:
+        connection = sqlite3.connect(
+            f"{path.absolute().as_uri()}?{mode}",
+            uri=True,
+            timeout=_WAIT,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+        try:
+            connection.execute("SELECT content FROM state").fetchall()
+            return connection
+        except sqlite3.OperationalError:
+            connection.close()
+            if mode == modes[-1]:
+                raise
+    raise AssertionError
+
+
+def damaged(path: Path, what: str) -> SpecragError:
+    """The error for a damaged file of a knowledge base."""
+    return Manifest.damaged(path, what)
+
+
+class PassageStore:
+    """Reads one state of the passages. Thread-safe.
+
+    Args:
+        folder: of the generation.
+
+    Raises:
+        KnowledgeBaseError: it is damaged or cannot be read.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.path = folder / DATABASE
         self._lock = threading.Lock()
+        try:
+            self._database = connect(self.path)
+        except sqlite3.Error as error:
+            raise self._refused(error) from error
+        try:
+            self.rows_of("BEGIN")
+            ((self.content, sealed),) = self.rows_of("SELECT content, seal FROM state")
+            if seal(self.content) != sealed:
+                raise ValueError("another seal")
+            self.state = State.from_json(self.content)
+        except (ValueError, KeyError, TypeError) as error:
+            self._database.close()
+            raise damaged(self.path, "does not say what it holds") from error
+        except BaseException:
+            self._database.close()
+            raise
 
     def close(self) -> None:
-        """Close the file."""
-        self._database.close()
-
-    def rows(self, query: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """All rows of a query."""
+        """Close the database."""
         with self._lock:
-            return self._database.execute(query, parameters).fetchall()
+            self._database.close()
 
-    def __len__(self) -> int:
-        return int(self.rows("SELECT coalesce(max(id) + 1, 0) FROM passages")[0][0])
+    def rows_of(self, query: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """All rows of a query.
+
+        Raises:
+            KnowledgeBaseError: the database is damaged or cannot be read.
+        """
+        try:
+            with self._lock:
+                return self._database.execute(query, parameters).fetchall()
+        except sqlite3.ProgrammingError:
+            raise KnowledgeBaseError(
+                f"knowledge base: {str(self.folder)!r} is closed: open it again"
+            ) from None
+        except (sqlite3.Error, UnicodeDecodeError) as error:
+            raise self._refused(error) from error
+
+    def _refused(self, error: Exception) -> SpecragError:
+        reason = " ".join(str(error).split())
+        if isinstance(error, sqlite3.OperationalError) and "no such" not in reason:
+            return KnowledgeBaseError(
+                f"knowledge base: {str(self.path)!r} cannot be read ({reason}): make it readable"
+            )
+        return damaged(self.path, f"cannot be read ({reason})")
+
+    # -- rows -----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def blocks(self) -> list[tuple[int, int, int]]:
+        """Runs of rows with the seals of their vectors: (first, last, seal)."""
+        return [(first, last, vectors) for first, last, _, _, vectors in self._read_blocks()]
+
+    @cached_property
+    def rows(self) -> Rows:
+        """Which passage each row holds."""
+        ids = np.frombuffer(b"".join(ids for _, _, ids, _, _ in self._read_blocks()), dtype=ID).copy()
+        live = np.ones(self.state.rows, dtype=bool)
+        for first, last in self.rows_of("SELECT first, last FROM gone"):
+            live[first:last] = False
+        if np.count_nonzero(live) != self.state.passages:
+            raise damaged(self.path, "has another number of passages than it says")
+        return Rows(self.state.rows, ids, live)
+
+    @cached_property
+    def lengths(self) -> Ints:
+        """Terms of each row's passage, int32 [rows]."""
+        lengths: Ints = np.frombuffer(b"".join(own for _, _, _, own, _ in self._read_blocks()), dtype=LENGTH)
+        return lengths
+
+    def _read_blocks(self) -> Iterator[tuple[int, int, bytes, bytes, int]]:
+        expected = 0
+        for *block, sealed in self.rows_of(
+            "SELECT first, last, ids, lengths, vectors, seal FROM blocks ORDER BY first"
+        ):
+            first, last, ids, lengths, vectors = block
+            if first != expected or seal(*block) != sealed:
+                raise damaged(self.path, f"has other rows from {expected} on than it says")
+            expected = last
+            yield first, last, ids, lengths, vectors
+        if expected != self.state.rows:
+            raise damaged(self.path, "has another number of rows than it says")
+
+    def vectors(self, dimension: int) -> Floats:
+        """The vectors of all rows, mapped, float32 [rows, dimension]; read once to compare their checksums.
+
+        Raises:
+            KnowledgeBaseError: the file is damaged.
+        """
+        path = self.folder / VECTORS
+        try:
+            if path.stat().st_size < 4 * dimension * self.state.rows:
+                raise damaged(path, "is cut")
+            found = np.memmap(path, dtype="<f4", mode="r", shape=(self.state.rows, dimension))
+        except OSError as error:
+            raise damaged(path, f"cannot be read ({error.strerror or error})") from error
+        vectors: Floats = np.asarray(found)
+        for first, last, sealed in self.blocks:
+            if seal(vectors[first:last].data.cast("B")) != sealed:
+                raise damaged(
+                    path, f"has another checksum than the one recorded for its rows {first} to {last - 1}"
+                )
+        return vectors
+
+    # -- passages -------------------------------------------------------------------------------------------
 
     def passages(self, ids: Sequence[int]) -> list[Passage]:
         """These passages, in this order.
 
         Raises:
-            InputError: there is no passage of this number.
+            InputError: there is no passage of this id.
+            KnowledgeBaseError: one is damaged.
         """
         wanted = [int(number) for number in ids]
         found: dict[int, Passage] = {}
         for start in range(0, len(wanted), _AT_ONCE):
             some = wanted[start : start + _AT_ONCE]
             marks = ", ".join("?" * len(some))
-            query = f"SELECT id, source, title, place, text, metadata FROM passages WHERE id IN ({marks})"  # noqa: S608
-            for number, source, title, place, text, metadata in self.rows(query, some):
+            query = f"""
+                SELECT row, id, source, title, place, text, metadata, passages.seal FROM passages LEFT JOIN documents
+                USING (document) WHERE id IN ({marks})
+            """  # noqa: S608
+            for *values, sealed in self.rows_of(query, some):
+                if seal(*values) != sealed:
+                    raise damaged(self.path, f"has another passage {values[1]} than was written")
+                _, number, source, title, place, text, metadata = values
                 found[number] = Passage(number, source, title, place, text, json.loads(metadata))
         for number in wanted:
             if number not in found:
-                raise InputError("passage id", number, f"give a number from 0 to {len(self) - 1}")
+                if number in self.rows.sorted_ids():
+                    raise damaged(self.path, f"lacks the passage {number}")
+                raise InputError("passage id", number, "there is no passage of this id; take one of a search")
         return [found[number] for number in wanted]
 
     def files(self) -> list[StoredFile]:
-        """All documents, in the order of their passages."""
-        return [StoredFile(*row) for row in self.rows(f"SELECT {_FILE} FROM files ORDER BY first, path")]  # noqa: S608
+        """All documents, in the order of their names."""
+        query = """
+            SELECT path, source, size, mtime_ns, sha256, document, seal FROM documents ORDER BY source, path
+        """
+        files = []
+        for *values, sealed in self.rows_of(query):
+            file = StoredFile(*values)
+            if file.seal != sealed:
+                raise damaged(self.path, f"has another document {file.source!r} than was written")
+            files.append(file)
+        return files
 
-    def copies(self, file: StoredFile) -> list[StoredPassage]:
-        """The passages of one document."""
-        query = "SELECT title, place, text, metadata FROM passages WHERE id >= ? AND id < ? ORDER BY id"
-        return [StoredPassage(*row) for row in self.rows(query, (file.first, file.last))]
+    def counts(self) -> dict[int, int]:
+        """Passages of each document, by its number."""
+        return dict(self.rows_of("SELECT document, count(*) FROM passages GROUP BY document"))
 
-    def texts(self) -> Iterator[str]:
-        """The text of each passage as the encoder and BM25 read it."""
-        first = 0
-        while rows := self.rows(
-            "SELECT title, text FROM passages WHERE id >= ? ORDER BY id LIMIT ?", (first, _AT_ONCE)
-        ):
-            yield from (passage_text(title, text) for title, text in rows)
-            first += len(rows)
+    def stored(self, first: int = 0) -> Iterator[tuple[int, int, StoredPassage]]:
+        """Row, document and content of all passages from a row on."""
+        query = """
+            SELECT row, document, title, place, text, metadata FROM passages WHERE row >= ? ORDER BY row LIMIT ?
+        """
+        while some := self.rows_of(query, (first, _AT_ONCE)):
+            yield from ((row, document, StoredPassage(*rest)) for row, document, *rest in some)
+            first = some[-1][0] + 1
 
-    def texts_of(self, ids: Sequence[int]) -> list[str]:
-        """The texts of these passages as the encoder reads them."""
-        return [passage_text(passage.title, passage.text) for passage in self.passages(ids)]
-
-    def keys(self) -> list[bytes]:
-        """The key of each passage. [passages]."""
-        return [key for (key,) in self.rows("SELECT key FROM passages ORDER BY id")]
+    # -- filters --------------------------------------------------------------------------------------------
 
     def field_names(self) -> list[str]:
         """The fields that a filter can name."""
-        return [name for (name,) in self.rows("SELECT DISTINCT field FROM fields ORDER BY field")]
+        return [name for (name,) in self.rows_of("SELECT DISTINCT field FROM fields ORDER BY field")]
 
-    def mask(self, query: str, parameters: Sequence[Any], passages: int) -> np.ndarray:
-        """Passages in the ranges (first, last) that a query returns, bool [passages]."""
-        mask = np.zeros(passages, dtype=bool)
-        for first, last in self.rows(query, parameters):
+    def mask(self, query: str, parameters: Sequence[Any], rows: int) -> Bools:
+        """Rows in the runs (first, last) that a query of ``fields`` returns, bool [rows]."""
+        mask = np.zeros(rows, dtype=bool)
+        for first, last in self.rows_of(query, parameters):
             mask[first:last] = True
         return mask
 
+    # -- terms ----------------------------------------------------------------------------------------------
 
-class PassageWriter:
-    """Writes the passages of a new generation; documents come in the order of their sources.
+    @property
+    def settings(self) -> BM25Settings:
+        """How texts are split into terms."""
+        return BM25Settings(languages=self.state.languages)
 
-    The file is unusable until :meth:`close`.
+    @property
+    def vocabulary(self) -> int:
+        """Above the number of every term."""
+        return self.state.terms
 
-    Args:
-        path: the file, which is not there yet.
-    """
+    def find(self, terms: Sequence[str]) -> Mapping[str, int]:
+        """The numbers of the terms that are known."""
+        found: dict[str, int] = {}
+        for start in range(0, len(terms), _AT_ONCE):
+            some = terms[start : start + _AT_ONCE]
+            marks = ", ".join("?" * len(some))
+            found.update(self.rows_of(f"SELECT term, id FROM terms WHERE term IN ({marks})", some))  # noqa: S608
+        return found
 
-    def __init__(self, path: Path) -> None:
-        self._database = sqlite3.connect(path, isolation_level=None)
-        self._database.executescript(
-            f"PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -65536; {_SCHEMA} BEGIN;"
+    def occurrences(self, term: int) -> Occurrences:
+        """The rows that have a term, and how often.
+
+        Raises:
+            KnowledgeBaseError: they are damaged.
+        """
+        rows, times = [], []
+        for first, own, often, sealed in self.rows_of(
+            "SELECT first, rows, times, seal FROM postings WHERE term = ? ORDER BY first", (term,)
+        ):
+            if seal(term, first, own, often) != sealed:
+                raise damaged(self.path, f"has other postings of the term {term} than were written")
+            rows.append(own)
+            times.append(often)
+        if not rows:
+            raise damaged(self.path, f"lacks the postings of the term {term}")
+        return Occurrences(
+            np.frombuffer(b"".join(rows), dtype=ROW),
+            np.frombuffer(b"".join(times), dtype=TIMES).astype(np.int32),
         )
-        self.files = 0
-        self.passages = 0
-
-    def add(self, file: StoredFile, passages: Iterable[StoredPassage]) -> int:
-        """Append a document; its passages get the next numbers. Returns how many they are."""
-        first = self.passages
-        runs: dict[tuple[str, Scalar], list[int]] = {}
-        for passage in passages:
-            self._database.execute(
-                "INSERT INTO passages VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (
-                    self.passages,
-                    file.source,
-                    passage.title,
-                    passage.place,
-                    passage.text,
-                    passage.metadata,
-                    passage.key,
-                ),
-            )
-            self._note_fields(runs, file.source, passage)
-            self.passages += 1
-        self._write_runs((field, value, *run) for (field, value), run in runs.items())
-        self._database.execute(
-            "INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (file.path, file.source, file.size, file.mtime_ns, file.sha256, first, self.passages),
-        )
-        self.files += 1
-        return self.passages - first
-
-    def _note_fields(
-        self, runs: dict[tuple[str, Scalar], list[int]], source: str, passage: StoredPassage
-    ) -> None:
-        """Extend the runs of equal values, and write those that have ended."""
-        values: dict[str, list[Scalar]] = {}
-        if passage.metadata != "{}":
-            values = flatten(json.loads(passage.metadata))
-        values |= {"source": [source], "title": [passage.title], "place": [passage.place]}
-        for field, several in values.items():
-            for value in several:
-                run = runs.setdefault((field, value), [self.passages, self.passages])
-                if run[1] < self.passages:
-                    self._write_runs([(field, value, *run)])
-                    run[0] = self.passages
-                run[1] = self.passages + 1
-
-    def _write_runs(self, runs: Iterable[tuple[Any, ...]]) -> None:
-        self._database.executemany("INSERT INTO fields VALUES (?, ?, ?, ?)", runs)
-
-    def close(self) -> None:
-        """Finish the file."""
-        self._database.execute("COMMIT")
-        self._database.close()
-
-    def abandon(self) -> None:
-        """Close without finishing."""
-        self._database.close()
 
 
 def flatten(metadata: Mapping[str, Any], prefix: str = "") -> dict[str, list[Scalar]]:

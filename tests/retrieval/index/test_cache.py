@@ -29,7 +29,7 @@ CARELESS = HnswSettings(neighbors=2, ef_construction=2, ef_search=1)  # overlook
 def _walks() -> Iterator[None]:
     """Make a few passages worth a walk through the graph."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hnsw_module, "_EXACT_BELOW", 0)
+        patch.setattr(hnsw_module, "EXACT_BELOW", 0)
         yield
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import re
+import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -20,12 +21,11 @@ from specrag.errors import InputError
 from specrag.retrieval.index.filters import Filter, Where, find_allowed, matches, read_filter
 from specrag.retrieval.passage_store import (
     PassageStore,
-    PassageWriter,
-    StoredFile,
     StoredPassage,
     flatten,
     metadata_json,
 )
+from tests.retrieval.library import write_passages
 
 ROWS: list[dict[str, Any]] = [
     {"year": 1999, "src": "a", "tags": ["metal", "coin"], "open": True},
@@ -37,31 +37,29 @@ ROWS: list[dict[str, Any]] = [
 ]
 
 
-def write_store(path: Path, rows: list[dict[str, Any]]) -> PassageStore:
+def write_store(folder: Path, rows: list[dict[str, Any]]) -> PassageStore:
     """Two passages a row: titles alternate, rows 0 and 1 are one document."""
-    writer = PassageWriter(path)
+    documents = []
     for start in range(0, len(rows), 2):
-        source = f"file-{start // 2}.jsonl"
         passages = [
             StoredPassage(f"Title {place}", f"line {number + 1}", "text", metadata_json(row))
             for number, row in enumerate(rows[start : start + 2])
             for place in "AB"
         ]
-        writer.add(StoredFile(f"/x/{source}", source, 1, 1, ""), passages)
-    writer.close()
-    return PassageStore(path)
+        documents.append((f"file-{start // 2}.jsonl", passages))
+    return write_passages(folder, documents)
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[PassageStore]:
-    store = write_store(tmp_path / "passages.sqlite", ROWS)
+    store = write_store(tmp_path / "passages", ROWS)
     yield store
     store.close()
 
 
 def select(store: PassageStore, where: Where) -> list[int]:
     """Rows selected; both passages of a row must agree."""
-    mask = find_allowed(store, where, len(store)).reshape(-1, 2)
+    mask = find_allowed(store, where, store.state.rows).reshape(-1, 2)
     assert (mask[:, 0] == mask[:, 1]).all()
     return [int(row) for row in np.flatnonzero(mask[:, 0])]
 
@@ -113,7 +111,7 @@ def test_selects(where: dict[str, Any], rows: list[int], store: PassageStore) ->
 
 
 def test_title_differs_inside_a_document(store: PassageStore) -> None:
-    mask = find_allowed(store, {"title": "Title A"}, len(store))
+    mask = find_allowed(store, {"title": "Title A"}, store.state.rows)
     assert mask.tolist() == [True, False] * len(ROWS)
 
 
@@ -165,8 +163,8 @@ def _agrees(row: dict[str, Any], field: str, comparisons: dict[str, Any]) -> boo
 def test_selects_what_the_definition_says(
     rows: list[dict[str, Any]], wanted: dict[str, dict[str, Any]], tmp_path: Path
 ) -> None:
-    path = tmp_path / "random.sqlite"
-    path.unlink(missing_ok=True)
+    path = tmp_path / "random"
+    shutil.rmtree(path, ignore_errors=True)
     store = write_store(path, [*rows, {"x": "known", "y": "known"}])
     try:
         expected = [
@@ -209,7 +207,7 @@ def test_selects_what_the_definition_says(
 )
 def test_refused(where: Any, named: tuple[str, ...], store: PassageStore) -> None:
     with pytest.raises(InputError) as caught:
-        find_allowed(store, where, len(store))
+        find_allowed(store, where, store.state.rows)
     assert [part for part in named if part not in str(caught.value)] == [], str(caught.value)
 
 
@@ -384,8 +382,8 @@ def test_a_store_on_the_disk_selects_the_same(
 ) -> None:
     found = read_filter(filter[0])
     assert found is not None
-    path = tmp_path / "passages.sqlite"
-    path.unlink(missing_ok=True)
+    path = tmp_path / "passages"
+    shutil.rmtree(path, ignore_errors=True)
     # Fields that no passage has are refused; here they are not what is looked at.
     store = write_store(path, [*rows, {"n": 0, "t": ""}])
     try:

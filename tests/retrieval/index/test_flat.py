@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 
 from specrag.errors import InputError
 from specrag.retrieval.index.base import Query
-from specrag.retrieval.index.flat import FILES, VECTORS_FILE, FlatIndex
+from specrag.retrieval.index.flat import FlatIndex
 
 
 def _unit(rng: np.random.Generator, count: int, dimension: int) -> npt.NDArray[np.float32]:
@@ -71,17 +70,6 @@ def test_a_batch_reads_the_vectors_once() -> None:
     batch = _fastest(lambda: index.search(queries, 10))
     single = _fastest(lambda: [index.search([query], 10) for query in queries])
     assert batch < 0.6 * single
-
-
-def test_saving_beside_the_mapped_vectors_leaves_them(tmp_path: Path) -> None:
-    vectors = _unit(np.random.default_rng(0), 50, 8)
-    path = tmp_path / VECTORS_FILE
-    np.save(path, vectors)
-    before = path.stat().st_mtime_ns
-    FlatIndex.build(np.load(path, mmap_mode="r")).save(tmp_path)
-    assert path.stat().st_mtime_ns == before
-    assert sorted(file.name for file in tmp_path.iterdir()) == sorted(FILES)
-    assert FlatIndex.load(tmp_path).vectors.tobytes() == vectors.tobytes()
 
 
 def test_an_empty_index_finds_nothing() -> None:

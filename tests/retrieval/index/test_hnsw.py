@@ -12,7 +12,7 @@ import pytest
 from specrag.errors import InputError
 from specrag.retrieval.index.base import Query, Ranking
 from specrag.retrieval.index.flat import FlatIndex
-from specrag.retrieval.index.hnsw import GRAPH_FILE, HnswIndex, HnswSettings
+from specrag.retrieval.index.hnsw import HnswIndex, HnswSettings
 
 DIMENSION = 48
 
@@ -92,19 +92,18 @@ def test_a_graph_torn_by_duplicates_still_gives_k_passages() -> None:
 def test_one_thread_builds_the_same_graph_each_time(vectors: npt.NDArray[np.float32], tmp_path: Path) -> None:
     written = []
     for name in ("first", "second"):
-        folder = tmp_path / name
-        folder.mkdir()
-        HnswIndex.build(FlatIndex.build(vectors[:1500]), threads=1).save(folder)
-        written.append((folder / GRAPH_FILE).read_bytes())
+        HnswIndex.build(FlatIndex.build(vectors[:1500]), threads=1).save(tmp_path / name)
+        written.append((tmp_path / name).read_bytes())
     assert written[0] == written[1]
 
 
 def test_the_vectors_are_written_once(index: HnswIndex, queries: list[Query], tmp_path: Path) -> None:
-    index.flat.save(tmp_path)
-    index.save(tmp_path)
+    index.save(tmp_path / "graph")
     links = len(index) * 4 * (2 * index.settings.neighbors + 20)
-    assert (tmp_path / GRAPH_FILE).stat().st_size < links
-    loaded = HnswIndex.load(tmp_path, FlatIndex.load(tmp_path))  # nothing else keeps the mapped file open
+    assert (tmp_path / "graph").stat().st_size < links
+    loaded = HnswIndex.load(
+        tmp_path / "graph", FlatIndex.build(index.flat.vectors), index.settings
+    )  # nothing else keeps the mapped file open
     gc.collect()
     for found, expected in zip(loaded.search(queries, 10), index.search(queries, 10), strict=True):
         assert found.ids.tolist() == expected.ids.tolist()
@@ -118,16 +117,16 @@ def test_the_vectors_are_shared_in_memory(vectors: npt.NDArray[np.float32]) -> N
 
 
 def test_a_file_that_is_no_graph_is_named(index: HnswIndex, tmp_path: Path) -> None:
-    index.save(tmp_path)
-    path = tmp_path / GRAPH_FILE
+    path = tmp_path / "graph"
+    index.save(path)
     whole = path.read_bytes()
     for damaged in (b"", b"no graph at all", whole[: len(whole) // 2]):
         path.write_bytes(damaged)
         with pytest.raises(InputError, match=r"^graph: "):
-            HnswIndex.load(tmp_path, index.flat)
+            HnswIndex.load(path, index.flat)
     path.write_bytes(whole)
     with pytest.raises(InputError, match=r"^graph: \[6000, 48\]"):
-        HnswIndex.load(tmp_path, FlatIndex.build(index.flat.vectors[:100]))
+        HnswIndex.load(path, FlatIndex.build(index.flat.vectors[:100]))
 
 
 @pytest.mark.parametrize("name", ["neighbors", "ef_construction", "ef_search"])

@@ -60,7 +60,9 @@ def test_search_ranks_by_the_formula(
     dense, sparse = flat.score(queries, EVERYTHING), bm25.score(queries, EVERYTHING)
     for place, (query, ranking) in enumerate(zip(queries, index.search(queries, 15), strict=True)):
         assert query.terms is not None
-        bound = bm25.postings.largest[query.terms].astype(np.float64).sum()
+        postings = bm25.postings([query.terms])
+        bound = postings.largest[postings.terms[0]].astype(np.float64).sum()
+        assert bound == bm25.bound(query.terms)
         part = sparse[place] / bound if bound else np.zeros(COUNT)
         expected = np.sort(weight * dense[place].astype(np.float64) + (1 - weight) * part)[::-1][:15]
         np.testing.assert_allclose(ranking.scores, expected, rtol=2e-7, atol=1e-9)

@@ -18,9 +18,10 @@ from specrag.bench.postgres import PostgresServer
 from specrag.errors import InputError
 from specrag.retrieval.index.filters import find_allowed, read_filter
 from specrag.retrieval.index.flat import FlatIndex
-from specrag.retrieval.passage_store import PassageStore, PassageWriter, StoredFile, StoredPassage
+from specrag.retrieval.passage_store import PassageStore, StoredPassage
 from specrag.retrieval.stores.pgvector.statements import Conditions
 from specrag.retrieval.stores.retriever import StoreRetriever
+from tests.retrieval.library import write_passages
 from tests.retrieval.stores.tables import collection, load, open_table, questions, random_vectors, same
 
 METADATA: list[dict[str, Any]] = [
@@ -54,21 +55,25 @@ FIELDS = (
 @pytest.fixture(scope="module")
 def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PassageStore]:
     """The passages in SQLite, as a knowledge base has them."""
-    path = tmp_path_factory.mktemp("passages") / "passages.sqlite"
-    writer = PassageWriter(path)
-    for number, metadata in enumerate(METADATA):
-        stored = StoredPassage(f"T{number % 3}", f"line {number}", f"text {number}", json.dumps(metadata))
-        writer.add(StoredFile(str(number), f"folder/{number}.txt", 1, 1, ""), [stored])
-    writer.close()
-    store = PassageStore(path)
+    documents = [
+        (
+            f"folder/{number}.txt",
+            [StoredPassage(f"T{number % 3}", f"line {number}", f"text {number}", json.dumps(metadata))],
+        )
+        for number, metadata in enumerate(METADATA)
+    ]
+    store = write_passages(tmp_path_factory.mktemp("passages") / "passages", documents)
     yield store
     store.close()
 
 
 @pytest.fixture(scope="module")
 def remote(postgres: PostgresServer, local: PassageStore) -> Iterator[StoreRetriever]:
-    made_up = collection(random_vectors(len(METADATA), 4))
-    load(postgres.url, replace(made_up, passages=local.passages), "filters", replace=True)
+    made_up, vectors = collection(random_vectors(len(METADATA), 4)), random_vectors(len(METADATA), 4)
+    held = replace(
+        made_up, ids=local.rows.ids, vectors=lambda ids: vectors[: len(ids)], passages=local.passages
+    )
+    load(postgres.url, held, "filters", replace=True)
     with open_table(postgres.url, "filters") as store:
         yield store
 
@@ -142,7 +147,7 @@ def test_the_same_passages_are_allowed(
     where: dict[str, Any], local: PassageStore, remote: StoreRetriever, postgres: PostgresServer
 ) -> None:
     expected = find_allowed(local, where, len(METADATA))
-    ids = np.flatnonzero(expected).tolist()
+    ids = sorted(local.rows.ids[np.flatnonzero(expected)].tolist())
     if not ids:
         with pytest.raises(InputError, match="no passage satisfies it"):
             remote.narrowed(where)

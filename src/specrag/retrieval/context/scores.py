@@ -134,12 +134,11 @@ class ContextIndex:
     def _sparse(self, question: str) -> tuple[Floats, float]:
         """BM25 scores of the chunks, and the most that the question's terms could give."""
         from specrag.retrieval.index.base import Query
-        from specrag.retrieval.index.scoring import sparse_bound
 
         terms = self._bm25.terms(question)
         ids = np.arange(len(self.chunks), dtype=np.int64)
         scores = self._bm25.score([Query(question, terms=terms)], ids)[0]
-        return scores, sparse_bound(terms, self._bm25.postings.largest)
+        return scores, self._bm25.bound(terms)
 
     @cached_property
     def _bm25(self) -> BM25Index:

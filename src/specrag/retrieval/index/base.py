@@ -20,7 +20,8 @@ class Query:
     Args:
         text: the question.
         vector: its dense vector, float32 [dimension]; needed by dense and hybrid indexes.
-        terms: ids of its known terms, int32, ascending; a term that the question repeats stands repeatedly.
+        terms: ids of its known terms, int32, in the order of the terms' texts; a term that the question repeats stands
+            repeatedly.
             Needed by sparse and hybrid indexes; may be empty.
     """
 
@@ -56,7 +57,8 @@ class Index(Protocol):
         Args:
             queries: any number.
             k: at least 1.
-            allowed: bool [passages]; only these may be returned.
+            allowed: bool [rows]; only the passages of these rows may be returned. An index that was built of texts or
+                vectors has a row for each, in their order, whose number is the passage's id.
 
         Raises:
             InputError: a query lacks the form needed or holds what is not a number; a shape does not fit.
@@ -71,6 +73,69 @@ class Index(Protocol):
 
     def __len__(self) -> int:
         """Number of passages."""
+
+
+class Rows:
+    """Which passage each row of an index holds.
+
+    Args:
+        total: number of rows.
+        ids: of the passages, int64 [total], each once; None: a row's number is its id.
+        live: the rows that hold a passage, bool [total]; None: all do.
+    """
+
+    def __init__(self, total: int, ids: Longs | None = None, live: Bools | None = None) -> None:
+        self.total = total
+        self.live = None if live is None or live.all() else live
+        self.ids: Longs = np.empty(0, dtype=np.int64) if ids is None else ids
+        self._sorted: tuple[Longs, Longs] | None = None  # ids of passages, and their rows
+
+    def __len__(self) -> int:
+        """Number of passages."""
+        return self.total if self.live is None else int(np.count_nonzero(self.live))
+
+    def named(self, rows: Longs) -> Longs:
+        """The passages of these rows, int64."""
+        return self.ids[rows] if len(self.ids) else rows
+
+    def sorted_ids(self) -> Longs:
+        """The ids of all passages, ascending."""
+        ids = self.named(np.arange(self.total))
+        return np.sort(ids if self.live is None else ids[self.live])
+
+    def mask(self, allowed: Bools | None) -> Bools | None:
+        """The rows that a search may return; ``None`` if it may return all.
+
+        Raises:
+            InputError: the mask has another shape or type.
+        """
+        mask = checked_mask(allowed, self.total)
+        if mask is None or self.live is None:
+            return self.live if mask is None else mask
+        both: Bools = mask & self.live
+        return both
+
+    def find(self, ids: Longs) -> Longs:
+        """The rows of these passages, int64.
+
+        Raises:
+            InputError: an id is not that of a passage.
+        """
+        if not len(self.ids):
+            return checked_ids(ids, self.total)
+        wanted = _whole_numbers(ids)
+        if self._sorted is None:  # threads that meet here write the same
+            order = np.argsort(self.ids, kind="stable")
+            order = order if self.live is None else order[self.live[order]]
+            self._sorted = self.ids[order], order
+        known, order = self._sorted
+        places = np.searchsorted(known, wanted)
+        missing = places == len(known)
+        missing[~missing] = known[places[~missing]] != wanted[~missing]
+        if missing.any():
+            raise InputError("passage_ids", int(wanted[missing][0]), "there is no passage of this id")
+        rows: Longs = order[places]
+        return rows
 
 
 def best_of(scores: Floats, ids: Longs, k: int) -> Ranking:
@@ -97,12 +162,17 @@ def checked_mask(allowed: Bools | None, passages: int) -> Bools | None:
 
 def checked_ids(passage_ids: Longs, passages: int) -> Longs:
     """Check passage ids for the compiled loops."""
-    ids = np.asarray(passage_ids)
-    if ids.ndim != 1 or (ids.size and not np.issubdtype(ids.dtype, np.integer)):
-        raise InputError("passage_ids", f"{ids.dtype} {list(ids.shape)}", "give a list of whole numbers")
+    ids = _whole_numbers(passage_ids)
     if ids.size and not (ids.min() >= 0 and ids.max() < passages):
         wrong = ids[(ids < 0) | (ids >= passages)][0]
         raise InputError("passage_ids", int(wrong), f"the ids go from 0 to {passages - 1}")
+    return ids
+
+
+def _whole_numbers(passage_ids: Longs) -> Longs:
+    ids = np.asarray(passage_ids)
+    if ids.ndim != 1 or (ids.size and not np.issubdtype(ids.dtype, np.integer)):
+        raise InputError("passage_ids", f"{ids.dtype} {list(ids.shape)}", "give a list of whole numbers")
     return np.ascontiguousarray(ids, dtype=np.int64)
 
 
@@ -125,7 +195,11 @@ def query_vectors(queries: Sequence[Query], dimension: int) -> Floats:
 
 
 def query_terms(queries: Sequence[Query], vocabulary: int) -> list[Ints]:
-    """The queries' terms, an int32 array each."""
+    """The queries' terms, an int32 array each.
+
+    Args:
+        vocabulary: above every term's id.
+    """
     found = []
     for place, query in enumerate(queries):
         field = f"queries[{place}].terms"
@@ -134,8 +208,8 @@ def query_terms(queries: Sequence[Query], vocabulary: int) -> list[Ints]:
         terms = np.asarray(query.terms)
         if terms.ndim != 1 or (terms.size and not np.issubdtype(terms.dtype, np.integer)):
             raise InputError(field, f"{terms.dtype} {list(terms.shape)}", "give int32 [terms]")
-        if terms.size and not (terms[0] >= 0 and terms[-1] < vocabulary and (np.diff(terms) >= 0).all()):
-            raise InputError(field, terms.tolist(), f"give ascending ids from 0 to {vocabulary - 1}")
+        if terms.size and not (terms.min() >= 0 and terms.max() < vocabulary):
+            raise InputError(field, terms.tolist(), f"give ids from 0 to {vocabulary - 1}")
         found.append(np.ascontiguousarray(terms, dtype=np.int32))
     return found
 

@@ -1,18 +1,20 @@
-"""Sparse search: BM25 (Robertson and Zaragoza, 2009) in Lucene's form, weights computed once by bm25s."""
+"""Sparse search: BM25 (Robertson and Zaragoza, 2009) in Lucene's form.
+
+What is kept of a passage is how often it has which term. Weights are computed from that as a term is searched, so that
+documents can come and go: the weights are always those of the passages that are there.
+"""
 
 from __future__ import annotations
 
-import json
 import math
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import bm25s
 import numpy as np
-import numpy.typing as npt
 import Stemmer
 
 from specrag.checks import check_number
@@ -20,21 +22,21 @@ from specrag.errors import InputError
 from specrag.retrieval.index.base import (
     Query,
     Ranking,
+    Rows,
     best_of,
-    checked_ids,
     checked_k,
-    checked_mask,
     query_terms,
 )
-from specrag.retrieval.index.scoring import Bools, Floats, Ints, Longs, rank_sparse, sparse_scores
+from specrag.retrieval.index.scoring import (
+    Bools,
+    Floats,
+    Ints,
+    Longs,
+    rank_sparse,
+    sparse_bound,
+    sparse_scores,
+)
 from specrag.retrieval.language import COMMON_WORDS, language_of, languages_of, spaced
-
-STARTS_FILE = "bm25_starts.npy"
-POSTINGS_FILE = "bm25_postings.npy"
-WEIGHTS_FILE = "bm25_weights.npy"
-LARGEST_FILE = "bm25_largest.npy"
-SETTINGS_FILE = "bm25.json"
-FILES = (STARTS_FILE, POSTINGS_FILE, WEIGHTS_FILE, LARGEST_FILE, SETTINGS_FILE)
 
 _STEMMED = frozenset(Stemmer.algorithms())
 
@@ -44,8 +46,9 @@ _WITH_STOP_WORDS = frozenset({*COMMON_WORDS, "russian"})
 #: That texts can be in.
 LANGUAGES = _STEMMED | {"chinese", "japanese", "korean", "thai"}
 
-_NONE: Ints = np.empty(0, dtype=np.int32)
 _NO_MASK: Bools = np.empty(0, dtype=np.bool_)
+
+_CACHED_BYTES = 64 << 20  # of the weights of terms searched lately
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,18 +127,117 @@ def _terms(texts: Sequence[str], language: str | None) -> list[list[str]]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Postings:
-    """The weights, term by term.
+class TermCounts:
+    """How often each of some texts has each term.
+
+    Attributes:
+        terms: each once, ascending.
+        starts: int64 [terms + 1]; what is said of term ``t`` stands at the places ``starts[t]`` to ``starts[t + 1]``.
+        rows: numbers of the texts that have it, int32, ascending within a term.
+        times: how often they have it, int32.
+        lengths: terms of each text, int32 [texts].
+    """
+
+    terms: Sequence[str]
+    starts: Longs
+    rows: Ints
+    times: Ints
+    lengths: Ints
+
+
+def count_terms(split: Sequence[Sequence[str]]) -> TermCounts:
+    """Count the terms of texts.
 
     Args:
-        starts: int64 [terms + 1]; the passages of term ``t`` are ``passages[starts[t] : starts[t + 1]]``.
-        passages: int32, ascending within a term.
+        split: the terms of each text, as :meth:`BM25Settings.split` gives them.
+    """
+    numbers: dict[str, int] = {}
+    found = np.array(
+        [numbers.setdefault(term, len(numbers)) for terms in split for term in terms], dtype=np.int64
+    )
+    lengths = np.array([len(terms) for terms in split], dtype=np.int32)
+    # Sorted, since Python's order of terms depends on that of the texts.
+    vocabulary = sorted(numbers)
+    places = np.empty(len(numbers), dtype=np.int64)
+    places[[numbers[term] for term in vocabulary]] = np.arange(len(numbers))
+    texts = max(len(split), 1)
+    pairs, times = np.unique(
+        places[found] * texts + np.repeat(np.arange(len(split)), lengths), return_counts=True
+    )
+    terms, rows = np.divmod(pairs, texts)
+    starts = np.searchsorted(terms, np.arange(len(numbers) + 1))
+    return TermCounts(vocabulary, starts, rows.astype(np.int32), times.astype(np.int32), lengths)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Occurrences:
+    """The rows that have a term, int32, ascending, and how often each has it, int32."""
+
+    rows: Ints
+    times: Ints
+
+
+class TermSource(Protocol):
+    """Where an index has its terms from."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Above the id of every term."""
+
+    def find(self, terms: Sequence[str]) -> Mapping[str, int]:
+        """The ids of those that are known."""
+
+    def occurrences(self, term: int) -> Occurrences:
+        """Of a term by its id; rows that hold no passage any more may be among them."""
+
+
+class _CountedTerms:
+    """Terms in memory."""
+
+    def __init__(self, counts: TermCounts) -> None:
+        self._counts = counts
+        self._ids = {term: place for place, term in enumerate(counts.terms)}
+
+    @property
+    def vocabulary(self) -> int:
+        return len(self._ids)
+
+    def find(self, terms: Sequence[str]) -> Mapping[str, int]:
+        return {term: self._ids[term] for term in terms if term in self._ids}
+
+    def occurrences(self, term: int) -> Occurrences:
+        own = slice(self._counts.starts[term], self._counts.starts[term + 1])
+        return Occurrences(self._counts.rows[own], self._counts.times[own])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Weighed:
+    """The rows that have a term, int32, their weights, float32, and the largest of these."""
+
+    rows: Ints
+    weights: Floats
+    largest: float
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows.nbytes + self.weights.nbytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Postings:
+    """The weights of the terms of some queries, term by term.
+
+    Attributes:
+        terms: of each query, numbered from 0, int32.
+        starts: int64 [terms + 1]; the rows of term ``t`` are ``rows[starts[t] : starts[t + 1]]``.
+        rows: int32, ascending within a term.
         weights: float32, at the same places.
         largest: the largest weight of each term, float32 [terms].
     """
 
+    terms: list[Ints]
     starts: Longs
-    passages: Ints
+    rows: Ints
     weights: Floats
     largest: Floats
 
@@ -148,41 +250,47 @@ class BM25Index:
     an empty ranking.
 
     Args:
-        vocabulary: the terms in ascending order; a term's id is its place.
-        postings: their weights.
-        passages: number of passages.
-        settings: as the index was built.
+        source: the terms.
+        lengths: terms of each row's passage, int32 [rows].
+        settings: by which texts were split.
+        rows: which passage each row holds; by default its number is its id.
     """
 
     def __init__(
-        self, vocabulary: Sequence[str], postings: Postings, passages: int, settings: BM25Settings
+        self, source: TermSource, lengths: Ints, settings: BM25Settings, rows: Rows | None = None
     ) -> None:
-        sizes = [len(postings.starts) - 1, len(postings.largest), len(vocabulary)]
-        if len(set(sizes)) > 1 or len(postings.passages) != len(postings.weights):
-            raise InputError("postings", sizes, "build the index again: its parts do not belong together")
         self.settings = settings
-        self.postings = postings
-        self._vocabulary = {term: place for place, term in enumerate(vocabulary)}
-        self._passages = passages
+        self.rows = Rows(len(lengths)) if rows is None else rows
+        self._source = source
+        live = lengths if self.rows.live is None else lengths[self.rows.live]
+        average = float(live.sum(dtype=np.int64)) / max(len(live), 1) or 1.0
+        self._held_back = settings.k1 * (1 - settings.b + settings.b * lengths / average)
+        self._cache: OrderedDict[int, _Weighed] = OrderedDict()
+        self._cached_bytes = 0
+        self._lock = threading.Lock()
 
     @classmethod
-    def build(cls, texts: Sequence[str], settings: BM25Settings | None = None) -> BM25Index:
-        """Index the texts; the same texts give the same index, bit for bit."""
+    def build(
+        cls, texts: Sequence[str], settings: BM25Settings | None = None, rows: Rows | None = None
+    ) -> BM25Index:
+        """Index texts in memory."""
         settings = settings or BM25Settings.of(texts)
-        split = settings.split(texts)
-        # Sorted: bm25s itself numbers terms by Python's string hashes, which change from run to run.
-        vocabulary = sorted({term for terms in split for term in terms})
-        numbers = {term: place for place, term in enumerate(vocabulary)}
-        ids = [[numbers[term] for term in terms] for terms in split]
-        return cls(vocabulary, _weigh(ids, len(vocabulary), settings), len(texts), settings)
+        counts = count_terms(settings.split(texts))
+        return cls(_CountedTerms(counts), counts.lengths, settings, rows)
 
     def __len__(self) -> int:
-        return self._passages
+        return len(self.rows)
+
+    @property
+    def vocabulary(self) -> int:
+        """Above the id of every term."""
+        return self._source.vocabulary
 
     def terms(self, text: str) -> Ints:
-        """The known terms of a query, int32, ascending, as often as the text holds them; may be empty."""
-        known = [self._vocabulary.get(term, -1) for term in self.settings.split_query(text)]
-        return np.array(sorted(term for term in known if term >= 0), dtype=np.int32)
+        """The known terms of a query, int32, in the order of their texts, as often as the text holds them."""
+        words = self.settings.split_query(text)
+        known = self._source.find(list(dict.fromkeys(words)))
+        return np.array([known[word] for word in sorted(words) if word in known], dtype=np.int32)
 
     def shared_words(self, text: str, passage_ids: Sequence[int]) -> list[float]:
         """Share of a text's terms that each passage holds, 0 to 1, each weighed by how rare it is among the passages.
@@ -190,68 +298,81 @@ class BM25Index:
         In the language in which it is most; 0 for a text without terms.
         """
         best = [0.0] * len(passage_ids)
+        rows = self.rows.find(np.array(passage_ids, dtype=np.int64)).tolist()
         for language in self.settings.languages or (None,):
-            places = [self._vocabulary.get(term, -1) for term in set(_terms([text], language)[0])]
-            holding = [self._passages_of(place) for place in places]
-            counts = [max(len(ids), 1) for ids in holding]  # an unknown term is as rare as the rarest
-            weights = [math.log(1 + (len(self) - count + 0.5) / (count + 0.5)) for count in counts]
-            for number, identifier in enumerate(passage_ids):
+            words = sorted(set(_terms([text], language)[0]))
+            known = self._source.find(words)
+            holding = [self._weighed(known[word]).rows if word in known else None for word in words]
+            # An unknown term is as rare as the rarest.
+            weights = [self._rarity(1 if own is None else max(len(own), 1)) for own in holding]
+            for number, row in enumerate(rows):
                 held = sum(
-                    weight for weight, ids in zip(weights, holding, strict=True) if _holds(ids, identifier)
+                    weight
+                    for weight, own in zip(weights, holding, strict=True)
+                    if own is not None and _holds(own, row)
                 )
                 best[number] = max(best[number], held / sum(weights) if weights else 0.0)
         return best
 
-    def _passages_of(self, term: int) -> Ints:
-        starts = self.postings.starts
-        return self.postings.passages[starts[term] : starts[term + 1]] if term >= 0 else _NONE
-
-    def save(self, folder: Path) -> None:
-        """Write :data:`FILES`."""
-        np.save(folder / STARTS_FILE, self.postings.starts)
-        np.save(folder / POSTINGS_FILE, self.postings.passages)
-        np.save(folder / WEIGHTS_FILE, self.postings.weights)
-        np.save(folder / LARGEST_FILE, self.postings.largest)
-        content = {
-            "passages": len(self),
-            "settings": asdict(self.settings),
-            "vocabulary": list(self._vocabulary),
-        }
-        (folder / SETTINGS_FILE).write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
-
-    @classmethod
-    def load(cls, folder: Path) -> BM25Index:
-        """Open what :meth:`save` wrote; the weights are mapped, not read.
-
-        Raises:
-            InputError: the files do not belong together.
-        """
-        content = json.loads((folder / SETTINGS_FILE).read_text(encoding="utf-8"))
-        postings = Postings(
-            starts=np.load(folder / STARTS_FILE),
-            passages=_mapped(folder / POSTINGS_FILE),
-            weights=_mapped(folder / WEIGHTS_FILE),
-            largest=np.load(folder / LARGEST_FILE),
+    def postings(self, terms: Sequence[Ints]) -> Postings:
+        """The weights of the terms of some queries."""
+        every, local = np.unique(np.concatenate([*terms, np.empty(0, dtype=np.int32)]), return_inverse=True)
+        weighed = [self._weighed(term) for term in every.tolist()]
+        ends = np.cumsum([len(own) for own in terms], dtype=np.int64)[:-1]
+        return Postings(
+            terms=np.split(local.astype(np.int32), ends) if len(terms) else [],
+            starts=np.cumsum([0, *(len(one.rows) for one in weighed)], dtype=np.int64),
+            rows=np.concatenate([np.empty(0, dtype=np.int32), *(one.rows for one in weighed)]),
+            weights=np.concatenate([np.empty(0, dtype=np.float32), *(one.weights for one in weighed)]),
+            largest=np.array([one.largest for one in weighed], dtype=np.float32),
         )
-        settings = _settings(content["settings"])
-        return cls(content["vocabulary"], postings, content["passages"], settings)
+
+    def bound(self, terms: Ints) -> float:
+        """The most that a passage can score for these terms."""
+        found = self.postings([terms])
+        return float(sparse_bound(found.terms[0], found.largest))
+
+    def _rarity(self, holding: int) -> float:
+        return math.log(1 + (len(self) - holding + 0.5) / (holding + 0.5))
+
+    def _weighed(self, term: int) -> _Weighed:
+        with self._lock:
+            if term in self._cache:
+                self._cache.move_to_end(term)
+                return self._cache[term]
+        found = self._source.occurrences(term)
+        rows, times = found.rows, found.times
+        if self.rows.live is not None:
+            live = self.rows.live[rows]
+            rows, times = rows[live], times[live]
+        weights = (self._rarity(len(rows)) * (times / (times + self._held_back[rows]))).astype(np.float32)
+        weighed = _Weighed(rows, weights, float(weights.max(initial=0.0)))
+        with self._lock:
+            if term not in self._cache:
+                self._cache[term] = weighed
+                self._cached_bytes += weighed.nbytes
+            while self._cached_bytes > _CACHED_BYTES:
+                self._cached_bytes -= self._cache.popitem(last=False)[1].nbytes
+        return weighed
 
     def search(self, queries: Sequence[Query], k: int, allowed: Bools | None = None) -> list[Ranking]:
         """The best passages that hold a term of the query; see :class:`~specrag.retrieval.index.base.Index`."""
         k = checked_k(k, len(self))
-        mask = checked_mask(allowed, len(self))
-        return [self._rank(terms, k, mask) for terms in query_terms(queries, len(self._vocabulary))]
+        mask = self.rows.mask(allowed)
+        return [self._rank(terms, k, mask) for terms in query_terms(queries, self.vocabulary)]
 
     def _rank(self, terms: Ints, k: int, mask: Bools | None) -> Ranking:
+        found = self.postings([terms])
         scores = np.empty(k, dtype=np.float32)
         ids = np.empty(k, dtype=np.int64)
         size = rank_sparse(
-            terms,
-            self.postings.starts,
-            self.postings.passages,
-            self.postings.weights,
-            len(self),
+            found.terms[0],
+            found.starts,
+            found.rows,
+            found.weights,
+            self.rows.total,
             _NO_MASK if mask is None else mask,
+            self.rows.ids,
             scores,
             ids,
         )
@@ -259,44 +380,14 @@ class BM25Index:
 
     def score(self, queries: Sequence[Query], passage_ids: Longs) -> Floats:
         """Sums of weights by the kernel, float32 [queries, ids given]; 0 where no term occurs."""
-        ids = checked_ids(passage_ids, len(self))
-        scores = np.empty((len(queries), len(ids)), dtype=np.float32)
-        postings = self.postings
-        for place, terms in enumerate(query_terms(queries, len(self._vocabulary))):
-            sparse_scores(terms, postings.starts, postings.passages, postings.weights, ids, scores[place])
+        rows = self.rows.find(passage_ids)
+        scores = np.empty((len(queries), len(rows)), dtype=np.float32)
+        found = self.postings(query_terms(queries, self.vocabulary))
+        for place, terms in enumerate(found.terms):
+            sparse_scores(terms, found.starts, found.rows, found.weights, rows, scores[place])
         return scores
 
 
-def _holds(ascending: Ints, identifier: int) -> bool:
-    place = int(np.searchsorted(ascending, identifier))
-    return place < len(ascending) and int(ascending[place]) == identifier
-
-
-def _settings(written: dict[str, Any]) -> BM25Settings:
-    """Settings as they were saved; those of earlier versions name a stemmer."""
-    if "languages" in written:
-        return BM25Settings(**{**written, "languages": tuple(written["languages"])})
-    languages = () if written["stemmer"] is None else (written["stemmer"],)
-    return BM25Settings(written["k1"], written["b"], languages)
-
-
-def _mapped(path: Path) -> npt.NDArray[Any]:
-    """The array in a file, mapped, as a plain view of the map."""
-    return np.asarray(np.load(path, mmap_mode="r"))
-
-
-def _weigh(ids: list[list[int]], vocabulary: int, settings: BM25Settings) -> Postings:
-    """Compute all weights with bm25s; passages of a term are sorted by id."""
-    if not vocabulary:
-        no_ints, no_floats = np.empty(0, dtype=np.int32), np.empty(0, dtype=np.float32)
-        return Postings(np.zeros(1, dtype=np.int64), no_ints, no_floats, no_floats)
-    model = bm25s.BM25(k1=settings.k1, b=settings.b, method="lucene")
-    found = model.build_index_from_ids(list(range(vocabulary)), ids, show_progress=False)
-    starts = np.asarray(found["indptr"], dtype=np.int64)
-    passages = np.asarray(found["indices"], dtype=np.int32)
-    weights = np.asarray(found["data"], dtype=np.float32)
-    terms = np.repeat(np.arange(vocabulary), np.diff(starts))
-    order = np.lexsort((passages, terms))
-    weights = weights[order]
-    largest = np.maximum.reduceat(weights, starts[:-1])
-    return Postings(starts, passages[order], weights, largest)
+def _holds(ascending: Ints, row: int) -> bool:
+    place = int(np.searchsorted(ascending, row))
+    return place < len(ascending) and int(ascending[place]) == row

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -15,10 +13,9 @@ from specrag.errors import InputError
 from specrag.retrieval.index.base import (
     Query,
     Ranking,
+    Rows,
     best_of,
-    checked_ids,
     checked_k,
-    checked_mask,
     norms,
     query_vectors,
 )
@@ -34,31 +31,39 @@ from specrag.retrieval.index.scoring import (
     rank_dense,
 )
 
-VECTORS_FILE = "vectors.npy"
-SETTINGS_FILE = "flat.json"
-FILES = (VECTORS_FILE, SETTINGS_FILE)
-
 # Queries multiplied at a time, and bytes of vectors: with the products a search needs some 12 MiB of memory,
 # and k entries a query, whatever the number of passages and queries.
 QUERIES_AT_A_TIME = 64
 _BLOCK_BYTES = 6 << 20
+# Share of a block from which on all of it is multiplied.
+_DENSE = 0.6
 # Bytes of vectors that are worth a thread.
 _PART_BYTES = 12 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """A block of passages: ids ``first`` to ``end - 1``, of which ``ids`` are allowed."""
+    """A block of passages.
+
+    Attributes:
+        first, end: it lies in the rows ``first`` to ``end - 1``.
+        rows, ids, vectors: of its passages.
+        hidden: places of those that may not be returned.
+    """
 
     first: int
     end: int
+    rows: Longs
     ids: Longs
     vectors: Floats
+    hidden: Longs | None = None
 
     def products(self, queries: Floats) -> Floats:
-        """Inner products in float32, [passages, queries]."""
+        """Inner products in float32, [passages, queries]; not a number for those that may not be returned."""
         out = np.empty((len(self.vectors), len(queries)), dtype=np.float32)
         inner_products(self.vectors, queries, out)
+        if self.hidden is not None:
+            out[self.hidden] = np.nan
         return out
 
 
@@ -89,6 +94,7 @@ class FlatIndex:
     Args:
         vectors: float32 [passages, dimension], C-contiguous, may be memory-mapped; not copied.
         longest: the greatest Euclidean length of a vector, as :meth:`build` measures it.
+        rows: which passage each vector is of; by default its row's number is its id.
 
     Attributes:
         threads: that a search may take, by default as many as there are processors.
@@ -97,7 +103,7 @@ class FlatIndex:
         InputError: the vectors have another shape or type, or are not finite.
     """
 
-    def __init__(self, vectors: Floats, longest: float) -> None:
+    def __init__(self, vectors: Floats, longest: float, rows: Rows | None = None) -> None:
         if vectors.ndim != 2 or vectors.dtype != np.float32 or vectors.shape[1] < 1:
             shape = f"{vectors.dtype} {list(vectors.shape)}"
             raise InputError("vectors", shape, "give float32 [passages, dimension]")
@@ -105,17 +111,17 @@ class FlatIndex:
             raise InputError("vectors", "not contiguous", "give rows that lie one after the other")
         if not 0.0 <= longest <= LONGEST:
             raise InputError("vectors", f"length {longest}", "give finite numbers of a length below 2^60")
-        self._stored = vectors
         self.vectors: Floats = np.asarray(vectors)  # a plain view: slices of a memory map are slow
         self.longest = longest
+        self.rows = Rows(len(vectors)) if rows is None else rows
         self.threads = os.cpu_count() or 1
 
     @classmethod
-    def build(cls, vectors: Floats) -> FlatIndex:
+    def build(cls, vectors: Floats, rows: Rows | None = None) -> FlatIndex:
         """Build an index; reads all vectors once to find the longest and to refuse NaN."""
         if vectors.ndim != 2 or vectors.dtype != np.float32:
             return cls(vectors, 0.0)  # says what is wrong
-        return cls(vectors, float(largest_norm(np.asarray(vectors))))
+        return cls(vectors, float(largest_norm(np.asarray(vectors))), rows)
 
     @property
     def dimension(self) -> int:
@@ -123,34 +129,12 @@ class FlatIndex:
         return int(self.vectors.shape[1])
 
     def __len__(self) -> int:
-        return len(self.vectors)
-
-    def save(self, folder: Path) -> None:
-        """Write :data:`FILES`; vectors that are mapped from the file itself stay as they are."""
-        path = folder / VECTORS_FILE
-        mapped = getattr(self._stored, "filename", None)
-        if mapped is None or not path.exists() or not path.samefile(mapped):
-            np.save(path, self.vectors)
-        settings = {"passages": len(self), "dimension": self.dimension, "longest": self.longest}
-        (folder / SETTINGS_FILE).write_text(json.dumps(settings) + "\n", encoding="utf-8")
-
-    @classmethod
-    def load(cls, folder: Path) -> FlatIndex:
-        """Open what :meth:`save` wrote; the vectors are mapped, not read.
-
-        Raises:
-            InputError: the files do not belong together.
-        """
-        settings = json.loads((folder / SETTINGS_FILE).read_text(encoding="utf-8"))
-        vectors = np.load(folder / VECTORS_FILE, mmap_mode="r")
-        if vectors.shape != (settings["passages"], settings["dimension"]):
-            raise InputError(str(folder / VECTORS_FILE), list(vectors.shape), "build the index again")
-        return cls(vectors, settings["longest"])
+        return len(self.rows)
 
     def search(self, queries: Sequence[Query], k: int, allowed: Bools | None = None) -> list[Ranking]:
         """The best passages by inner product; see :class:`~specrag.retrieval.index.base.Index`."""
         k = checked_k(k, len(self))
-        mask = checked_mask(allowed, len(self))
+        mask = self.rows.mask(allowed)
         vectors = query_vectors(queries, self.dimension)
         rankings: list[Ranking] = []
         for start in range(0, len(queries), QUERIES_AT_A_TIME):
@@ -185,28 +169,35 @@ class FlatIndex:
 
     def score(self, queries: Sequence[Query], passage_ids: Longs) -> Floats:
         """Inner products by the kernel, float32 [queries, ids given]."""
-        ids = checked_ids(passage_ids, len(self))
+        rows = self.rows.find(passage_ids)
         vectors = query_vectors(queries, self.dimension)
-        scores = np.empty((len(queries), len(ids)), dtype=np.float32)
+        scores = np.empty((len(queries), len(rows)), dtype=np.float32)
         for place in range(len(queries)):
-            dense_scores(vectors[place], self.vectors, ids, scores[place])
+            dense_scores(vectors[place], self.vectors, rows, scores[place])
         return scores
 
     def blocks(self, mask: Bools | None, part: int = 0, parts: int = 1) -> Iterator[Block]:
-        """All passages in ascending order, those of a block that the mask allows.
+        """All passages in the order of their rows, those of a block that the mask allows.
 
         Args:
             part, parts: every ``parts``-th block from this one on, for threads that share them.
         """
-        rows = max(256, _BLOCK_BYTES // (4 * self.dimension))
-        for first in range(part * rows, len(self), parts * rows):
-            end = min(first + rows, len(self))
-            if mask is None:
-                yield Block(first, end, np.arange(first, end), self.vectors[first:end])
-                continue
-            ids = np.flatnonzero(mask[first:end]) + first
-            if len(ids):
-                yield Block(first, end, ids, self.vectors.take(ids, axis=0))
+        size = max(256, _BLOCK_BYTES // (4 * self.dimension))
+        for first in range(part * size, len(self.vectors), parts * size):
+            end = min(first + size, len(self.vectors))
+            rows = np.arange(first, end)
+            vectors, hidden = self.vectors[first:end], None
+            if mask is not None and not mask[first:end].all():
+                allowed = mask[first:end]
+                kept = int(np.count_nonzero(allowed))
+                if not kept:
+                    continue
+                if kept > _DENSE * len(rows):  # to multiply a few in vain is cheaper than to copy the others
+                    hidden = np.flatnonzero(~allowed)
+                else:
+                    rows = rows[allowed]
+                    vectors = self.vectors.take(rows, axis=0)
+            yield Block(first, end, rows, self.rows.named(rows), vectors, hidden)
 
 
 def _merged(rankings: Sequence[Ranking], k: int) -> Ranking:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,13 @@ import numpy as np
 
 from specrag.checks import check_whole
 from specrag.errors import InputError
-from specrag.retrieval.index.base import Query, Ranking, best_of, checked_k, checked_mask, query_vectors
+from specrag.retrieval.index.base import Query, Ranking, best_of, checked_k, query_vectors
 from specrag.retrieval.index.flat import FlatIndex
 from specrag.retrieval.index.scoring import Bools, Floats, Longs, dense_scores
 
-GRAPH_FILE = "hnsw.faiss"
-SETTINGS_FILE = "hnsw.json"
-FILES = (GRAPH_FILE, SETTINGS_FILE)
-
 # With at most this many allowed passages for each candidate of a search, exact search over them is faster
 # than a walk through a graph most of whose nodes may not be returned.
-_EXACT_BELOW = 32
+EXACT_BELOW = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,22 +50,23 @@ class HnswIndex:
     replaced by exact search.
 
     The vectors are stored once: the graph is written without them, and in memory faiss reads those of
-    ``flat``, mapped or not.
+    ``flat``, mapped or not. The graph may lag behind: rows that came after it are all candidates, those that hold no
+    passage any more are walked through.
 
     Args:
         graph: faiss's index, without vectors of its own.
-        flat: the same passages.
+        flat: the same passages, and perhaps more behind them.
         settings: as the graph was built.
     """
 
     def __init__(self, graph: Any, flat: FlatIndex, settings: HnswSettings) -> None:
-        if graph.ntotal != len(flat) or graph.d != flat.dimension:
+        if graph.ntotal > len(flat.vectors) or graph.d != flat.dimension:
             shape = [graph.ntotal, graph.d]
-            raise InputError("graph", shape, f"build it for these vectors: {[len(flat), flat.dimension]}")
+            raise InputError("graph", shape, f"build it for these vectors: {list(flat.vectors.shape)}")
         self.flat = flat
         self.settings = settings
         self._graph = graph
-        self._storage = _shared_storage(flat.vectors)  # the graph does not keep it alive
+        self._storage = _shared_storage(flat.vectors[: graph.ntotal])  # the graph does not keep it alive
         graph.storage = self._storage
         graph.own_fields = False
 
@@ -78,7 +74,7 @@ class HnswIndex:
     def build(
         cls, flat: FlatIndex, settings: HnswSettings | None = None, threads: int | None = None
     ) -> HnswIndex:
-        """Link all vectors. Needs a copy of them meanwhile.
+        """Link all vectors, also of rows that hold no passage any more. Needs a copy of them meanwhile.
 
         One thread builds the same graph from the same vectors each time. faiss 1.15 did so with two threads
         as well, but does not promise it.
@@ -100,42 +96,50 @@ class HnswIndex:
     def __len__(self) -> int:
         return len(self.flat)
 
-    def save(self, folder: Path) -> None:
-        """Write :data:`FILES`: the graph without the vectors, and the settings."""
-        faiss.write_index(self._graph, str(folder / GRAPH_FILE), faiss.IO_FLAG_SKIP_STORAGE)
-        (folder / SETTINGS_FILE).write_text(json.dumps(asdict(self.settings)) + "\n", encoding="utf-8")
+    @property
+    def linked(self) -> int:
+        """Rows that are in the graph: the first so many."""
+        return int(self._graph.ntotal)
+
+    def save(self, path: Path) -> None:
+        """Write the graph without the vectors."""
+        faiss.write_index(self._graph, str(path), faiss.IO_FLAG_SKIP_STORAGE)
 
     @classmethod
-    def load(cls, folder: Path, flat: FlatIndex) -> HnswIndex:
+    def load(cls, path: Path, flat: FlatIndex, settings: HnswSettings | None = None) -> HnswIndex:
         """Open what :meth:`save` wrote, over the same vectors; the graph is mapped, not read.
 
         Raises:
             InputError: the file is not a graph, or not one of these vectors.
         """
-        settings = json.loads((folder / SETTINGS_FILE).read_text(encoding="utf-8"))
-        path = folder / GRAPH_FILE
         try:
             graph = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
         except RuntimeError as error:
             raise InputError(
                 "graph", str(path), "build the index again: faiss cannot read the file"
             ) from error
-        return cls(graph, flat, HnswSettings(**settings))
+        return cls(graph, flat, settings or HnswSettings())
 
     def search(self, queries: Sequence[Query], k: int, allowed: Bools | None = None) -> list[Ranking]:
         """Nearly the best passages by inner product; see :class:`~specrag.retrieval.index.base.Index`."""
         k = checked_k(k, len(self))
-        mask = checked_mask(allowed, len(self))
+        mask = self.flat.rows.mask(allowed)
         vectors = query_vectors(queries, self.flat.dimension)
-        candidates = min(max(self.settings.ef_search, k), len(self))
-        available = len(self) if mask is None else int(mask.sum())
-        if available <= _EXACT_BELOW * candidates or not len(queries):
-            return self.flat.search(queries, k, mask)
-        found = self._walk(vectors, candidates, mask)
-        rankings = [self._rank(vector, ids, k) for vector, ids in zip(vectors, found, strict=True)]
+        total, linked = self.flat.rows.total, self.linked
+        allowed_rows = total if mask is None else int(np.count_nonzero(mask))
+        added = np.arange(linked, total) if mask is None else np.flatnonzero(mask[linked:]) + linked
+        available = allowed_rows - len(added)
+        candidates = min(max(self.settings.ef_search, k), linked)
+        if available <= EXACT_BELOW * candidates or not len(queries):
+            return self.flat.search(queries, k, allowed)
+        found = self._walk(vectors, candidates, None if mask is None else mask[:linked])
+        rankings = [
+            self._rank(vector, np.concatenate([rows[rows >= 0], added]), k)
+            for vector, rows in zip(vectors, found, strict=True)
+        ]
         # Whatever k is asked for, so that a smaller one gives a prefix of the same ranking.
         torn = np.flatnonzero(np.count_nonzero(found >= 0, axis=1) < min(candidates, available)).tolist()
-        exact = self.flat.search([queries[place] for place in torn], k, mask)
+        exact = self.flat.search([queries[place] for place in torn], k, allowed)
         for place, ranking in zip(torn, exact, strict=True):
             rankings[place] = ranking
         return rankings
@@ -145,7 +149,7 @@ class HnswIndex:
         return self.flat.score(queries, passage_ids)
 
     def _walk(self, vectors: Floats, candidates: int, mask: Bools | None) -> Longs:
-        """Ids of each query's candidates, int64 [queries, candidates], -1 where there are fewer."""
+        """Rows of each query's candidates, int64 [queries, candidates], -1 where there are fewer."""
         parameters = faiss.SearchParametersHNSW(efSearch=candidates)
         if mask is not None:
             bits = np.packbits(mask, bitorder="little")
@@ -154,11 +158,10 @@ class HnswIndex:
         found: Longs = ids
         return found
 
-    def _rank(self, vector: Floats, ids: Longs, k: int) -> Ranking:
-        known = ids[ids >= 0]
-        scores = np.empty(len(known), dtype=np.float32)
-        dense_scores(vector, self.flat.vectors, known, scores)
-        return best_of(scores, known, k)
+    def _rank(self, vector: Floats, rows: Longs, k: int) -> Ranking:
+        scores = np.empty(len(rows), dtype=np.float32)
+        dense_scores(vector, self.flat.vectors, rows, scores)
+        return best_of(scores, self.flat.rows.named(rows), k)
 
 
 def _shared_storage(vectors: Floats) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,38 +11,22 @@ from specrag.errors import InputError
 from specrag.retrieval.index.base import (
     Query,
     Ranking,
-    checked_ids,
     checked_k,
-    checked_mask,
     norms,
     query_terms,
     query_vectors,
 )
-from specrag.retrieval.index.bm25 import BM25Index
+from specrag.retrieval.index.bm25 import BM25Index, Postings
 from specrag.retrieval.index.flat import QUERIES_AT_A_TIME, FlatIndex, Heaps
 from specrag.retrieval.index.scoring import (
     Bools,
-    Doubles,
     Floats,
-    Ints,
     Longs,
     hybrid_scores,
     hybrid_slack,
     rank_hybrid,
     sparse_bound,
 )
-
-FILES = ()  # it has none of its own: it is made of the two others
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Group:
-    """Some queries in both forms; ``terms`` and ``offsets`` as in ``rank_hybrid``."""
-
-    vectors: Floats
-    terms: Ints
-    offsets: Longs
-    bounds: Doubles
 
 
 class HybridIndex:
@@ -75,58 +58,51 @@ class HybridIndex:
     def search(self, queries: Sequence[Query], k: int, allowed: Bools | None = None) -> list[Ranking]:
         """The best passages by the fused score; see :class:`~specrag.retrieval.index.base.Index`."""
         k = checked_k(k, len(self))
-        mask = checked_mask(allowed, len(self))
+        mask = self.flat.rows.mask(allowed)
         vectors = query_vectors(queries, self.flat.dimension)
-        terms = query_terms(queries, len(self.bm25.postings.largest))
+        terms = query_terms(queries, self.bm25.vocabulary)
         rankings: list[Ranking] = []
         for start in range(0, len(queries), QUERIES_AT_A_TIME):
-            stop = start + QUERIES_AT_A_TIME
-            rankings.extend(self._search_group(self._group(vectors[start:stop], terms[start:stop]), k, mask))
+            some = slice(start, start + QUERIES_AT_A_TIME)
+            rankings.extend(self._search_group(vectors[some], self.bm25.postings(terms[some]), k, mask))
         return rankings
 
-    def _group(self, vectors: Floats, terms: Sequence[Ints]) -> _Group:
-        return _Group(
-            vectors=vectors,
-            terms=np.concatenate(terms),
-            offsets=np.cumsum([0, *map(len, terms)], dtype=np.int64),
-            bounds=np.array([sparse_bound(own, self.bm25.postings.largest) for own in terms]),
-        )
-
-    def _search_group(self, group: _Group, k: int, mask: Bools | None) -> list[Ranking]:
-        postings = self.bm25.postings
-        slack = hybrid_slack(norms(group.vectors), self.flat.longest, self.flat.dimension, self.weight)
-        heaps = Heaps(len(group.vectors), k)
-        cursors = postings.starts[group.terms]
+    def _search_group(self, vectors: Floats, postings: Postings, k: int, mask: Bools | None) -> list[Ranking]:
+        slack = hybrid_slack(norms(vectors), self.flat.longest, self.flat.dimension, self.weight)
+        heaps = Heaps(len(vectors), k)
+        terms = np.concatenate(postings.terms)
+        offsets = np.cumsum([0, *map(len, postings.terms)], dtype=np.int64)
+        bounds = np.array([sparse_bound(own, postings.largest) for own in postings.terms])
+        cursors = postings.starts[terms]
         for block in self.flat.blocks(mask):
             rank_hybrid(
-                group.vectors,
+                vectors,
                 block.vectors,
                 block.ids,
-                block.products(group.vectors),
+                block.products(vectors),
                 slack,
                 heaps.scores,
                 heaps.ids,
                 heaps.sizes,
-                group.terms,
-                group.offsets,
+                terms,
+                offsets,
                 cursors,
                 postings.starts,
-                postings.passages,
+                postings.rows,
                 postings.weights,
+                block.rows,
                 block.first,
                 block.end,
-                group.bounds,
+                bounds,
                 self.weight,
             )
         return heaps.rankings()
 
     def score(self, queries: Sequence[Query], passage_ids: Longs) -> Floats:
         """Fused scores by the kernel, float32 [queries, ids given]."""
-        ids = checked_ids(passage_ids, len(self))
-        dense = self.flat.score(queries, ids)
-        sparse = self.bm25.score(queries, ids)
+        dense = self.flat.score(queries, passage_ids)
+        sparse = self.bm25.score(queries, passage_ids)
         scores = np.empty_like(dense)
-        for place, terms in enumerate(query_terms(queries, len(self.bm25.postings.largest))):
-            bound = sparse_bound(terms, self.bm25.postings.largest)
-            hybrid_scores(dense[place], sparse[place], bound, self.weight, scores[place])
+        for place, terms in enumerate(query_terms(queries, self.bm25.vocabulary)):
+            hybrid_scores(dense[place], sparse[place], self.bm25.bound(terms), self.weight, scores[place])
         return scores

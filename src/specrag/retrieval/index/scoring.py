@@ -4,7 +4,7 @@ Search libraries pick their arithmetic by the size of the batch, so that the sam
 a batch than alone. Here every published score comes from one of three functions of the pair alone:
 
 - :func:`dense_score`: the inner product, summed in float64 in a fixed order over eight lanes;
-- :func:`sparse_score`: the sum of the BM25 weights of the query's terms, in ascending order of the terms;
+- :func:`sparse_score`: the sum of the BM25 weights of the query's terms, in the order of their texts;
 - :func:`hybrid_score`: a weighted sum of the two scores above.
 
 They are compiled without fast-math, so that IEEE 754 fixes each bit: neither vectorisation nor the number of
@@ -59,28 +59,28 @@ def dense_score(query: Floats, passage: Floats) -> np.float32:
 
 
 @compiled
-def sparse_score(terms: Ints, starts: Longs, postings: Ints, weights: Floats, passage: int) -> np.float32:
+def sparse_score(terms: Ints, starts: Longs, postings: Ints, weights: Floats, row: int) -> np.float32:
     """Sum of the weights that one passage has for the query's terms; 0 if it has none of them.
 
-    Summed in float64 in the order of ``terms`` (ascending; a term that the query repeats counts each time),
+    Summed in float64 in the order of ``terms`` (that of their texts; a term that the query repeats counts each time),
     rounded once to float32.
 
     Args:
         terms: int32 [terms of the query].
-        starts, postings, weights: the passages with a weight for term ``t`` are
+        starts, postings, weights: the rows with a weight for term ``t`` are
             ``postings[starts[t] : starts[t + 1]]``, ascending; their weights stand at the same places.
-        passage: its id.
+        row: the passage's.
     """
     total = 0.0
     for term in terms:
         low, high = starts[term], starts[term + 1]
         while low < high:
             middle = (low + high) // 2
-            if postings[middle] < passage:
+            if postings[middle] < row:
                 low = middle + 1
             else:
                 high = middle
-        if low < starts[term + 1] and postings[low] == passage:
+        if low < starts[term + 1] and postings[low] == row:
             total += np.float64(weights[low])
     return np.float32(total)
 
@@ -108,19 +108,19 @@ def sparse_bound(terms: Ints, largest: Floats) -> float:
 
 
 @compiled
-def dense_scores(query: Floats, vectors: Floats, ids: Longs, out: Floats) -> None:
-    """:func:`dense_score` of one query with the passages ``ids``, rows of ``vectors``, into ``out``."""
-    for i in range(ids.shape[0]):
-        out[i] = dense_score(query, vectors[ids[i]])
+def dense_scores(query: Floats, vectors: Floats, rows: Longs, out: Floats) -> None:
+    """:func:`dense_score` of one query with these ``rows`` of ``vectors``, into ``out``."""
+    for i in range(rows.shape[0]):
+        out[i] = dense_score(query, vectors[rows[i]])
 
 
 @compiled
 def sparse_scores(
-    terms: Ints, starts: Longs, postings: Ints, weights: Floats, ids: Longs, out: Floats
+    terms: Ints, starts: Longs, postings: Ints, weights: Floats, rows: Longs, out: Floats
 ) -> None:
-    """:func:`sparse_score` of one query with the passages ``ids``, into ``out``."""
-    for i in range(ids.shape[0]):
-        out[i] = sparse_score(terms, starts, postings, weights, ids[i])
+    """:func:`sparse_score` of one query with the passages of ``rows``, into ``out``."""
+    for i in range(rows.shape[0]):
+        out[i] = sparse_score(terms, starts, postings, weights, rows[i])
 
 
 @compiled
@@ -191,8 +191,8 @@ def rank_dense(
     Args:
         queries: [queries, dimension].
         vectors: of the block, [block, dimension].
-        ids: of the block, ascending, int64 [block].
-        approximate: [block, queries].
+        ids: of the block's passages, int64 [block].
+        approximate: [block, queries]; not a number for what may not be returned.
         slack: float64 [queries].
         best_scores, best_ids: the heaps, [queries, k], changed in place.
         sizes: entries in each heap, int64 [queries], changed in place.
@@ -235,13 +235,14 @@ def _add_postings(
 
 
 @compiled
-def rank_sparse(
+def rank_sparse(  # noqa: PLR0913 - a compiled loop takes arrays, no objects
     terms: Ints,
     starts: Longs,
     postings: Ints,
     weights: Floats,
     passages: int,
     allowed: Bools,
+    ids: Longs,
     best_scores: Floats,
     best_ids: Longs,
 ) -> int:
@@ -251,8 +252,9 @@ def rank_sparse(
 
     Args:
         terms, starts, postings, weights: as in :func:`sparse_score`.
-        passages: their number.
-        allowed: bool [passages], or empty: all are.
+        passages: the number of rows.
+        allowed: bool [rows], or empty: all are.
+        ids: the passage of each row, int64 [rows], or empty: its number.
         best_scores, best_ids: an empty heap, [k], filled in place.
     """
     totals = np.zeros(min(passages, SPARSE_BLOCK))
@@ -265,8 +267,9 @@ def rank_sparse(
         for row in range(end - first):
             if totals[row] > 0.0 and (allowed.shape[0] == 0 or allowed[first + row]):
                 score = np.float32(totals[row])
-                if size < best_scores.shape[0] or score > best_scores[0]:
-                    size = _offer(best_scores, best_ids, size, score, first + row)
+                if size < best_scores.shape[0] or score >= best_scores[0]:
+                    passage = ids[first + row] if ids.shape[0] else first + row
+                    size = _offer(best_scores, best_ids, size, score, passage)
     return size
 
 
@@ -286,6 +289,7 @@ def rank_hybrid(  # noqa: PLR0913 - a compiled loop takes arrays, no objects
     starts: Longs,
     postings: Ints,
     weights: Floats,
+    rows: Longs,
     first: int,
     end: int,
     bounds: Doubles,
@@ -300,7 +304,8 @@ def rank_hybrid(  # noqa: PLR0913 - a compiled loop takes arrays, no objects
             ``terms[offsets[i] : offsets[i + 1]]``.
         cursors: int64 [terms], the first postings not yet summed, changed in place.
         starts, postings, weights: as in :func:`sparse_score`.
-        first, end: the block lies in this range of ids.
+        rows: of the block, ascending, int64 [block]: by these the postings name passages.
+        first, end: the block lies in this range of rows.
         bounds: :func:`sparse_bound` of each query, float64 [queries].
         weight: of the dense part.
     """
@@ -313,7 +318,7 @@ def rank_hybrid(  # noqa: PLR0913 - a compiled loop takes arrays, no objects
         share = (1.0 - weight) / bound if bound > 0.0 else 0.0
         threshold = _threshold(best_scores[query], sizes[query], slack[query])
         for row in range(ids.shape[0]):
-            sparse = np.float32(totals[ids[row] - first])
+            sparse = np.float32(totals[rows[row] - first])
             if weight * approximate[row, query] + share * sparse >= threshold:
                 dense = dense_score(queries[query], vectors[row])
                 score = hybrid_score(dense, sparse, bound, weight)

@@ -22,7 +22,6 @@ import numpy as np
 
 from specrag.checks import check_number, check_whole
 from specrag.errors import InputError, SpecragError, StoreUnavailable
-from specrag.retrieval.index.flat import FlatIndex
 from specrag.retrieval.index.scoring import LONGEST, Floats, Longs, largest_norm
 from specrag.retrieval.manifest import EncoderRecord, KnowledgeBaseError
 from specrag.retrieval.passage import Passage
@@ -236,12 +235,8 @@ class Collection:
     @classmethod
     def of(cls, knowledge_base: KnowledgeBase) -> Collection:
         """All of a knowledge base, which must stay open meanwhile."""
-        flat = knowledge_base.index("flat")
-        assert isinstance(flat, FlatIndex)
         made = knowledge_base.manifest.encoder
-        return cls(
-            np.arange(len(flat), dtype=np.int64), lambda ids: flat.vectors[ids], knowledge_base.passages, made
-        )
+        return cls(knowledge_base.ids, knowledge_base.vectors, knowledge_base.passages, made)
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -54,9 +54,6 @@ class StoreRetriever(Closing):
         KnowledgeBaseError: it lacks the index, or does not fit the encoder.
     """
 
-    stable_ids = True
-    """An id means the same passage in every store."""
-
     def __init__(
         self,
         store: Store,

@@ -8,20 +8,20 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import chain
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from specrag.errors import InputError, StoreUnavailable
-from specrag.retrieval.index.base import Index, Query, Ranking, best_of, checked_k
+from specrag.retrieval.index.base import Index, Query, Ranking, Rows, best_of, checked_k
 from specrag.retrieval.index.bm25 import BM25Index
 from specrag.retrieval.index.filters import Where, all_of
 from specrag.retrieval.index.flat import FlatIndex
 from specrag.retrieval.index.hybrid import HybridIndex
-from specrag.retrieval.index.scoring import Floats, Longs
+from specrag.retrieval.index.scoring import Bools, Floats, Longs
 from specrag.retrieval.manifest import EncoderRecord, KnowledgeBaseError
 from specrag.retrieval.passage import Passage, passage_text
 from specrag.retrieval.stores.base import Closing
@@ -35,12 +35,13 @@ T = TypeVar("T")
 #: Failures that are remembered for :meth:`ShardedRetriever.missing_since`, and passages whose shard is.
 _FAILURES, _HOMES = 4096, 65_536
 
+_AT_ONCE = 1000  # passages read at a time
+
 
 class ShardedRetriever(Closing):
     """A :class:`~specrag.methods.retriever.PassageRetriever` over several. Safe to use from several threads.
 
-    Passages of stores keep their ids: a passage that two stores hold is found once. Those of knowledge bases on this
-    machine are numbered through, one knowledge base behind the other.
+    Passages keep their ids: one that two shards hold is found once.
 
     Args:
         shards: over passages with vectors of one encoder; closed with this.
@@ -75,9 +76,6 @@ class ShardedRetriever(Closing):
         self._failures: deque[tuple[float, str]] = deque(maxlen=_FAILURES)
         self._homes: dict[int, int] = {}
         self._lock = threading.Lock()
-        stable = all(getattr(shard, "stable_ids", False) for shard in shards)
-        sizes = [0 if stable else _positions(shard) for shard in shards]
-        self._offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)[:-1] if not stable else None
 
     def __len__(self) -> int:
         """Number of passages that a search can find."""
@@ -144,10 +142,10 @@ class ShardedRetriever(Closing):
         return merged
 
     def _merge(self, parts: Sequence[tuple[int, Ranking]], k: int) -> Ranking:
-        ids = np.concatenate([self._global(number, ranking.ids) for number, ranking in parts])
+        ids = np.concatenate([ranking.ids for _, ranking in parts])
         scores = np.concatenate([ranking.scores for _, ranking in parts])
         homes = np.concatenate([np.full(len(ranking), number) for number, ranking in parts])
-        _, first = np.unique(ids, return_index=True)  # a passage of two stores counts once
+        _, first = np.unique(ids, return_index=True)  # a passage of two shards counts once
         ranking = best_of(scores[first], ids[first], k)
         with self._lock:
             if len(self._homes) > _HOMES:
@@ -167,7 +165,7 @@ class ShardedRetriever(Closing):
         homes = self._located(ids.tolist())
         for number in set(homes):
             places = np.flatnonzero(np.array(homes) == number)
-            scores[:, places] = self.shards[number].score(queries, self._local(number, ids[places]))
+            scores[:, places] = self.shards[number].score(queries, ids[places])
         return scores
 
     def passages(self, ids: Sequence[int]) -> list[Passage]:
@@ -181,27 +179,17 @@ class ShardedRetriever(Closing):
         found: dict[int, Passage] = {}
         for number in set(homes):
             wanted = [id for id, home in zip(ids, homes, strict=True) if home == number]
-            local = self._local(number, np.array(wanted, dtype=np.int64)).tolist()
-            for id, passage in zip(wanted, self.shards[number].passages(local), strict=True):
-                found[id] = renumbered(passage, id)
+            found |= zip(wanted, self.shards[number].passages(wanted), strict=True)
         return [found[id] for id in ids]
 
     def _located(self, ids: Sequence[int]) -> list[int]:
         """The shard of each passage."""
-        if self._offsets is not None:
-            return [self._numbered(id) for id in ids]
         with self._lock:
             known = {id: self._homes.get(id) for id in ids}
         for id, home in known.items():
             if home is None:
                 known[id] = self._look_for(id)
         return [known[id] or 0 for id in ids]
-
-    def _numbered(self, id: int) -> int:
-        assert self._offsets is not None
-        if id < 0:
-            raise InputError("passage id", id, "give one that a search has returned")
-        return int(np.searchsorted(self._offsets, id, side="right")) - 1
 
     def _look_for(self, id: int) -> int:
         for number, shard in enumerate(self.shards):
@@ -211,12 +199,6 @@ class ShardedRetriever(Closing):
                 continue
             return number
         raise InputError("passage id", id, "no shard has such a passage")
-
-    def _global(self, number: int, ids: Longs) -> Longs:
-        return ids if self._offsets is None else ids + self._offsets[number]
-
-    def _local(self, number: int, ids: Longs) -> Longs:
-        return ids if self._offsets is None else ids - self._offsets[number]
 
     def _each(self, ask: Callable[[int], T]) -> dict[int, T]:
         """What each shard answers, asked at the same time.
@@ -249,7 +231,7 @@ class MergedBases(Closing):
     indexed together when this is made, and held in memory.
 
     Args:
-        bases: open; closed with this. Their passages are numbered through.
+        bases: open; closed with this. A passage that two of them hold is found once.
         name: ``bm25`` or ``hybrid``.
         where: only passages that satisfy these conditions are found.
 
@@ -264,24 +246,40 @@ class MergedBases(Closing):
         _check_encoders([base.manifest.encoder for base in bases], [str(base.folder) for base in bases])
         self.name = name
         self._bases = tuple(bases)
-        self._offsets = np.concatenate([[0], np.cumsum([len(base) for base in bases])])
-        everything = chain.from_iterable(base.passages(range(len(base))) for base in bases)
-        self._words = BM25Index.build([passage_text(one.title, one.text) for one in everything])
+        held = [base.ids for base in bases]
+        ids, first = np.unique(np.concatenate(held), return_index=True)
+        self._ids: Longs = ids
+        self._homes = np.repeat(np.arange(len(bases)), [len(own) for own in held])[first]
+        rows = Rows(len(ids), ids)
+        self._words = BM25Index.build(
+            [passage_text(one.title, one.text) for one in self._everything()], rows=rows
+        )
         self._index: Index = self._words
         if name == "hybrid":
-            flats = [base.index("flat") for base in bases]
-            vectors = [flat.vectors for flat in flats if isinstance(flat, FlatIndex)]
-            self._index = HybridIndex(FlatIndex.build(np.concatenate(vectors)), self._words)
-        masks = [base.allowed(where) for base in bases]
-        self._allowed = (
-            None if where is None else np.concatenate([mask for mask in masks if mask is not None])
-        )
-        if self._allowed is not None and not self._allowed.any():
-            raise InputError("where", where, "no passage satisfies it; widen the conditions")
+            vectors = self._gathered([base.vectors for base in bases])
+            self._index = HybridIndex(FlatIndex.build(vectors, rows), self._words)
+        self._allowed: Bools | None = None
+        if where is not None:
+            self._allowed = self._gathered([partial(_allows, base, where) for base in bases])
+            if not self._allowed.any():
+                raise InputError("where", where, "no passage satisfies it; widen the conditions")
+
+    def _everything(self) -> Iterator[Passage]:
+        for first in range(0, len(self._ids), _AT_ONCE):
+            yield from self.passages(self._ids[first : first + _AT_ONCE].tolist())
+
+    def _gathered(self, ask: Sequence[Callable[[Longs], np.ndarray]]) -> np.ndarray:
+        """What each knowledge base says of its passages, put together in the order of all ids."""
+        parts = [tell(self._ids[self._homes == number]) for number, tell in enumerate(ask)]
+        joined = np.concatenate(parts)
+        order = np.concatenate([np.flatnonzero(self._homes == number) for number in range(len(parts))])
+        gathered = np.empty_like(joined)
+        gathered[order] = joined
+        return gathered
 
     def __len__(self) -> int:
         """Number of passages that can be found."""
-        return int(self._offsets[-1]) if self._allowed is None else int(np.count_nonzero(self._allowed))
+        return len(self._ids) if self._allowed is None else int(np.count_nonzero(self._allowed))
 
     def close(self) -> None:
         """Close the knowledge bases."""
@@ -312,20 +310,23 @@ class MergedBases(Closing):
         Raises:
             InputError: there is no passage of one of these ids.
         """
-        found = []
-        for id in ids:
-            if not 0 <= id < self._offsets[-1]:
-                raise InputError("passage id", id, f"give a number from 0 to {self._offsets[-1] - 1}")
-            number = int(np.searchsorted(self._offsets, id, side="right")) - 1
-            found.append(renumbered(self._bases[number].passage(id - int(self._offsets[number])), id))
-        return found
+        wanted = np.asarray(ids, dtype=np.int64)
+        places = np.minimum(np.searchsorted(self._ids, wanted), len(self._ids) - 1)
+        for id in wanted[self._ids[places] != wanted].tolist():
+            raise InputError("passage id", id, "there is no passage of this id")
+        found: dict[int, Passage] = {}
+        for number, base in enumerate(self._bases):
+            own = wanted[self._homes[places] == number].tolist()
+            found |= zip(own, base.passages(own), strict=True)
+        return [found[id] for id in wanted.tolist()]
 
 
-def renumbered(passage: Passage, id: int) -> Passage:
-    """The same passage under the number that it has here."""
-    if passage.id == id:
-        return passage
-    return Passage(id, passage.source, passage.title, passage.place, passage.text, passage.metadata)
+def _allows(base: KnowledgeBase, where: Where, ids: Longs) -> Bools:
+    """Whether passages satisfy conditions, bool [ids given]."""
+    allowed = base.allowed(where)
+    assert allowed is not None
+    allows: Bools = allowed[base.rows(ids)]
+    return allows
 
 
 def _narrowed(shard: StoreRetriever | SingleIndex, where: Where) -> StoreRetriever | SingleIndex:
@@ -334,11 +335,6 @@ def _narrowed(shard: StoreRetriever | SingleIndex, where: Where) -> StoreRetriev
     from specrag.retrieval.knowledge_base import SingleIndex
 
     return SingleIndex(shard.knowledge_base, shard.name, all_of([shard.where, where]))
-
-
-def _positions(shard: StoreRetriever | SingleIndex) -> int:
-    """How many ids a shard may use."""
-    return len(shard) if isinstance(shard, StoreRetriever) else len(shard.knowledge_base)
 
 
 def _encoder_record(shard: StoreRetriever | SingleIndex) -> EncoderRecord:

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from specrag.artifacts import MANIFEST, atomic_write_json, fsync, make_folder
+from specrag.artifacts import atomic_write_json, fsync, make_folder
 from specrag.errors import InputError, ModelFilesError, SpecragError
 from specrag.extras import needed_by
 from specrag.retrieval.build import BuildSettings, settle
 from specrag.retrieval.knowledge_base import KnowledgeBase
 from specrag.retrieval.manifest import Manifest
-from specrag.retrieval.passage_store import PASSAGES, PassageStore, StoredFile
+from specrag.retrieval.passage_store import StoredFile
 from specrag.retrieval.stores.questions import QuestionSearch
 from specrag.serving.knowledge.places import Description, Place, check_name, is_name
 from specrag.serving.settings import Settings
@@ -57,13 +57,11 @@ class _Opened:
     """A knowledge base that is open.
 
     Attributes:
-        version: of its manifest; another one there means that it has changed.
         readers: leases on it.
         kept: whether somebody without a lease may hold it, who closes it by forgetting it.
     """
 
     base: Base
-    version: object
     readers: int = 0
     kept: bool = False
     stale: bool = field(default=False)
@@ -162,29 +160,17 @@ class KnowledgeBases:
     def _open(self, name: str) -> _Opened:
         if name not in self:
             raise KeyError(name)
-        version = self._version(name)
         opened = self._opened.get(name)
-        if opened is not None and opened.version == version:
+        if opened is not None and (not isinstance(opened.base, KnowledgeBase) or opened.base.is_current()):
             return opened
         fresh = _Opened(
-            open_elsewhere(self._elsewhere[name]) if self.kind(name) == "table" else self._open_folder(name),
-            version,
+            open_elsewhere(self._elsewhere[name]) if self.kind(name) == "table" else self._open_folder(name)
         )
         self._opened[name] = fresh
         if opened is not None:
             opened.stale = True
             opened.close_if_free()
         return fresh
-
-    def _version(self, name: str) -> object:
-        """Another value means another content: the state of the manifest, which every change replaces."""
-        if self.kind(name) == "table":
-            return None
-        try:
-            status = (self.folder(name) / MANIFEST).stat()
-        except OSError:
-            return None
-        return status.st_ino, status.st_mtime_ns, status.st_size
 
     def _open_folder(self, name: str) -> KnowledgeBase:
         folder = self.folder(name)
@@ -233,7 +219,8 @@ class KnowledgeBases:
         if name not in self._settings.kbs and not Manifest.exists(folder):
             return Description(name, "folder", 0, 0, writable=writable)
         try:
-            manifest = Manifest.read(folder)
+            with KnowledgeBase.open(folder) as base:
+                state, encoder = base.state, base.manifest.encoder.name
         except SpecragError:
             return Description(
                 name, "folder", writable=writable, problem="it cannot be read; see the server's log"
@@ -241,10 +228,10 @@ class KnowledgeBases:
         return Description(
             name,
             "folder",
-            manifest.documents,
-            manifest.passages,
-            manifest.generation,
-            manifest.encoder.name,
+            state.documents,
+            state.passages,
+            state.version,
+            encoder,
             writable,
         )
 
@@ -261,18 +248,16 @@ class KnowledgeBases:
         Raises:
             KnowledgeBaseError: it is damaged.
         """
+        return [file for file, _ in self.documents(name)]
+
+    def documents(self, name: str) -> list[tuple[StoredFile, int]]:
+        """The same, each with the number of its passages."""
         folder = self.folder(name)
         if not Manifest.exists(folder):
             return []
-        generation = Manifest.open(folder)
-        try:
-            store = PassageStore(generation.folder / PASSAGES)
-            try:
-                return store.files()
-            finally:
-                store.close()
-        finally:
-            generation.close()
+        with KnowledgeBase.open(folder) as base:
+            passages = base.passages_by_document()
+            return [(file, passages.get(file.document, 0)) for file in base.documents()]
 
     # -- new ones -------------------------------------------------------------------------------------------
 

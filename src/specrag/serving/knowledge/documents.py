@@ -73,18 +73,18 @@ def list_documents(request: Request, name: str, after: str = "", limit: int = 10
     if operation.settings.kb_root is not None:
         documents = operation.bases.place(name).documents
         uploaded = {path.name for path in documents.glob("*")}
-    files = [file for file in operation.bases.files(name) if file.source > after]
+    held = [(file, passages) for file, passages in operation.bases.documents(name) if file.source > after]
     data = [
         {
             "id": file_name(file.source),
             "object": "kb.document",
             "bytes": file.size,
-            "passages": file.last - file.first,
+            "passages": passages,
             "uploaded": file.source in uploaded,
         }
-        for file in files[:limit]
+        for file, passages in held[:limit]
     ]
-    return {"object": "list", "kb": name, "data": data, "has_more": len(files) > limit}
+    return {"object": "list", "kb": name, "data": data, "has_more": len(held) > limit}
 
 
 _FILES = {
