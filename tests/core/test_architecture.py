@@ -241,7 +241,10 @@ def test_inner_packages_export_what_they_import(path: Path) -> None:
     own = [node for node in nodes if (node.module or "").startswith(_module_name(path))]
     assert set(exported) == {alias.name for node in own for alias in node.names}
     for name in exported:
-        assert getattr(module, name) is not None
+        try:
+            assert getattr(module, name) is not None
+        except MissingPackage as error:
+            pytest.skip(str(error))
     with pytest.raises(AttributeError, match="no attribute 'nothing_of_this_name'"):
         _ = module.nothing_of_this_name
 

@@ -188,7 +188,7 @@ def test_a_store_opened_with_conditions(
 ) -> None:
     where = {"title": ["T1", "T2"]}
     allowed = find_allowed(local, where, len(METADATA))
-    flat = FlatIndex.build(random_vectors(len(METADATA), 4))
+    flat = FlatIndex.build(random_vectors(len(METADATA), 4), local.rows)
     queries = questions(random_vectors(3, 4, seed=1))
     with open_table(postgres.url, "filters", where=where) as store:
         assert same(store.search(queries, 99), flat.search(queries, 99, allowed))
