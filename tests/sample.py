@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from specrag.retrieval.knowledge_base import KnowledgeBase
+    from specrag.retrieval.passage import Passage
 
 VILLAGE = (
     "The library of the village was founded in 1881 by a schoolteacher. The library of the village has four "
@@ -22,6 +26,11 @@ def build_sample(folder: Path) -> Path:
 
     build([SUMMARIES], folder)
     return folder
+
+
+def passages_in_order(kb: KnowledgeBase, *places: int) -> list[Passage]:
+    """Passages by their places in the summaries; their ids are hashes."""
+    return kb.passages(kb._store.rows.ids[list(places)].tolist())
 
 
 def build_village(folder: Path, model: str, **settings: Any) -> Path:

@@ -103,9 +103,7 @@ class Retrievers:
 
 
 def _vectors_of(base: KnowledgeBase) -> Floats:
-    flat = base.index("flat")
-    assert isinstance(flat, FlatIndex)
-    return flat.vectors
+    return base.vectors(base.ids)
 
 
 def _enlarge(path: Path, real: Floats, count: int) -> None:
@@ -134,7 +132,8 @@ class SizedDense:
 
     Args:
         base: the knowledge base.
-        vectors: float32 [passages, dimension]; the first are those of the knowledge base.
+        vectors: float32 [passages, dimension]; the first are those of the knowledge base by their ids, ascending.
+            Here a passage's id is its place among them.
     """
 
     def __init__(self, base: KnowledgeBase, vectors: Floats) -> None:
@@ -154,7 +153,8 @@ class SizedDense:
         return self.index.score(queries, passage_ids)
 
     def passages(self, ids: Sequence[int]) -> list[Passage]:
-        real = iter(self._base.passages([id for id in ids if id < len(self._base)]))
+        known = self._base.ids
+        real = iter(self._base.passages([int(known[id]) for id in ids if id < len(known)]))
         return [next(real) if id < len(self._base) else Passage(id, SYNTHETIC, "", "", "", {}) for id in ids]
 
 

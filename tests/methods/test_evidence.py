@@ -11,6 +11,7 @@ from specrag.methods.evidence import is_about_nothing, usual_min_score
 from specrag.methods.retriever import GivenPassages, similarities
 from specrag.retrieval.build import build
 from specrag.retrieval.knowledge_base import KnowledgeBase
+from tests.sample import passages_in_order
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,7 @@ def test_questions_about_something_else_are_told(kb: KnowledgeBase, question: st
 
 
 def test_without_vectors_everything_found_is_about_it(kb: KnowledgeBase) -> None:
-    passages = kb.passages([0, 1])
+    passages = passages_in_order(kb, 0, 1)
     hits = GivenPassages(passages).search(["How do I boil an egg?"], 2)[0]
     assert is_about_nothing(GivenPassages(passages), "How do I boil an egg?", hits, [], None) is False
     assert is_about_nothing(GivenPassages(passages), "What?", [], [], None) is True
@@ -55,8 +56,8 @@ def test_without_vectors_everything_found_is_about_it(kb: KnowledgeBase) -> None
 def test_words_are_shared_in_the_language_in_which_they_are_most(kb: KnowledgeBase) -> None:
     (hit,) = kb.search(["Was kostet die jährliche Wartung?"], 1)[0]
     assert hit.passage.source.endswith("reinigung.md")
-    other = next(number for number in range(len(kb)) if number != hit.passage.id)
+    other = next(id for id in kb.ids.tolist() if id != hit.passage.id)
     held, less = kb.shared_words("Was kostet die jährliche Wartung?", [hit.passage.id, other])
     assert 0.65 < held <= 1
     assert less < 0.5
-    assert kb.shared_words("?!", [0, 1]) == [0.0, 0.0]
+    assert kb.shared_words("?!", kb.ids[:2].tolist()) == [0.0, 0.0]

@@ -31,7 +31,7 @@ from specrag.speculation.tree import EMPTY
 from tests.methods.ralm_toys import outcome
 from tests.methods.run import answer_of
 from tests.processor import PACKED_BF16
-from tests.sample import build_sample
+from tests.sample import build_sample, passages_in_order
 
 TOKENS = 20
 #: With queries of 8 tokens its passages change in the middle of an answer.
@@ -115,7 +115,7 @@ def test_a_session_that_was_taken_back_equals_a_fresh_one(
     invariant: LanguageModel, kb: KnowledgeBase
 ) -> None:
     """Chunks behind passage A, then B, both taken back, then behind A again: to the bit as if nothing had been."""
-    passages: list[Passage] = kb.passages([0, 3])
+    passages: list[Passage] = passages_in_order(kb, 0, 3)
     prompts = PassagePrompts(invariant, QUESTION, RetrievalLimits(), TOKENS)
     stop = StopConditions(TOKENS)
     writer = Writer(
@@ -146,11 +146,16 @@ def test_a_session_that_was_taken_back_equals_a_fresh_one(
     invariant.executor.run(extending)
     assert logits(invariant, session).tolist() == logits(invariant, fresh).tolist()
     fresh.close()
-    for passage in kb.passages([1, 2, 4, 5]):
+    others = passages_in_order(kb, 1, 2, 4, 5)
+    for passage in others:
         writer.keep([passages[0]])
         invariant.executor.run(invariant.executor.submit(writer.write(start, passage)))
     writer.keep([passages[0]])
-    assert [*writer._sessions] == [passages[0].id, 4, 5]  # the newest, and the one that is needed
+    assert [*writer._sessions] == [
+        passages[0].id,
+        others[2].id,
+        others[3].id,
+    ]  # the newest, and the one that is needed
     assert writer.holds(passages[0])
     assert not writer.holds(passages[1])
     writer.close()

@@ -24,7 +24,7 @@ from specrag.retrieval.knowledge_base import KnowledgeBase
 from specrag.retrieval.passage import Hit, Passage
 from specrag.speculation.decode import Step
 from tests.methods.run import answer_of, events_of, play
-from tests.sample import build_sample
+from tests.sample import build_sample, passages_in_order
 
 if TYPE_CHECKING:
     from specrag import LanguageModel
@@ -189,7 +189,7 @@ def test_a_question_longer_than_the_context_is_refused_before_any_work(
         def search(self, *_: Any, **__: Any) -> list[list[Hit]]:
             raise AssertionError("searched for a question that cannot be asked")
 
-    rag = StandardPipeline(llm, Unsearched(kb.passages([0])), k=1, abstain=False)
+    rag = StandardPipeline(llm, Unsearched(passages_in_order(kb, 0)), k=1, abstain=False)
     with pytest.raises(ContextLengthError, match="shorten the question"):
         answer_of(rag, "why " * 9000)
     with pytest.raises(ContextLengthError):
@@ -216,9 +216,9 @@ class Waiting(GivenPassages):
 
 def test_others_decode_during_a_search(exact_llm: LanguageModel, kb: KnowledgeBase) -> None:
     llm = exact_llm
-    waiting = Waiting(kb.passages([0, 1]))
+    waiting = Waiting(passages_in_order(kb, 0, 1))
     slow = StandardPipeline(llm, waiting, k=2, abstain=False)
-    quick = StandardPipeline(llm, GivenPassages(kb.passages([0, 1])), k=2, abstain=False)
+    quick = StandardPipeline(llm, GivenPassages(passages_in_order(kb, 0, 1)), k=2, abstain=False)
     alone = answer_of(quick, QUESTION, max_tokens=6)
 
     def both() -> Coroutine[list[Answer]]:
@@ -242,7 +242,7 @@ class Failing(GivenPassages):
 
 def test_an_error_of_the_search_is_the_caller_s(llm: LanguageModel, kb: KnowledgeBase) -> None:
     with pytest.raises(InputError, match="colour"):
-        answer_of(StandardPipeline(llm, Failing(kb.passages([0])), k=1, abstain=False), QUESTION)
+        answer_of(StandardPipeline(llm, Failing(passages_in_order(kb, 0)), k=1, abstain=False), QUESTION)
 
 
 def test_a_timeout_ends_an_answer(rag: StandardPipeline) -> None:
@@ -287,7 +287,7 @@ def test_calls_that_cannot_be_used(rag: StandardPipeline, llm: LanguageModel, kb
     with pytest.raises(InputError, match="history"):
         answer_of(rag, QUESTION, [{"role": "robot", "content": "x"}])
     with pytest.raises(InputError, match="min_score"):
-        StandardPipeline(llm, GivenPassages(kb.passages([0])), k=1, min_score=0.5)
+        StandardPipeline(llm, GivenPassages(passages_in_order(kb, 0)), k=1, min_score=0.5)
     with pytest.raises(InputError, match="did you mean flat"):
         answer_of(StandardPipeline(llm, kb, index="flatt"), QUESTION)
 
@@ -312,7 +312,7 @@ def test_quietly_passes_on_everything_but_messages() -> None:
 
 
 def test_given_passages_keep_their_order(kb: KnowledgeBase) -> None:
-    passages = kb.passages([4, 2, 7])
+    passages = passages_in_order(kb, 4, 2, 7)
     given = GivenPassages(passages)
     first, second = given.search(["a", "b"], 2)
     assert [hit.passage for hit in first] == passages[:2]

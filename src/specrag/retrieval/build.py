@@ -329,6 +329,8 @@ class _Build:
                 self.report(Progress("reading", number, total))
             if entry.changed:
                 self._read(entry, limits)
+            elif entry.is_elsewhere:
+                self.counts.unchanged += 1
             else:
                 self._keep(entry)
         self.report(Progress("reading", total, total))

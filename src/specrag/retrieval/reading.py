@@ -34,6 +34,16 @@ class Entry:
     known: StoredFile | None
     changed: bool
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether it was not looked for and is called as before."""
+        known = self.known
+        return (
+            self.found is None
+            and known is not None
+            and (known.path, known.source) == (self.path, self.source)
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Changes:
@@ -134,10 +144,13 @@ def find_changes(
 
 
 def _root(path: str, roots: Collection[str]) -> str | None:
-    """The outermost folder that was indexed and holds this file."""
-    for parent in reversed(PurePath(path).parents):
-        if str(parent) in roots:
-            return str(parent)
+    """The outermost folder that was indexed and holds this file; all paths are absolute."""
+    end = 0  # pathlib would take most of the time of a small change of a large knowledge base
+    while end >= 0:
+        folder = path[: max(end, 1)]
+        if folder in roots:
+            return folder
+        end = path.find("/", end + 1)
     return None
 
 
@@ -148,7 +161,7 @@ def _is_below(path: str, roots: Collection[str]) -> bool:
 def _name(path: str, roots: Collection[str]) -> str:
     """A path below its root; the file's own name if it was indexed by itself."""
     root = _root(path, roots)
-    return PurePath(path).name if root is None else PurePath(path).relative_to(root).as_posix()
+    return path.rpartition("/")[2] if root is None else path[len(root) :].lstrip("/")
 
 
 def _is_gone(path: str) -> bool:

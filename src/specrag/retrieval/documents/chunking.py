@@ -6,7 +6,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,6 +54,21 @@ class Chunk:
 class _Span:
     start: int
     end: int
+
+
+@lru_cache(maxsize=4)
+def _load_tokenizer(path: str, mtime_ns: int, size: int) -> Tokenizer:  # noqa: ARG001 - another file has another
+    """A tokenizer, kept: to load it takes longer than to cut a document."""
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(path)
+    except Exception as error:  # the library raises nothing narrower
+        remedy = f"it is no tokenizer.json ({' '.join(str(error).split())[:100]})"
+        raise InputError("tokenizer_file", path, remedy) from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 class Chunker:
@@ -182,16 +197,14 @@ class Chunker:
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
-        from tokenizers import Tokenizer
-
         try:
-            tokenizer = Tokenizer.from_file(str(self.tokenizer_file))
-        except Exception as error:  # the library raises nothing narrower
-            remedy = f"it is no tokenizer.json ({' '.join(str(error).split())[:100]})"
-            raise InputError("tokenizer_file", str(self.tokenizer_file), remedy) from None
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        return tokenizer
+            status = self.tokenizer_file.stat()
+        except OSError as error:
+            reason = error.strerror or error
+            raise InputError(
+                "tokenizer_file", str(self.tokenizer_file), f"it cannot be read ({reason})"
+            ) from None
+        return _load_tokenizer(str(self.tokenizer_file), status.st_mtime_ns, status.st_size)
 
     @cached_property
     def _text_splitter(self) -> TextSplitter:
