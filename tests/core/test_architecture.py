@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import specrag
+from specrag.extras import MissingPackage
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "specrag"

@@ -36,7 +36,7 @@ from tests.retrieval.stores.tables import collection, passage, questions, random
 VECTORS = random_vectors(400, 12)
 VECTORS[100:200] = VECTORS[:100]  # ties between the shards
 FLAT = FlatIndex.build(VECTORS)
-QUICK = Limits(timeout=2, connect_timeout=1, retries=0)
+QUICK = Limits(timeout=20, connect_timeout=5, retries=0)
 
 
 @pytest.fixture(scope="module")
