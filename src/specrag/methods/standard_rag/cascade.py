@@ -70,7 +70,7 @@ class Cascade(Method):
             json_schema_extra={"resource": "writers"},
         )
         confidence: float = Field(
-            0.5,
+            0.8,
             ge=0,
             le=1,
             description="Least probability of Yes, against No, at which the small model's answer is taken.",
