@@ -95,7 +95,7 @@ class Retrievers:
         real = _vectors_of(base)
         if count <= len(real):
             return real[:count]
-        path = self._work / f"vectors-{len(real)}-to-{count}.npy"
+        path = self._work / f"vectors-by-id-{len(real)}-to-{count}.npy"
         if not path.is_file():
             _enlarge(path, real, count)
         vectors: Floats = np.load(path, mmap_mode="r")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,22 +20,18 @@ def test_a_change_is_told_once_when_it_has_settled(tmp_path: Path) -> None:
     folder.mkdir()
     note = folder / "note.txt"
 
-    def write(text: str) -> Callable[[], None]:
-        return lambda: void(note.write_text(text))
-
-    def void(_: object) -> None:
+    def nothing() -> None:
         return
 
-    nothing = lambda: None  # noqa: E731
     events: list[str] = []
-    script: list[Callable[[], None]] = [
+    script: list[Callable[[], object]] = [
         nothing,
-        write("a"),  # half written
-        write("ab"),
+        partial(note.write_text, "a"),  # half written
+        partial(note.write_text, "ab"),
         nothing,  # settled: told
         nothing,
-        lambda: void((folder / "kb").mkdir()),
-        lambda: void((folder / "kb" / "x.txt").write_text("of the knowledge base")),
+        (folder / "kb").mkdir,
+        partial((folder / "kb" / "x.txt").write_text, "of the knowledge base"),
         note.unlink,
         nothing,  # told
         nothing,
