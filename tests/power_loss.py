@@ -213,6 +213,8 @@ class PowerLoss:
                 cursor = super().execute(statement, *args)
                 if statement == "COMMIT":
                     self._synced()
+                elif "wal_checkpoint" in statement and self._syncs():
+                    loss._disk.sync_database(self._path)
                 return cursor
 
             def __exit__(self, *args: Any) -> Literal[False]:

@@ -135,6 +135,13 @@ class PassageWriter:
         """Give up what is not committed, and close the files."""
         with contextlib.suppress(OSError):  # a full disk has been named; what is committed has been flushed
             self._vectors.close()
+        if not self._new:
+            with contextlib.suppress(sqlite3.Error):  # readers, or a full disk, may not let it
+                if self._database.in_transaction:
+                    self._database.execute("ROLLBACK")
+                # A reader keeps the log, which may have taken all space that there was.
+                self._database.execute("PRAGMA busy_timeout = 0")
+                self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         self._database.close()
 
     # -- documents ------------------------------------------------------------------------------------------
