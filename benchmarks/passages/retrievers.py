@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -155,7 +156,10 @@ class SizedDense:
     def passages(self, ids: Sequence[int]) -> list[Passage]:
         known = self._base.ids
         real = iter(self._base.passages([int(known[id]) for id in ids if id < len(known)]))
-        return [next(real) if id < len(self._base) else Passage(id, SYNTHETIC, "", "", "", {}) for id in ids]
+        return [
+            replace(next(real), id=id) if id < len(known) else Passage(id, SYNTHETIC, "", "", "", {})
+            for id in ids
+        ]
 
 
 @contextmanager
