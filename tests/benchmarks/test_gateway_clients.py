@@ -31,6 +31,12 @@ def gateway(upstream: UpstreamServer) -> Iterator[str]:
         yield server.url
 
 
+def wait_until_ready(gateway: str) -> None:
+    """A replica that has failed is left out for a while."""
+    while httpx.get(f"{gateway}/readyz").status_code != 200:
+        threading.Event().wait(0.05)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("question", "fault", "outcome"),
@@ -44,8 +50,7 @@ def test_an_answer_is_right_wrong_or_a_clear_error(
         found, said = ask_once(http, gateway, question, stream=stream)
     upstream.faults.clear()
     assert found == outcome, said
-    while httpx.get(f"{gateway}/readyz").status_code != 200:
-        threading.Event().wait(0.05)
+    wait_until_ready(gateway)
     threading.Event().wait(1.1 if fault == "429 1" else 0)
 
 
@@ -56,6 +61,7 @@ def test_a_stream_that_breaks_off_is_told_behind_the_right_beginning_alone(
         for question, outcome in ((RIGHT, "told"), (WRONG, "told"), (Question(BODY, "Tin."), "lost")):
             upstream.faults.append("end 2")  # a reset might take the words before it away
             assert ask_once(http, gateway, question, stream=True)[0] == outcome
+            wait_until_ready(gateway)
 
 
 class _Careless(BaseHTTPRequestHandler):
