@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 #: What of a prompt is not read anew.
 Reuse: TypeAlias = Literal["exact", "blocks"]
 
-#: First tokens of each passage that are read in their place all the same, and passages in front that are read whole.
-ANEW, WHOLE = 16, 0
+#: First tokens of each passage that are read in their place all the same.
+ANEW = 16
 
 #: Fewer tokens than this are read, not pasted: a passage's keys and values cost a pass of their own.
 _WORTH_PASTING = 24
@@ -72,7 +72,6 @@ def pasting(
     passages: Sequence[Passage],
     tenant: str,
     anew: int = ANEW,
-    whole: int = WHOLE,
 ) -> Coroutine[Begun]:
     """Begin a prompt with its passages' kept keys and values; those that are not known are read alone, and kept.
 
@@ -81,7 +80,6 @@ def pasting(
         passages: in the order of the prompt; one that is not found in it word for word is read as usual.
         tenant: whose they are; nobody else's are found.
         anew: first tokens of each passage that are read in their place all the same.
-        whole: so many passages in front that are read in their place altogether.
 
     Raises:
         ContextLengthError: the prompt does not fit.
@@ -90,7 +88,7 @@ def pasting(
     session = llm.prefixes.start(llm.loaded.model, prompt, tenant)
     known = len(session)
     try:
-        for block in _find(llm, prompt, passages)[whole:]:
+        for block in _find(llm, prompt, passages):
             first = block.start + anew
             if first < len(session) or block.end - first < _WORTH_PASTING:
                 continue

@@ -102,19 +102,19 @@ class Cascade(Method):
             started = given.clock()
             likely = yield from suppress_events(_checking(scorer, request.question, answer))
             seconds = given.clock() - started
-            taken = likely >= self.options.confidence
-            yield Emit(Checked(answer.text, small.loaded.name, likely, taken))
-            if taken:
+            verdict = Checked(answer.text, small.loaded.name, likely, likely >= self.options.confidence)
+            yield Emit(verdict)
+            if verdict.taken:
                 for event in events:
                     yield Emit(event)
-                return _told(drafted, answer, Verdict(small.loaded.name, likely, True), {"check": seconds})
+                return _told(drafted, answer, verdict, {"check": seconds})
             passages = [source.passage for source in answer.sources]
             passages += [hit.passage for hit in answer.left_out]
             plan = standard.plan(replace(request, passages=passages), given)
             read = yield from map_events(plan.begin(), _without_sources)
             spent = drafted.timing
             phases = {**spent.phases, "draft": spent.prefill + spent.decode, "check": seconds}
-            return _told(read, answer, Verdict(small.loaded.name, likely, False), phases)
+            return _told(read, answer, verdict, phases)
 
         return Plan(begin, alone.tokens + self._tokens(first.tokens, small, given))
 
@@ -178,15 +178,6 @@ class Checked(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What came of the check; attributes as of :class:`Checked`."""
-
-    drafter: str
-    confidence: float
-    taken: bool
-
-
-@dataclass(frozen=True, slots=True)
 class CascadeAnswer(Details):
     """An answer, and who gave it.
 
@@ -198,7 +189,7 @@ class CascadeAnswer(Details):
 
     answer: Answer
     draft: Answer
-    verdict: Verdict
+    verdict: Checked
 
     def summary(self) -> dict[str, Any]:
         """See :class:`~specrag.request.Details`."""
@@ -256,7 +247,7 @@ def _without_sources(value: object) -> tuple[object, ...]:
     return () if isinstance(value, Sources) else (value,)
 
 
-def _told(result: Result, draft: Answer, verdict: Verdict, phases: dict[str, float]) -> Result:
+def _told(result: Result, draft: Answer, verdict: Checked, phases: dict[str, float]) -> Result:
     """The result with what the search said of its sources, which passages that are given have not."""
     answer = result.details
     assert isinstance(answer, Answer)
