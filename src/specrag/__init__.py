@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from specrag.methods.standard_rag import StandardRAG
     from specrag.methods.standard_rag.cascade import Cascade
     from specrag.request import Details, Event, Options, Request, Result, SearchOptions, Sources
-    from specrag.retrieval.build import build
+    from specrag.retrieval.build import BuildSettings, build
     from specrag.retrieval.knowledge_base import KnowledgeBase
     from specrag.speculation.decode import Step
 
@@ -47,6 +47,7 @@ __all__ = [
     "RAPID",
     "Adaptive",
     "Answerer",
+    "BuildSettings",
     "Call",
     "Cancelled",
     "Cascade",
@@ -110,7 +111,7 @@ _NAMES = {
     "specrag.methods.standard_rag": ("StandardRAG",),
     "specrag.methods.standard_rag.cascade": ("Cascade",),
     "specrag.request": ("Details", "Event", "Options", "Request", "Result", "SearchOptions", "Sources"),
-    "specrag.retrieval.build": ("build",),
+    "specrag.retrieval.build": ("BuildSettings", "build"),
     "specrag.retrieval.knowledge_base": ("KnowledgeBase",),
     "specrag.speculation.decode": ("Step",),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Protocol
 
@@ -76,7 +77,7 @@ class LocalServed:
     def fingerprint(self) -> str:
         """See :class:`Served`."""
         loaded = self.generator.loaded
-        return f"specrag-{version('specrag')}-{loaded.dtype}-{loaded.device}"
+        return f"specrag-{_version()}-{loaded.dtype}-{loaded.device}"
 
     def bytes_for(self, tokens: int) -> int:
         """See :class:`Served`."""
@@ -107,8 +108,13 @@ class RemoteServed:
     @property
     def fingerprint(self) -> str:
         """See :class:`Served`."""
-        return f"specrag-{version('specrag')}-upstream"
+        return f"specrag-{_version()}-upstream"
 
     def bytes_for(self, tokens: int) -> int:  # noqa: ARG002 - what an endpoint holds is its own business
         """See :class:`Served`."""
         return 0
+
+
+@cache  # every answer bears it, and reading it from the installed package takes two milliseconds
+def _version() -> str:
+    return version("specrag")

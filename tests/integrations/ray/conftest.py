@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,13 @@ _STORE = 78 * 2**20  # the least that Ray takes, a little rounded up
 def cluster(model_home: Path) -> Iterator[Cluster]:
     """Give the cluster; leave it with its two workers."""
     pytest.importorskip("ray")
+    with cluster_of(2) as made:
+        yield made
+
+
+@contextmanager
+def cluster_of(workers: int) -> Iterator[Cluster]:
+    """A cluster that this process has joined, for as long as the block runs."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -35,12 +42,14 @@ def cluster(model_home: Path) -> Iterator[Cluster]:
         os.environ["PYTHONPATH"] = os.pathsep.join([str(_ROOT / "src"), str(_ROOT)])
         head: dict[str, Any] = {"num_cpus": 0, "object_store_memory": _STORE, "include_dashboard": False}
         made = Cluster(initialize_head=True, head_node_args=head)
-        for _ in range(2):
+        for _ in range(workers):
             add_worker(made)
         ray.init(address=made.address, log_to_driver=False)
-    yield made
-    ray.shutdown()
-    made.shutdown()
+    try:
+        yield made
+    finally:
+        ray.shutdown()
+        made.shutdown()
 
 
 def add_worker(cluster: Cluster) -> Any:

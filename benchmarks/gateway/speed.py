@@ -1,0 +1,208 @@
+"""What a gateway costs, and what further replicas behind it bring.
+
+``python -m benchmarks.gateway.speed OUT [--part own-cost|replicas|pools ...]``; appends a line to OUT for each part.
+Replicas are SmolLM2 in ``specrag serve``, each on a core of its own; the gateway and the clients share all cores.
+
+- own cost: milliseconds until the first token of an upstream that answers at once, directly and through the gateway.
+- replicas: tokens a second of plain chat by 16 clients, two replicas over one.
+- pools: Speculative RAG with drafter and verifier on a core each, against both on one endpoint that has both cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.server.clients import answers_of
+from benchmarks.server.subjects import ServerProcess
+from specrag.bench.load import ProcessorLoad
+from specrag.bench.runner import code_version
+from tests.sample import build_sample
+
+MODEL = "smollm2-135m"
+_PROMPT = "What is copper? " * 200  # about 600 tokens
+
+
+def main() -> None:
+    """Measure what is asked for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("out", type=Path, metavar="OUT", help="A file of JSON lines.")
+    parser.add_argument("--part", nargs="+", choices=list(_PARTS), default=list(_PARTS))
+    parser.add_argument("--rounds", type=int, default=3)
+    given = parser.parse_args()
+    for part in given.part:
+        load = ProcessorLoad()
+        found = {"part": part, **_PARTS[part](given.rounds)}
+        found |= {"other_cpu": load.other_share(), "version": code_version()}
+        print(json.dumps(found))
+        with given.out.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(found) + "\n")
+
+
+def _own_cost(rounds: int) -> dict[str, Any]:
+    instant = ServerProcess([sys.executable, "-m", "benchmarks.gateway.instant", "{port}"])
+    body = json.dumps(
+        {"model": "instant", "stream": True, "messages": [{"role": "user", "content": _PROMPT}]}
+    )
+    with ExitStack() as stack:
+        ports = {"direct": _entered(stack, instant)}
+        ports["gateway"] = _entered(stack, _gateway(stack, {"instant": [ports["direct"]]}))
+        connections = {name: http.client.HTTPConnection("127.0.0.1", port) for name, port in ports.items()}
+        for connection in (*connections.values(),) * 20:
+            _first_token(connection, body)
+        times = [
+            {name: _first_token(connection, body) for name, connection in connections.items()}
+            for _ in range(100 * rounds)
+        ]
+    found = {f"{name}, ms": round(1e3 * median(time[name] for time in times), 2) for name in ports}
+    return found | {
+        "difference, ms": round(1e3 * median(time["gateway"] - time["direct"] for time in times), 2),
+        "n": len(times),
+    }
+
+
+def _first_token(connection: http.client.HTTPConnection, body: str) -> float:
+    started = time.perf_counter()
+    connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    while b"word" not in (line := response.readline()):
+        assert line, response.status
+    taken = time.perf_counter() - started
+    response.read()
+    return taken
+
+
+def _replicas(rounds: int) -> dict[str, Any]:
+    bodies = [_chat(f"Tell me something about the number {number}.") for number in range(16 * 3)]
+    with ExitStack() as stack:
+        ports = [_entered(stack, _replica([core])) for core in _cores()[:2]]
+        pools = {"one": ports[:1], "two": ports}
+        gateways = {
+            name: _entered(stack, _gateway(stack, {MODEL: members})) for name, members in pools.items()
+        }
+        return _in_turns(gateways, 16, lambda _: bodies, rounds)
+
+
+def _pools(rounds: int) -> dict[str, Any]:
+    cores = _cores()[:2]
+    with ExitStack() as stack:
+        kb = build_sample(Path(stack.enter_context(_folder())) / "kb")
+        apart = {
+            name: [_entered(stack, _replica([core]))]
+            for name, core in zip(("drafter", "verifier"), cores, strict=True)
+        }
+        together = {"both": [_entered(stack, _replica(cores))]}
+        gateways = {
+            "together": _entered(stack, _gateway(stack, together, kb)),
+            "apart": _entered(stack, _gateway(stack, apart, kb)),
+        }
+        options = {"drafts": 3, "draft_tokens": 32}
+        wish = {"kb": "wiki", "method": "speculative-rag", "k": 6, "options": options}
+        asked = ("copper", "radium", "a mountain", "a river", "tin", "an opera", "a novel", "a comet")
+        models = {"apart": "verifier", "together": "both"}
+
+        def bodies(name: str) -> list[dict[str, Any]]:
+            return [{**_chat(f"What is {what}?", models[name]), "specrag": wish} for what in asked]
+
+        return _in_turns(gateways, 4, bodies, rounds)
+
+
+def _in_turns(
+    ports: Mapping[str, int], clients: int, bodies: Callable[[str], Sequence[Mapping[str, Any]]], rounds: int
+) -> dict[str, Any]:
+    """Seconds for all requests and tokens a second, by gateway, in turns; the first round is not counted."""
+    speeds: dict[str, list[float]] = {name: [] for name in ports}
+    texts: dict[str, list[str]] = {}
+    for number in range(rounds + 1):
+        for name in list(ports)[:: 1 if number % 2 else -1]:
+            run = answers_of(ports[name], clients, bodies(name))
+            texts[name] = [answer.text for answer in run.answers]
+            if number:
+                whole = max(answer.sent + answer.total for answer in run.answers) - run.started
+                speeds[name].append(sum(answer.tokens for answer in run.answers) / whole)
+    first, second = ports
+    ratios = [b / a for a, b in zip(speeds[first], speeds[second], strict=True)]
+    return {
+        "tokens a second": {name: [round(one, 1) for one in found] for name, found in speeds.items()},
+        f"{second} over {first}": [round(one, 2) for one in ratios],
+        "equal texts": sum(a == b for a, b in zip(*texts.values(), strict=True)),
+        "n": len(texts[first]),
+    }
+
+
+def _chat(prompt: str, model: str = MODEL) -> dict[str, Any]:
+    return {
+        "model": model,
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": 32,
+        "temperature": 0,
+    }
+
+
+def _cores() -> list[int]:
+    return sorted(os.sched_getaffinity(0))
+
+
+def _replica(cores: Sequence[int]) -> ServerProcess:
+    words = ["taskset", "-c", ",".join(map(str, cores)), sys.executable, "-m", "specrag", "serve"]
+    words += ["--model", MODEL, "--dtype", "int8", "--batch-invariant", "--max-concurrent", "16"]
+    words += ["--port", "{port}", "--log-level", "error", "--page", "false"]
+    return ServerProcess(words, {"OMP_NUM_THREADS": str(len(cores))})
+
+
+def _gateway(stack: ExitStack, pools: Mapping[str, Sequence[int]], kb: Path | None = None) -> ServerProcess:
+    file = Path(stack.enter_context(_folder())) / "gateway.toml"
+    lines = ['log_level = "error"', "page = false"]
+    lines += ["[kbs]", f"wiki = {json.dumps(str(kb))}"] if kb is not None else []
+    for name, ports in pools.items():
+        urls = [f"http://127.0.0.1:{port}/v1" for port in ports]
+        role = name if name == "drafter" else "generator"
+        lines += [
+            "[[upstreams]]",
+            f'role = "{role}"',
+            f'name = "{name}"',
+            f"urls = {json.dumps(urls)}",
+            f'tokenizer = "{MODEL}"',
+        ]
+    file.write_text("\n".join(lines), encoding="utf-8")
+    return ServerProcess(
+        [sys.executable, "-m", "specrag", "serve", "--config", str(file), "--port", "{port}"]
+    )
+
+
+def _entered(stack: ExitStack, server: ServerProcess) -> int:
+    stack.enter_context(server)
+    return stack.enter_context(server.awake())
+
+
+@contextmanager
+def _folder() -> Iterator[str]:
+    folder = tempfile.mkdtemp(prefix="specrag-measure-")
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+_PARTS: Mapping[str, Callable[[int], dict[str, Any]]] = {
+    "own-cost": _own_cost,
+    "replicas": _replicas,
+    "pools": _pools,
+}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""Encode a knowledge base with one worker, with two, and with a node that is killed in the middle.
+
+``build/ray/bin/python -m benchmarks.ray OUT passages.jsonl.gz [--passages 20000]``; on a cluster of this machine whose
+nodes have one processor each. Appends a line to OUT, and ends with 1 if the disturbed base is not the undisturbed one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import hashlib
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specrag.bench.runner import code_version
+from specrag.integrations.ray import ClusterEncoder
+from specrag.retrieval.build import build
+from specrag.retrieval.encoder.encoder import load_encoder
+from specrag.retrieval.knowledge_base import KnowledgeBase
+from specrag.retrieval.progress import Progress
+from tests.integrations.ray.conftest import add_worker, cluster_of
+
+if TYPE_CHECKING:
+    from ray.cluster_utils import Cluster
+
+    from specrag.retrieval.encoder.encoder import Encoder
+
+_QUESTIONS = (
+    "Which river flows through Vienna?",
+    "Who wrote the first symphony?",
+    "When was the club founded?",
+)
+
+
+class _Clock:
+    """Seconds of the stages of a build; kills a node when a share of the passages is encoded, if asked to."""
+
+    def __init__(self, kill: Cluster | None = None, share: float = 0.4) -> None:
+        self.encoding = 0.0
+        self.killed_at: int | None = None
+        self._kill, self._share = kill, share
+        self._last = time.perf_counter()
+
+    def __call__(self, progress: Progress) -> None:
+        """Take what a build tells."""
+        now = time.perf_counter()
+        if progress.stage == "encoding" and progress.done:
+            self.encoding += now - self._last
+            if self._kill is not None and progress.done >= self._share * progress.total:
+                self.killed_at = progress.done
+                self._kill.remove_node(next(iter(self._kill.worker_nodes)), allow_graceful=False)
+                self._kill = None
+        self._last = now
+
+
+def main() -> None:
+    """Measure once."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("out", type=Path, metavar="OUT", help="A file of JSON lines.")
+    parser.add_argument("corpus", type=Path)
+    parser.add_argument("--passages", type=int, default=20_000)
+    parser.add_argument("--dtype", default="fp32")
+    given = parser.parse_args()
+    encoder = load_encoder("minilm-l6-v2", dtype=given.dtype)
+    with _folder() as folder, cluster_of(1) as cluster:
+        source = folder / "texts.jsonl"
+        with gzip.open(given.corpus, "rt", encoding="utf-8") as lines:
+            source.write_text("".join(islice(lines, given.passages)), encoding="utf-8")
+        warm = ClusterEncoder(encoder)
+        warm.encode_passages(["Copper."] * 64)
+        found = {"passages": given.passages, "one worker": _built(source, folder / "one", encoder)}
+        add_worker(cluster)
+        warm.encode_passages(["Copper."] * 1024)
+        found["two workers"] = _built(source, folder / "two", encoder)
+        clock = _Clock(cluster)
+        found["one of two killed"] = _built(source, folder / "killed", encoder, clock)
+        found["killed behind"] = clock.killed_at
+        digests = {name: _digest(folder / name) for name in ("one", "two", "killed")}
+        found["equal"] = len(set(digests.values())) == 1
+    with given.out.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({**found, "version": code_version()}) + "\n")
+    print(json.dumps(found, indent=2))
+    sys.exit(0 if found["equal"] and clock.killed_at else 1)
+
+
+def _built(source: Path, kb: Path, encoder: Encoder, clock: _Clock | None = None) -> dict[str, float]:
+    clock = clock or _Clock()
+    report = build([source], kb, progress=clock, encoder=ClusterEncoder(encoder))
+    return {"whole, s": round(report.seconds, 1), "encoding, s": round(clock.encoding, 1)}
+
+
+def _digest(kb: Path) -> str:
+    """Of all passages with their scores for some questions: a bit of a vector that differs changes a score."""
+    digest = hashlib.sha256()
+    with KnowledgeBase.open(kb) as base:
+        for hits in base.search(list(_QUESTIONS), len(base), index="flat"):
+            for hit in hits:
+                digest.update(f"{hit.passage.text}\0{hit.score!r}\0".encode())
+    return digest.hexdigest()
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="specrag-measure-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()
