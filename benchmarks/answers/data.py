@@ -13,6 +13,7 @@ import numpy as np
 
 from benchmarks.answers.passage_reading import choose
 from benchmarks.questions import SAMPLE, SAMPLE_PASSAGES, PassageQuestion, load_passage_questions
+from benchmarks.rag.questions import SETS, load_found
 from specrag.bench.data import find_file, read_json_lines
 from specrag.bench.metrics import contains_answer, normalize_answer
 from specrag.methods.speculative_rag.task import CLAIM_LABELS, Task
@@ -53,10 +54,14 @@ class Question:
         The whole of a yes-no answer is its first word: "no" stands in "not" and in "novel".
         """
         if self.task.kind != "free-form":
-            return choose(self.task, text) in self.answers
+            return self.choice(text) in self.answers
         if set(self.answers) <= {"yes", "no"}:
             return normalize_answer(text).split(" ")[0] in self.answers
         return contains_answer(text, self.answers)
+
+    def choice(self, text: str) -> str:
+        """The option or label that an answer names first; empty if none."""
+        return choose(self.task, text)
 
     def is_in(self, numbers: Sequence[int]) -> bool | None:
         """Whether passages hold a gold answer, word for word; ``None`` where answers are not looked for in them.
@@ -87,6 +92,7 @@ class SetSize:
 
 
 _SINGLE_HOP, _RETRIEVED = SetSize(), SetSize(retrieved=True)
+_FOUND = SetSize(passages=20, m=10, retrieved=True)
 _MULTI_HOP = SetSize(passages=15, m=10, k=6)
 SIZES: Mapping[str, SetSize] = {
     "popqa": _RETRIEVED,
@@ -97,9 +103,11 @@ SIZES: Mapping[str, SetSize] = {
     "arc-challenge": _SINGLE_HOP,
     "healthver": _SINGLE_HOP,
     "climate-fever": _SINGLE_HOP,
+    **{f"{name}-corpus": _FOUND for name in SETS},
     "sample": SetSize(m=2),
 }
-"""By name; ``popqa-25`` is PopQA with up to 25 retrieved passages, of which the first 10 are used."""
+"""By name; ``popqa-25`` is PopQA with up to 25 retrieved passages, of which the first 10 are used; a ``-corpus`` has
+the 20 that BM25 finds among 68,980, as the paper's questions have what their retriever finds."""
 
 
 def load_sets(
@@ -174,6 +182,23 @@ def _free_form(name: str, row: PassageQuestion, group: str = "") -> Question:
         passages=_distinct(row.passages),
         group=group,
     )
+
+
+def _corpus(name: str) -> Callable[[Path], list[Question]]:
+    def load(folder: Path) -> list[Question]:
+        return [
+            Question(
+                set=f"{name}-corpus",
+                identifier=row.identifier,
+                task=Task(row.question),
+                answers=row.answers,
+                passages=_distinct(row.passages),
+            )
+            for row in load_found(folder, _FOUND.passages)
+            if row.set == name
+        ]
+
+    return load
 
 
 def _arc(folder: Path) -> list[Question]:
@@ -251,6 +276,7 @@ _LOADERS: Mapping[str, Callable[[Path], list[Question]]] = {
     "arc-challenge": _arc,
     "healthver": _healthver,
     "climate-fever": _climate_fever,
+    **{f"{name}-corpus": _corpus(name) for name in SETS},
 }
 
 

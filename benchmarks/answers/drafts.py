@@ -72,6 +72,7 @@ def write_drafts(question: Question, answer: SpeculativeAnswer) -> str:
                 "answer": draft.answer,
                 "right": bool(draft.answer) and question.is_right(draft.answer),
                 "sources": list(draft.sources),
+                "rationale": draft.rationale,
                 "words": len(draft.rationale.split()),
                 "passage_words": sum(len(texts[number].split()) for number in draft.sources),
                 "measured": None

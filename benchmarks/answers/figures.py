@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from benchmarks.answers.data import SIZES
+from benchmarks.answers.data import SIZES, Question
 from benchmarks.answers.drafts import ALONE, ORACLE, RANDOM, read_drafts, read_text, verdicts
 from specrag.bench.measurement import OVERALL, Extra, Measurement
 from specrag.bench.metrics import token_f1
@@ -36,6 +37,7 @@ EXPLAINED = "right_with_rationale"
 
 _IN_MAIN_TABLE = (ALONE, RANDOM, ORACLE)
 _MILLISECONDS = 1e3
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[\W\d]*[A-Z])")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +49,7 @@ class Case:
         row: the question's identifier with its set's name.
         model: the model, or drafter and verifier.
         seconds: ``None`` where the method's time is nobody's: an oracle.
+        said, gold: labels of a claim, the one that was named (empty if none was) and the right one.
     """
 
     task: str
@@ -56,13 +59,15 @@ class Case:
     correct: float
     seconds: float | None
     figures: Mapping[str, float]
+    said: str | None = None
+    gold: str | None = None
 
 
-def cases(records: Sequence[Record], gold: Mapping[str, Sequence[str]] = MappingProxyType({})) -> list[Case]:
+def cases(records: Sequence[Record], questions: Mapping[str, Question] = MappingProxyType({})) -> list[Case]:
     """The runs that succeeded, and what else their drafts tell: other verdicts in the section ``scores``.
 
     Args:
-        gold: answers of the questions in free form by :attr:`Case.row`, from which :func:`_wording` is.
+        questions: by :attr:`Case.row`, for what only a text tells: see :func:`_read_anew`.
     """
     found = []
     for record in records:
@@ -82,16 +87,31 @@ def cases(records: Sequence[Record], gold: Mapping[str, Sequence[str]] = Mapping
         )
         drafts = outcome.output if key.method.startswith(SPECULATIVE) else None
         text = outcome.output if drafts is None else read_text(drafts)
-        if case.row in gold and text is not None:
-            case = replace(case, figures={**case.figures, **_wording(text, gold[case.row])})
+        if case.row in questions and text is not None:
+            case = _read_anew(case, questions[case.row], text)
         found += [case] if drafts is None else _with_other_verdicts(case, drafts)
     return found
 
 
-def _wording(text: str, gold: Sequence[str]) -> dict[str, float]:
-    """How long an answer is, and SQuAD's F1 of its words: a long one contains a gold answer more easily."""
+def _read_anew(case: Case, question: Question, text: str) -> Case:
+    """The case with what its text tells: of a claim the label, of free text how it is worded.
+
+    A long text contains a gold answer more easily than a short one, so SQuAD's F1 of its words stands beside, and
+    both of its first sentence.
+    """
+    if question.task.kind == "claim-checking":
+        return replace(case, said=question.choice(text), gold=question.answers[0])
+    if question.task.kind != "free-form":
+        return case
     bare = without_citations(text)
-    return {"answer_words": float(len(bare.split())), "f1": token_f1(bare, gold)}
+    first = _SENTENCE_END.split(bare.strip(), maxsplit=1)[0]
+    worded = {
+        "answer_words": float(len(bare.split())),
+        "f1": token_f1(bare, question.answers),
+        "right_first_sentence": float(question.is_right(first)),
+        "f1_first_sentence": token_f1(first, question.answers),
+    }
+    return replace(case, figures={**case.figures, **worded})
 
 
 def _with_other_verdicts(case: Case, line: str) -> list[Case]:
@@ -107,7 +127,7 @@ def _with_other_verdicts(case: Case, line: str) -> list[Case]:
         return [case]
     # Without the verifier's pass, whose time is known apart.
     alone = (case.seconds or 0.0) - case.figures.get("verification_ms", 0.0) / _MILLISECONDS
-    other = replace(case, figures={})
+    other = replace(case, figures={}, said=None, gold=None)
     ranked = name in SIZES and name != "sample"  # whose passages have no order
     derived = [
         replace(
@@ -268,6 +288,7 @@ def _measurement(
     correct = [case.correct for case in own]
     spread = paired_bootstrap(correct, [0.0] * len(correct))
     extra: dict[str, Extra] = {"accuracy_low": max(spread.low, 0.0), "accuracy_high": min(spread.high, 1.0)}
+    extra |= _by_label(own)
     speedup = None
     other = {case.row: case for case in baseline or ()}
     pairs = [(case, other[case.row]) for case in own if case.row in other]
@@ -316,6 +337,23 @@ def _measurement(
         speedup_low=None if speedup is None else speedup.low,
         speedup_high=None if speedup is None else speedup.high,
     )
+
+
+def _by_label(own: Sequence[Case]) -> dict[str, Extra]:
+    """What a model that always names the commonest label gains nothing by; of one set, whose labels are the same."""
+    labelled = [(case.gold, case.said) for case in own if case.gold is not None]
+    gold = [right for right, _ in labelled]
+    if (
+        len(labelled) < len(own)
+        or len(set(gold)) < 2
+        or len({case.row.partition(" ")[0] for case in own}) > 1
+    ):
+        return {}
+    from sklearn.metrics import matthews_corrcoef, recall_score  # a second to import
+
+    said = [label for _, label in labelled]
+    found = recall_score(gold, said, labels=sorted(set(gold)), average="macro", zero_division=0.0)
+    return {"balanced_accuracy": float(found), "matthews": float(matthews_corrcoef(gold, said))}
 
 
 def _difference(name: str, pairs: Sequence[tuple[float, float]]) -> dict[str, Extra]:

@@ -1,4 +1,4 @@
-"""The pictures of the answers suite: accuracy over drafts and passages (Figure 4), rationale lengths (Figure 2)."""
+"""The pictures of the answers suite: accuracy over drafts and passages (Figure 4), lengths (Figure 2), the frontier."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ def draw(measurements: Sequence[Measurement], folder: Path) -> list[Path]:
         _over(measurements, folder / "answers-passages.png", "passages", "k", "passages a draft (k)"),
         _lengths(measurements, folder / "answers-lengths.png"),
         _accuracies(measurements, folder / "answers-accuracy.png"),
+        _frontier(measurements, folder / "answers-frontier.png"),
     ]
     return [path for path in drawn if path is not None]
 
@@ -117,6 +118,56 @@ def _accuracies(measurements: Sequence[Measurement], path: Path) -> Path | None:
         )
     labels = [f"{entry.method}\n{entry.model}, n={entry.n}" for entry in shown]
     return _finish(figure, axes, path, labels, "accuracy, %, with 95 % intervals", f"Answers: {task}")
+
+
+def _frontier(measurements: Sequence[Measurement], path: Path) -> Path | None:
+    """Accuracy over seconds: nothing below the line is worth its time."""
+    tasks = {entry.task for entry in measurements if "/" not in entry.task}
+    task = OVERALL if OVERALL in tasks else next(iter(sorted(tasks)), None)
+    timed = [
+        entry
+        for entry in measurements
+        if entry.task == task and entry.accuracy is not None and _figure(entry, "mean_ms")
+    ]
+    if len(timed) < 2:
+        return None
+    timed.sort(key=lambda entry: (_figure(entry, "mean_ms"), -(entry.accuracy or 0.0)))
+    best: list[Measurement] = []
+    for entry in timed:
+        if not best or (entry.accuracy or 0.0) > (best[-1].accuracy or 0.0):
+            best.append(entry)
+    figure, axes = new_figure(9.6, 1.6 + 0.24 * max(len(timed), 14))
+    axes.step(*_places(best), where="post", color="#888888", linewidth=1.2, label="the most for the time")
+    for style, what in enumerate(("Speculative RAG", "standard RAG")):
+        own = [entry for entry in timed if entry.method.startswith(SPECULATIVE) == (style == 0)]
+        axes.plot(*_places(own), "os"[style], color=COLOURS[style], markersize=6, linestyle="", label=what)
+    for number, entry in enumerate(timed, 1):
+        at = (_figure(entry, "mean_ms") / 1e3, 100 * (entry.accuracy or 0.0))
+        axes.annotate(str(number), at, xytext=(4, 4), textcoords="offset points", fontsize=7)
+        label = f"{number}  {entry.method}, {entry.model}"
+        bold = "bold" if entry in best else "normal"
+        axes.text(
+            1.02,
+            1 - number / (len(timed) + 1),
+            label,
+            transform=axes.transAxes,
+            fontsize=6.5,
+            fontweight=bold,
+        )
+    axes.set_xscale("log")
+    axes.set_xlabel("seconds a question, mean")
+    axes.set_ylabel("accuracy, %")
+    axes.margins(x=0.1, y=0.1)
+    axes.legend(loc="upper left", frameon=False, fontsize=8)
+    axes.set_title(f"Answers: {task}, n={max(entry.n for entry in timed)}", loc="left", fontsize=11)
+    return save_figure(figure, path)
+
+
+def _places(entries: Sequence[Measurement]) -> tuple[list[float], list[float]]:
+    """Seconds and accuracy in percent."""
+    return [_figure(each, "mean_ms") / 1e3 for each in entries], [
+        100 * (each.accuracy or 0) for each in entries
+    ]
 
 
 def _finish(figure: Any, axes: Any, path: Path, labels: Sequence[str], label: str, title: str) -> Path:

@@ -49,6 +49,9 @@ VERIFIER = "qwen2.5-coder-1.5b"
 CORRECTIVE, REFLECTIVE = f"{STANDARD}+corrective", f"{STANDARD}+reflective"
 ONE = f"{SPECULATIVE}+one-draft"
 
+#: What a draft reads, read by the model that answers in earnest: what subsets and a verdict have to be better than.
+TWO_BEST = f"{STANDARD}+two-best"
+
 #: Rows of each set that are done when a round ends, and how many of them with the ablations, which take longest. Every
 #: table has its first figures after the first round; ``--repeats N`` ends after N rounds, and a later run goes on from
 #: there.
@@ -143,7 +146,9 @@ class AnswersSuite:
         "model's two standard prompts on the same questions, in percentage points with the 95 % interval of a paired "
         "bootstrap; the speed-up and `latency change percent` are against the same. A long text (`answer words`) "
         "contains a gold answer more easily than a short one, so free text has SQuAD's `f1` too, and its paired "
-        "difference; `right with rationale` takes a draft's answer and rationale for its text, which makes it about as "
+        "difference, and both of its first sentence; of claims `balanced accuracy` is the mean recall of the labels, "
+        "`matthews` Matthews' correlation. `two-best` reads the first two passages alone. `right with "
+        "rationale` takes a draft's answer and rationale for its text, which makes it about as "
         "long as a standard one, `oracle with rationale` any draft's. Tokens read are means a question. "
         "`drafts that saw the answer` is the share of drafts whose passages hold a gold answer, which a claim has not "
         "and a choice need not. `scores` judges the same drafts by other scorings; `mean` is the mean log-probability "
@@ -172,9 +177,10 @@ class AnswersSuite:
             records = replace(context, rows=None).measure("answers", rows, Plan(repeats=1, warmups=0))
         finally:
             models.close()
-        found = cases(records, _gold(sets))
+        asked = {f"{q.set} {q.identifier}": q for questions in sets.values() for q in questions}
+        found = cases(records, asked)
         found += unchanged(found, (*(ablation.section for ablation in ABLATIONS), REMEDIED))
-        groups = {f"{q.set} {q.identifier}": q.group for questions in sets.values() for q in questions}
+        groups = {row: question.group for row, question in asked.items()}
         found = pooled(pooled(found, REMEDIED, sets), SCORES, _SINGLE)
         yield from summarise(context, [*found, *grouped(found, groups), *separated(found)], verifier)
         tuned = [pair.label for pair in pairs if pair.adapter is not None]
@@ -193,12 +199,6 @@ def suite() -> AnswersSuite:
 def _sets(context: BenchContext) -> dict[str, list[Question]]:
     names = _QUICK_SETS if context.quick else [name for name in SIZES if name != "sample"]
     return load_sets(context.data, names, 1 if context.quick and context.data else context.rows or ROWS)
-
-
-def _gold(sets: Mapping[str, Sequence[Question]]) -> dict[str, Sequence[str]]:
-    """Answers of the questions in free form, by set and identifier."""
-    asked = (question for questions in sets.values() for question in questions)
-    return {f"{q.set} {q.identifier}": q.answers for q in asked if q.task.kind == "free-form"}
 
 
 def _pairs(context: BenchContext) -> tuple[Pair, ...]:
@@ -260,6 +260,7 @@ def _standard(question: Question, name: str, models: Models) -> Row:
     makes: dict[str, Make] = {
         STANDARD: lambda q, m: standard(q, name, m, "instruction"),
         PLAIN: lambda q, m: standard(q, name, m, "plain"),
+        TWO_BEST: lambda q, m: standard(replace(q, passages=q.passages[:2]), name, m, "instruction"),
     }
     return _row(question, name, question.set, makes, models)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -32,32 +33,66 @@ class RagQuestion:
     messages: tuple[Mapping[str, str], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class FoundQuestion:
+    """A question with the passages that BM25 ranks first, best first.
+
+    Attributes:
+        set: of :data:`SETS`.
+    """
+
+    set: str
+    identifier: str
+    question: str
+    answers: tuple[str, ...]
+    passages: tuple[Passage, ...]
+
+
 def load(folder: Path) -> list[RagQuestion]:
-    """All questions of the four sets whose passages the corpus holds, with the five that BM25 ranks first.
+    """All questions with the five best passages in their prompt.
 
     Raises:
         InputError: a file is not there.
     """
-    rows: list[Mapping[str, Any]] = [
-        row
+    return [
+        RagQuestion(row.identifier, row.answers, build_prompt(row.question, row.passages))
+        for row in load_found(folder, PASSAGES)
+    ]
+
+
+def load_found(folder: Path, count: int) -> list[FoundQuestion]:
+    """All questions of the four sets whose passages the corpus holds, with the first of their twenty passages.
+
+    Raises:
+        InputError: a file is not there.
+    """
+    rows: list[tuple[str, Mapping[str, Any]]] = [
+        (name, row)
         for name in SETS
         for row in read_json_lines(find_file(folder, f"corpus_questions_{name}_dev.jsonl"))
     ]
-    corpus: Iterable[Mapping[str, Any]] = read_json_lines(find_file(folder, _CORPUS))
-    needed = {number for row in rows for number in row["bm25_top20"][:PASSAGES]}
-    passages = {
+    needed = {number for _, row in rows for number in row["bm25_top20"][:count]}
+    passages = _passages(str(find_file(folder, _CORPUS)), frozenset(needed))
+    return [
+        FoundQuestion(
+            name,
+            str(row["id"]),
+            row["question"],
+            tuple(row["answers"]),
+            tuple(passages[number] for number in row["bm25_top20"][:count]),
+        )
+        for name, row in rows
+    ]
+
+
+@lru_cache(maxsize=1)
+def _passages(path: str, needed: frozenset[int]) -> dict[int, Passage]:
+    corpus: Iterable[Mapping[str, Any]] = read_json_lines(Path(path))
+    return {
         row["id"]: Passage(row["id"], _CORPUS, row["title"], "", row["text"], {})
         for row in corpus
         if row["id"] in needed
     }
-    return [
-        RagQuestion(
-            row["id"],
-            tuple(row["answers"]),
-            build_prompt(row["question"], [passages[number] for number in row["bm25_top20"][:PASSAGES]]),
-        )
-        for row in rows
-    ]
 
 
 def drawn(questions: list[RagQuestion], draw: Draw, seed: int = 0) -> Iterator[RagQuestion]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.answers.data import Question
 from benchmarks.answers.drafts import SCORINGS, read_drafts, verdicts
 from benchmarks.answers.figures import (
     PLAIN,
@@ -26,12 +27,14 @@ from benchmarks.answers.figures import (
     tuning,
     unchanged,
 )
+from benchmarks.answers.pictures import draw
 from specrag.bench.load import ProcessorLoad
 from specrag.bench.machine import describe_machine
 from specrag.bench.measurement import OVERALL
 from specrag.bench.progress import Silent
 from specrag.bench.records import Outcome, Record, RecordKey, RecordStore
 from specrag.bench.suite import BenchContext
+from specrag.methods.speculative_rag.task import Task
 
 
 def draft(right: bool, *totals: float, words: int = 10, count: int = 4) -> dict[str, Any]:
@@ -141,15 +144,73 @@ def test_free_text_is_compared_word_by_word_too(tmp_path: Path) -> None:
     standard = [record("popqa", "v", row, STANDARD, 1.0, 2.0, output=said) for row in "12"]
     drafted = [record("popqa", "d + v", row, SPECULATIVE, 1.0, 4.0, output=line) for row in "12"]
     claim = record("healthver", "v", "1", STANDARD, 1.0, 2.0, output="A")
-    found = cases([*standard, *drafted, claim], {"popqa 1": ["tin"], "popqa 2": ["lead", "the tin metal"]})
+    asked = {
+        "popqa 1": asking("popqa", Task("?"), "tin"),
+        "popqa 2": asking("popqa", Task("?"), "lead", "the tin metal"),
+    }
+    found = cases([*standard, *drafted, claim], asked)
     figures = {(case.method, case.row): case.figures for case in found if case.task in ("popqa", "healthver")}
-    assert figures[STANDARD, "popqa 1"] == {"answer_words": 13.0, "f1": pytest.approx(2 / 12)}
+    assert figures[STANDARD, "popqa 1"] == {
+        "answer_words": 13.0,
+        "f1": pytest.approx(2 / 12),
+        "f1_first_sentence": pytest.approx(2 / 12),
+        "right_first_sentence": 1.0,
+    }
     assert figures[STANDARD, "healthver 1"] == {}
     assert [figures[SPECULATIVE, f"popqa {row}"]["f1"] for row in "12"] == [pytest.approx(2 / 3), 1.0]
     measured = summarise(context_for(tmp_path), found, "v")
     one = next(each for each in measured if (each.task, each.method) == ("popqa", SPECULATIVE))
     assert one.extra["f1"] == pytest.approx(5 / 6)
     assert one.extra["f1_difference_points"] == pytest.approx(100 * (5 / 6 - 1 / 6))
+
+
+def asking(name: str, task: Task, *answers: str) -> Question:
+    return Question(set=name, identifier="1", task=task, answers=answers, passages=())
+
+
+def test_a_first_sentence_is_judged_beside_the_whole_text() -> None:
+    said = "Dr. Curie found it in 1.5 years [1]. She was born in Warsaw, says 2. And so on."
+    found = cases(
+        [record("popqa", "v", "1", STANDARD, 1.0, 2.0, output=said)],
+        {"popqa 1": asking("popqa", Task("Where?"), "Warsaw")},
+    )
+    figures = found[0].figures
+    assert figures["right_first_sentence"] == figures["f1_first_sentence"] == 0.0
+    assert figures["f1"] > 0
+    first = {"popqa 1": asking("popqa", Task("Who?"), "Curie")}
+    before = cases([record("popqa", "v", "1", STANDARD, 1.0, 2.0, output="It was Curie. Not Warsaw.")], first)
+    assert before[0].figures["right_first_sentence"] == 1.0
+
+
+def test_who_always_names_the_commonest_label_gains_nothing(tmp_path: Path) -> None:
+    claims = Task("It rains.", "claim-checking", labels=("True", "False"))
+    gold = ["True", "True", "True", "False"]
+    asked = {f"healthver {row}": asking("healthver", claims, label) for row, label in enumerate(gold)}
+    said = {"always": ["True"] * 4, "better": ["True", "True", "False", "False"]}
+    records = [
+        record("healthver", name, str(row), STANDARD, float(label == right), 2.0, output=f"{label}.")
+        for name, labels in said.items()
+        for row, (label, right) in enumerate(zip(labels, gold, strict=True))
+    ]
+    measured = summarise(context_for(tmp_path), cases(records, asked), "v")
+    by_model = {entry.model: entry for entry in measured}
+    assert by_model["always"].accuracy == by_model["better"].accuracy == 0.75
+    assert (by_model["always"].extra["balanced_accuracy"], by_model["always"].extra["matthews"]) == (0.5, 0.0)
+    assert by_model["better"].extra["balanced_accuracy"] == pytest.approx((2 / 3 + 1) / 2)
+    assert by_model["better"].extra["matthews"] == pytest.approx(1 / 3**0.5)
+
+
+def test_the_frontier_is_drawn(tmp_path: Path) -> None:
+    records = [
+        record("popqa", name, "1", STANDARD, right, seconds, output="tin")
+        for name, right, seconds in (("small", 0.0, 1.0), ("large", 1.0, 4.0))
+    ]
+    measured = summarise(context_for(tmp_path), cases(records), "large")
+    assert {path.name for path in draw(measured, tmp_path)} == {
+        "answers-accuracy.png",
+        "answers-frontier.png",
+    }
+    assert (tmp_path / "answers-frontier.png").stat().st_size > 5000
 
 
 def test_answers_with_their_rationales_are_compared_with_standard_ones(tmp_path: Path) -> None:

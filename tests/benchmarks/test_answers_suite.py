@@ -147,7 +147,7 @@ def test_a_quick_run_measures_and_resumes(smollm2: Path, tmp_path: Path) -> None
     assert bench(tmp_path) == measured
     assert records.read_bytes() == before
     pictures = {path.name for path in tmp_path.glob("*.png")}
-    assert pictures == {"answers-lengths.png", "answers-accuracy.png"}
+    assert pictures == {"answers-lengths.png", "answers-accuracy.png", "answers-frontier.png"}
 
 
 @PACKED_BF16
@@ -203,6 +203,19 @@ def test_the_real_rows_can_be_read(measuring_data: Path, model_home: Path) -> No
     assert all(row.group == "" for row in sets["musique"])
     read = [" ".join(passage.text for passage in row.passages) for row in sets["popqa"]]
     assert all(contains_answer(text, row.answers) for text, row in zip(read, sets["popqa"], strict=True))
+
+
+def test_questions_of_a_corpus_have_what_was_found_for_them(tmp_path: Path) -> None:
+    passages = [{"id": number, "title": f"T{number}", "text": f"Text {number}."} for number in range(25)]
+    rows = [{"id": "a", "question": "What is 3?", "answers": ["three"], "bm25_top20": [*range(24, 4, -1)]}]
+    files = {"corpus_wiki_passages": passages}
+    files |= {f"corpus_questions_{name}_dev": rows for name in ("nq", "webq", "triviaqa", "popqa")}
+    for name, lines in files.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    sets = load_sets(tmp_path, ["nq-corpus", "popqa-corpus"])
+    assert [sets[name][0].set for name in sets] == ["nq-corpus", "popqa-corpus"]
+    assert [passage.title for passage in sets["nq-corpus"][0].passages] == [f"T{n}" for n in range(24, 4, -1)]
+    assert sets["nq-corpus"][0].is_right("It is three.")
 
 
 def test_unranked_passages_are_ranked_before_the_last_are_left_out(model_home: Path, tmp_path: Path) -> None:
