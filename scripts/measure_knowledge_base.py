@@ -192,33 +192,55 @@ def main() -> None:
     parser.add_argument("corpus", type=Path)
     parser.add_argument("--passages", type=int, default=10_000)
     parser.add_argument("--no-graph", action="store_true", help="leave the approximate index out")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        help="build there and end; measure what an earlier run has built there, and keep it",
+    )
     chosen = parser.parse_args()
     if chosen.no_graph:
         graph._LEAST = sys.maxsize
-    folder = Path(tempfile.mkdtemp(prefix="specrag-measure-"))
+    folder = chosen.folder or Path(tempfile.mkdtemp(prefix="specrag-measure-"))
+    is_built = (folder / "built.json").is_file()
     try:
-        documents, kb, encoder = folder / "documents", folder / "kb", RandomVectors()
-        write_documents(chosen.corpus, documents, chosen.passages)
-        start = time.perf_counter()
-        report = building.build([documents], kb, encoder=encoder)  # type: ignore[arg-type]
-        found: dict[str, object] = {
-            "passages": report.passages,
-            "build": round(time.perf_counter() - start, 1),
-        }
-        found["build, MB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-        found["disk, MB"] = sum(path.stat().st_size for path in kb.rglob("*") if path.is_file()) // 10**6
+        if not is_built:
+            (folder / "built.json").write_text(json.dumps(_built(chosen, folder)), encoding="utf-8")
+        if is_built or chosen.folder is None:
+            print(json.dumps(_measured(folder, compact=chosen.folder is None)))
+    finally:
+        if chosen.folder is None:
+            shutil.rmtree(folder)
+
+
+def _built(chosen: argparse.Namespace, folder: Path) -> dict[str, object]:
+    folder.mkdir(exist_ok=True)
+    documents, kb = folder / "documents", folder / "kb"
+    write_documents(chosen.corpus, documents, chosen.passages)
+    start = time.perf_counter()
+    report = building.build([documents], kb, encoder=RandomVectors())  # type: ignore[arg-type]
+    return {
+        "passages": report.passages,
+        "build": round(time.perf_counter() - start, 1),
+        "build, MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+        "disk, MB": sum(path.stat().st_size for path in kb.rglob("*") if path.is_file()) // 10**6,
+    }
+
+
+def _measured(folder: Path, *, compact: bool) -> dict[str, object]:
+    documents, kb, encoder = folder / "documents", folder / "kb", RandomVectors()
+    found: dict[str, object] = json.loads((folder / "built.json").read_text(encoding="utf-8"))
+    for part in (
+        lambda: measure_searches(kb, encoder),
+        lambda: {f"open, {name}": measure_opening(kb, name) for name in INDEXES},
+        lambda: measure_changes(documents, kb, encoder),
+    ):
+        found |= part()
         print(json.dumps(found), file=sys.stderr, flush=True)
-        found |= measure_searches(kb, encoder)
-        print(json.dumps(found), file=sys.stderr, flush=True)
-        found |= {f"open, {name}": measure_opening(kb, name) for name in INDEXES}
-        print(json.dumps(found), file=sys.stderr, flush=True)
-        found |= measure_changes(documents, kb, encoder)
+    if compact:
         start = time.perf_counter()
         building.compact(kb)
         found["compact"] = round(time.perf_counter() - start, 2)
-        print(json.dumps(found))
-    finally:
-        shutil.rmtree(folder)
+    return found
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ EXPLAINED = "right_with_rationale"
 
 _IN_MAIN_TABLE = (ALONE, RANDOM, ORACLE)
 _MILLISECONDS = 1e3
-_SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[\W\d]*[A-Z])")
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[\W\d]*[A-Z])|\n")
 
 
 @dataclass(frozen=True, kw_only=True)

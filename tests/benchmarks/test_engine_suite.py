@@ -9,8 +9,10 @@ from typer.testing import CliRunner
 
 from specrag.bench.measurement import from_json_lines
 from specrag.cli.main import app
+from tests.processor import PACKED_BF16
 
 
+@PACKED_BF16
 @pytest.mark.slow
 def test_eight_bits_are_labelled_as_such(smollm2: Path, tmp_path: Path) -> None:
     command = ["bench", "engine", "--quick", "--no-plots", "--repeats", "1"]

@@ -46,7 +46,10 @@ def test_a_quick_run_of_tokens_measures_ours_and_theirs(smollm2: Path, tmp_path:
 
 
 @pytest.mark.slow
-def test_a_quick_run_of_exactness_finds_no_difference(smollm2: Path, tmp_path: Path) -> None:
+def test_a_quick_run_of_exactness_finds_no_difference(
+    smollm2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.exactness.suite._NEW_TOKENS", 64)
     found = bench("exactness", tmp_path)
     assert {entry.method for entry in found} == {
         "adaptive", "respec", "prompt-lookup", "token-recycling", "sam-decoding",
