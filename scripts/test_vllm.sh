@@ -43,7 +43,7 @@ main() {
     install_wheel
     export SPECRAG_HOME="${SPECRAG_TEST_HOME:-$HOME/.cache/specrag-tests}"
     .venv/bin/python -m specrag models pull smollm2-135m </dev/null
-    exec .venv/bin/python -m pytest tests/integrations/vllm "$@"
+    exec .venv/bin/python -m pytest -n0 -p no:randomly tests/integrations/vllm "$@"
 }
 
 main "$@" </dev/null

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -15,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.vllm.proposal import microseconds
 from specrag.errors import InputError
 from specrag.integrations.vllm import Drafter, Settings, requests, rows
 from specrag.integrations.vllm.copying import Acceptance, Chain, Found
@@ -506,31 +506,16 @@ def test_a_line_in_the_log_now_and_then(caplog: pytest.LogCaptureFixture) -> Non
 # -- time ---------------------------------------------------------------------------------------------------------
 
 
-def _microseconds(length: int, count: int) -> float:
-    """Of a row's proposal: what the quicker half of some hundred steps of one token take."""
-    tokens = RANDOM.zipf(1.3, (count, length + 400)).astype(np.int64) % 5000
-    tokens[:, length:] = tokens[:, 50:450]
-    tokens = tokens.astype(np.int32)
-    now = [0.0]
-    drafter = Drafter(config(max_length=200_000), clock=lambda: now[0])
-    lengths = np.full(count, length)
-    for _ in range(2 + count * length // 4096):
-        drafter.propose([[]] * count, lengths, tokens)
-    spent = []
-    for step in range(1, 381):
-        now[0] += 0.02
-        sampled = [[int(row[length + step - 1])] for row in tokens]
-        began = time.thread_time()
-        drafter.propose(sampled, lengths + step, tokens)
-        spent.append(1e6 * (time.thread_time() - began) / count)
-    assert drafter.stats.reasons["pays"] > 300
-    return float(np.percentile(spent, 25))
+@pytest.mark.slow
+def test_a_proposal_takes_microseconds_however_long_the_text() -> None:
+    short = min(microseconds(8_192, 8) for _ in range(3))
+    long = min(microseconds(100_000, 8) for _ in range(2))
+    assert short < 40 * slowness(), "microseconds a row"
+    # What is looked up no longer fits the processor's caches; were all of it read, it would be twelve times as long.
+    assert long < 2 * short + 10 * slowness()
 
 
 @pytest.mark.slow
-def test_a_proposal_takes_microseconds_however_long_the_text() -> None:
-    short = min(_microseconds(8_192, 8) for _ in range(3))
-    long = min(_microseconds(100_000, 8) for _ in range(2))
-    assert short < 50 * slowness(), "microseconds a row"
-    # What is looked up no longer fits the processor's caches; were all of it read, it would be twelve times as long.
-    assert long < 3 * short + 10 * slowness()
+def test_a_lone_row_takes_hardly_more() -> None:
+    """Most of its time is what every call takes, whatever the rows."""
+    assert min(microseconds(8_192, 1) for _ in range(3)) < 75 * slowness()
