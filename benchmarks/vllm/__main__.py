@@ -2,6 +2,7 @@
 
 ``SPECRAG_VLLM_PYTHON=build/vllm/bin/python SPECRAG_DATA=DIR python -m benchmarks.vllm OUT [--model NAME]``
 
+The environment is that of ``make test-vllm``; its suffix method needs ``pip install arctic-inference==0.3.0`` there.
 Every server is a process of its own with the same weights, and all but the one that is measured are stopped; each takes
 about 4 GB, so that ``--methods`` may be needed. A round asks all servers the same prompts, in turns; no server sees a
 prompt twice until all have come, since some remember answers. Each run is recorded in ``OUT/runs.jsonl`` as it comes,

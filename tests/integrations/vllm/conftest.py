@@ -119,7 +119,7 @@ def prompts() -> Prompts:
     made = []
     for number, article in enumerate(ARTICLES):
         for way, asked in enumerate(_ASKED):
-            text = article["text"][: 300 + 150 * (number % 5)]
+            text = article["text"][: 160 + 60 * (number % 5)]  # reading takes most of the time
             made.append((f"{text}\n\n{asked}\n\n", 24 + 2 * ((number + way) % 5)))
     return made[:PROMPTS]
 

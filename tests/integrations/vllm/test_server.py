@@ -22,7 +22,7 @@ def test_answers_of_sixteen_clients_are_those_without_a_proposer(served: Served)
     assert len(served.answers) == PROMPTS
     both = zip(served.answers, served.plain, strict=True)
     assert [place for place, (ours, plain) in enumerate(both) if ours != plain] == []
-    assert served.counts.accepted > PROMPTS
+    assert served.counts.accepted > PROMPTS / 2
     assert served.counts.accepted > 0.3 * served.counts.drafted
 
 

@@ -200,7 +200,8 @@ class Drafter:
         """Where the longest suffix of a row's text stands; the row's own text goes before other texts."""
         automaton = row.text.automaton
         best = Found(automaton, row.tokens, automaton.longest_match(), "request")
-        if best.match.length >= _LONG_ENOUGH or (self._corpus is None and not self._memory):
+        others = self._corpus is not None or self._settings.answer_memory > 0
+        if best.match.length >= _LONG_ENOUGH or not others:
             return best
         tail = row.tokens[max(row.text.offset, len(row.tokens) - _TAIL) :]
         remembered = self._memory.find(self._tenant_of(row), tail)
