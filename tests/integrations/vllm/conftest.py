@@ -40,6 +40,16 @@ _ASKED = (
 )
 
 
+#: Stories that the corpus holds.
+_STORIES = (10, 14)
+NEW = 40
+
+
+def story(number: int) -> str:
+    """A prompt for an answer that hardly repeats anything."""
+    return f"{ARTICLES[number]['title']} and {ARTICLES[number + 1]['title']}: a short story.\n\n"
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     reason = "SPECRAG_VLLM_ENV names no environment with vLLM: make test-vllm makes one"
     for item in items:
@@ -140,14 +150,16 @@ class Served:
         plain: answers without a proposer, by prompt.
         answers: the first server's.
         counts: its guesses in them.
-        has_restarted: whether it has been started again: with a corpus of a sixth of the answers, so that the small
-            model's text stands in it.
+        has_restarted: whether it has been started again: with a corpus of stories that the first server has told.
+        told, guessed: those stories, and the guesses that were accepted in them.
     """
 
     client: Client
     plain: list[str]
     answers: list[str]
     counts: Counts
+    told: list[str]
+    guessed: int
 
     def __init__(self, model: Path, folder: Path, prompts: Prompts, stack: ExitStack) -> None:
         self._model, self._folder, self._stack = model, folder, stack
@@ -169,14 +181,21 @@ class Served:
         """Kill the server and start it again, once."""
         if self.has_restarted:
             return
+        self.tell()
         self._server.kill()
         tokenizer = Tokenizer(resolve("smollm2-135m"))
-        texts = [tokenizer.encode(answer, special=False) for answer in self.plain[: PROMPTS // 6]]
+        texts = [tokenizer.encode(text, special=False) for text in self.told]
         build_corpus(texts, self._folder / "corpus", tokenizer=tokenizer.fingerprint)
         settings = {**self._settings, "SPECRAG_CORPUS": str(self._folder / "corpus")}
         self._server = _server(self._model, VLLM_SPECRAG, self._core, **settings)
         self.client = self._start()
         self.has_restarted = True
+
+    def tell(self) -> None:
+        """Have the stories told."""
+        before = self.client.counts().accepted
+        self.told = [self.client.ask(story(number), NEW) for number in _STORIES]
+        self.guessed = self.client.counts().accepted - before
 
     def _start(self) -> Client:
         self._stack.enter_context(self._server)
