@@ -256,7 +256,7 @@ def _cell(plain: Mapping[int, Mapping[str, Any]], own: Mapping[int, Mapping[str,
     ]
     accepted, written = sum(run["accepted"] for run in runs), sum(run["written"] for run in runs)
     return (
-        f"{speed:.0f}/s, {ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}], {sum(texts) / len(texts):.0%} equal, "
+        f"{speed:.1f}/s, {ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}], {sum(texts) / len(texts):.0%} equal, "
         f"{accepted / (written - accepted):.2f} accepted"
     )
 

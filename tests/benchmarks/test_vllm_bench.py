@@ -44,8 +44,8 @@ def test_the_table_compares_rounds_that_both_have() -> None:
     ]
     records.append(run(VLLM_SPECRAG, 2, 0.01, 0))
     assert table(records).splitlines()[2] == (
-        "| rag | 4 | 2 | 38/s, 1.00 [1.00, 1.00], 100% equal, 0.00 accepted "
-        "| 62/s, 1.41 [1.00, 2.00], 75% equal, 0.50 accepted |"
+        "| rag | 4 | 2 | 37.5/s, 1.00 [1.00, 1.00], 100% equal, 0.00 accepted "
+        "| 62.5/s, 1.41 [1.00, 2.00], 75% equal, 0.50 accepted |"
     )
 
 
