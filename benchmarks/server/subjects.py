@@ -24,13 +24,20 @@ VLLM_VARIABLE = "SPECRAG_VLLM_PYTHON"
 
 PLAIN, ADAPTIVE = "plain", "adaptive"
 VLLM, VLLM_NGRAM, VLLM_SUFFIX, VLLM_SPECRAG = "vllm", "vllm+ngram", "vllm+suffix", "vllm+specrag"
+#: Of no earlier answers, and with a corpus that the server's environment names.
+VLLM_SUFFIX_EMPTY, VLLM_CORPUS = "vllm+suffix, emptied", "vllm+specrag, corpus"
 
 _START_SECONDS = 900  # vLLM compiles first
+_OURS = (
+    '{"method": "custom_class", "model": "specrag.integrations.vllm.Drafter", "num_speculative_tokens": 8}'
+)
 _SPECULATION = {
     VLLM_NGRAM: '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}',
     VLLM_SUFFIX: '{"method": "suffix", "num_speculative_tokens": 8}',
-    VLLM_SPECRAG: '{"method": "custom_class", "model": "specrag.integrations.vllm.Drafter", '
-    '"num_speculative_tokens": 8}',
+    VLLM_SUFFIX_EMPTY: '{"method": "suffix", "num_speculative_tokens": 8, '
+    '"suffix_decoding_max_cached_requests": 0}',
+    VLLM_SPECRAG: _OURS,
+    VLLM_CORPUS: _OURS,
 }
 # Waits for the end of the bench, however it ends, and ends the server's processes. Debian's shell takes a group behind
 # `--` only in this form.
@@ -165,7 +172,7 @@ def vllm_server(
     Args:
         python: of its environment.
         folder: the model's.
-        method: one of :func:`vllm_methods`.
+        method: one of :func:`vllm_methods`, or of its variants above.
         dtype: as vLLM names it.
         words: further ones of its command line.
         environment: further variables.

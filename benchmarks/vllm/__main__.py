@@ -1,35 +1,57 @@
 """vLLM without drafts, with its own and with ours, by the number of clients.
 
-``SPECRAG_VLLM_PYTHON=build/vllm/bin/python python -m benchmarks.vllm OUT [--data FILE] [--model NAME]``
+``SPECRAG_VLLM_PYTHON=build/vllm/bin/python SPECRAG_DATA=DIR python -m benchmarks.vllm OUT [--model NAME]``
 
-Every server is a process of its own with the same weights, and all but the one that is measured are stopped. A round
-asks all servers the same prompts, in turns; no server sees a prompt twice, since some remember answers. Each run is
-recorded in ``OUT/runs.jsonl`` as it comes, so that a bench that was stopped goes on. With ``--rounds 0`` the records
-are only counted.
+The environment is that of ``make test-vllm``; its suffix method needs ``pip install arctic-inference==0.3.0`` there.
+Every server is a process of its own with the same weights, and all but the one that is measured are stopped; each takes
+about 4 GB, so that ``--methods`` may be needed. A round asks all servers the same prompts, in turns; no server sees a
+prompt twice until all have come, since some remember answers. Each run is recorded in ``OUT/runs.jsonl`` as it comes,
+so that a bench that was stopped goes on, with other methods too. With ``--rounds 0`` the records are only counted.
+
+A cell of the table has tokens a second (median), their ratio to vLLM without drafts in the same rounds with its 95 %
+interval, the share of texts that are equal to its, and the guesses accepted in a step of a row.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import json
 import os
+import re
 import sys
+import urllib.request
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.server.clients import run_clients
-from benchmarks.server.subjects import VLLM, VLLM_VARIABLE, ServerProcess, request, vllm_methods, vllm_server
-from specrag.bench.data import load_spec_bench
+from benchmarks.server.clients import answers_of, outcome_of, run_clients
+from benchmarks.server.subjects import (
+    VLLM,
+    VLLM_CORPUS,
+    VLLM_SPECRAG,
+    VLLM_SUFFIX,
+    VLLM_SUFFIX_EMPTY,
+    VLLM_VARIABLE,
+    ServerProcess,
+    request,
+    vllm_methods,
+    vllm_server,
+)
+from benchmarks.vllm.prompts import TASKS, load_prompts, load_sources
+from specrag.bench.data import data_folder
 from specrag.bench.load import ProcessorLoad
+from specrag.bench.statistics import PairedTimes, overall_speedup
 from specrag.errors import InputError
 from specrag.models.catalog import resolve
+from specrag.models.tokenizer import Tokenizer
+from specrag.speculation.suffix import build_corpus
 
-TASKS = ("rag", "summarization", "multi-turn")
-_MOST_CHARACTERS = 8000  # of a prompt
+#: With what they vary.
+_VARIANTS = {VLLM_SUFFIX: VLLM_SUFFIX_EMPTY, VLLM_SPECRAG: VLLM_CORPUS}
 _WARMING = "Say hello."
 
 
@@ -60,7 +82,11 @@ def _arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("out", type=Path)
-    parser.add_argument("--data", type=Path, help="Spec-Bench's questions, as JSON lines")
+    parser.add_argument("--data", type=Path, help="folder with Spec-Bench, HotpotQA and HumanEval")
+    parser.add_argument(
+        "--methods", nargs="+", help="of those that the environment has; vllm is always among them"
+    )
+    parser.add_argument("--sources", type=int, default=20_000, help="Wikipedia passages of the corpus")
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 2, 4, 8, 16])
@@ -80,19 +106,16 @@ def measure(
     Raises:
         InputError: no environment with vLLM is named, or no data.
     """
-    methods = vllm_methods()
-    if not methods:
-        raise InputError(
-            VLLM_VARIABLE, "", "name the Python of an environment with vLLM (make test-vllm makes one)"
-        )
-    if given.data is None:
-        raise InputError("--data", "", "give Spec-Bench's questions")
+    methods = _methods(given.methods)
+    folder = data_folder(given.data)
+    if folder is None:
+        raise InputError("--data", "", "give the folder with Spec-Bench, HotpotQA and HumanEval")
     done = {
         (one["task"], one["clients"], one["round"], one["method"])
         for one in known
         if one["setting"] == setting
     }
-    prompts = _prompts(given.data)
+    prompts = load_prompts(folder, given.tasks)
     load = ProcessorLoad()
     with contextlib.ExitStack() as stack:
         servers: dict[str, ServerProcess] = {}
@@ -102,13 +125,16 @@ def measure(
                 if (cell.task, cell.clients, number, method) in done:
                     continue
                 if method not in servers:
-                    servers[method] = stack.enter_context(_server(given, method))
+                    servers[method] = stack.enter_context(_server(given, method, folder))
                     with servers[method].awake() as port:
                         run_clients(port, 1, [request(method, _WARMING, given.new)])
                 load.other_share()
                 bodies = [request(method, prompt, given.new) for prompt in asked]
                 with servers[method].awake() as port:
-                    outcome = run_clients(port, cell.clients, bodies)
+                    before = _guesses(port)
+                    run = answers_of(port, cell.clients, bodies)
+                    guesses = {name: count - before[name] for name, count in _guesses(port).items()}
+                outcome = outcome_of(run)
                 yield {
                     "setting": setting,
                     "task": cell.task,
@@ -117,7 +143,9 @@ def measure(
                     "method": method,
                     "tokens": outcome.tokens,
                     "seconds": outcome.seconds,
-                    "output": outcome.output,
+                    "texts": [_short(answer.text) for answer in run.answers],
+                    "written": sum(answer.tokens for answer in run.answers),
+                    **guesses,
                     "other_cpu": load.other_share(),
                     **outcome.figures,
                 }
@@ -137,22 +165,62 @@ def _rounds(
                 yield number, Cell(task, clients), [mine[(start + i) % len(mine)] for i in range(count)]
 
 
-def _prompts(path: Path) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {task: [] for task in TASKS}
-    for question in load_spec_bench(path):
-        if question.task in found and len(question.turns[0]) <= _MOST_CHARACTERS:
-            found[question.task].append(question.turns[0])
-    return found
+def _methods(asked: Sequence[str] | None) -> list[str]:
+    """What is measured, plain first.
+
+    Raises:
+        InputError: no environment with vLLM is named, or it has not what is asked for.
+    """
+    found: list[str] = []
+    for method in vllm_methods():
+        found += [method, _VARIANTS[method]] if method in _VARIANTS else [method]
+    if not found:
+        raise InputError(
+            VLLM_VARIABLE, "", "name the Python of an environment with vLLM (make test-vllm makes one)"
+        )
+    for method in asked or ():
+        if method not in found:
+            raise InputError("--methods", method, f"give some of: {'; '.join(found)}")
+    return [method for method in found if not asked or method == VLLM or method in asked]
 
 
-def _server(given: argparse.Namespace, method: str) -> ServerProcess:
+def _server(given: argparse.Namespace, method: str, data: Path) -> ServerProcess:
     words = ["--enforce-eager"] if given.eager else []
     folder = resolve(given.model).folder
-    return vllm_server(os.environ[VLLM_VARIABLE], folder, method, dtype=given.dtype, words=words)
+    environment = {"SPECRAG_CORPUS": str(_corpus(given, data))} if method == VLLM_CORPUS else {}
+    return vllm_server(
+        os.environ[VLLM_VARIABLE], folder, method, dtype=given.dtype, words=words, environment=environment
+    )
+
+
+def _corpus(given: argparse.Namespace, data: Path) -> Path:
+    """Of the documents that passages are from; built once."""
+    folder: Path = given.out / f"corpus-{given.model}-{given.sources}"
+    if not folder.exists():
+        tokenizer = Tokenizer(resolve(given.model))
+        texts = (tokenizer.encode(text, special=False) for text in load_sources(data, given.sources))
+        build_corpus(texts, folder, tokenizer=tokenizer.fingerprint)
+    return folder
+
+
+def _guesses(port: int) -> dict[str, int]:
+    """Guesses that a server has verified and accepted so far, by its own metrics."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as response:
+        text = response.read().decode()
+    counts = {}
+    for name, metric in (("drafted", "draft"), ("accepted", "accepted")):
+        values = re.findall(rf"(?m)^vllm:spec_decode_num_{metric}_tokens_total{{.*}} (\S+)$", text)
+        counts[name] = int(sum(map(float, values)))
+    return counts
+
+
+def _short(text: str) -> str:
+    """What tells a text from others."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def table(records: Iterable[Mapping[str, Any]]) -> str:
-    """A line for each task and number of clients: tokens a second, and the ratio to vLLM without drafts."""
+    """A line for each task and number of clients, a column for each method."""
     found: dict[Cell, dict[str, dict[int, Mapping[str, Any]]]] = {}
     for one in records:
         runs = found.setdefault(Cell(one["task"], one["clients"]), {})
@@ -173,14 +241,29 @@ def table(records: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _cell(plain: Mapping[int, Mapping[str, Any]], own: Mapping[int, Mapping[str, Any]]) -> str:
-    """Median tokens a second, the median ratio to the same rounds without drafts, and how many texts are equal."""
+    """Of the rounds that both have (:mod:`benchmarks.vllm`)."""
     both = sorted(plain.keys() & own.keys())
     if not both:
         return ""
-    speeds = {number: own[number]["tokens"] / own[number]["seconds"] for number in both}
-    ratios = [speeds[number] * plain[number]["seconds"] / plain[number]["tokens"] for number in both]
-    equal = sum(own[number]["output"] == plain[number]["output"] for number in both)
-    return f"{median(speeds.values()):.0f}/s, {median(ratios):.2f} ({equal} equal)"
+    runs = [own[number] for number in both]
+    speed = median(run["tokens"] / run["seconds"] for run in runs)
+    times = [PairedTimes([_each(plain[number])], [_each(own[number])]) for number in both]
+    ratio = overall_speedup(times)
+    texts = [
+        ours == theirs
+        for number in both
+        for ours, theirs in zip(own[number]["texts"], plain[number]["texts"], strict=True)
+    ]
+    accepted, written = sum(run["accepted"] for run in runs), sum(run["written"] for run in runs)
+    return (
+        f"{speed:.1f}/s, {ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}], {sum(texts) / len(texts):.0%} equal, "
+        f"{accepted / (written - accepted):.2f} accepted"
+    )
+
+
+def _each(run: Mapping[str, Any]) -> float:
+    """Seconds of a token."""
+    return float(run["seconds"] / run["tokens"])
 
 
 def _read(path: Path) -> list[dict[str, Any]]:

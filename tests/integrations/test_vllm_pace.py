@@ -89,13 +89,13 @@ def _steps(
     random = np.random.default_rng(5)
     rows, guesses = 2, 0
     sent: list[int] = []
-    lengths = np.full(rows, 100, dtype=np.int64)
+    lengths = [100] * rows
     for _ in range(steps):
         each = [
             1 + int(np.cumprod(random.random(guesses // rows) < (chance if right is None else right)).sum())
             for _ in range(rows)
         ]
-        lengths = lengths + np.array(each, dtype=np.int64)
+        lengths = [length + new for length, new in zip(lengths, each, strict=True)]
         pace.arrive([[1] * count for count in each], lengths)
         guesses = 0 if pace.rests(rows) else sum(pace.choose([chance ** np.arange(1.0, 9)] * rows, lengths))
         pace.leave(lengths, guesses)
@@ -145,7 +145,7 @@ def test_guesses_that_promise_more_than_they_keep_are_given_up() -> None:
 def test_steps_that_read_prompts_or_hold_other_rows_teach_nothing() -> None:
     clock = Clock()
     pace = Pace(clock)
-    lengths = np.array([100, 200])
+    lengths = [100, 200]
     for sampled, new in (
         ([[1], []], [101, 200]),  # a prompt is being read
         ([[1]], [101]),  # a row has gone
@@ -154,12 +154,12 @@ def test_steps_that_read_prompts_or_hold_other_rows_teach_nothing() -> None:
     ):
         pace.leave(lengths, 0)
         clock.now += 5.0
-        pace.arrive(sampled, np.array(new))
+        pace.arrive(sampled, new)
         pace.choose([np.array([0.9])] * 2, lengths)
         assert pace.reason == MEASURES
     pace.leave(lengths, 0)
     clock.now += 0.02
-    pace.arrive([[1], [1, 2]], np.array([101, 202]))
+    pace.arrive([[1], [1, 2]], [101, 202])
     pace.choose([np.array([0.9])] * 2, lengths)
     assert pace.reason == PAYS
 
@@ -168,10 +168,10 @@ def test_looking_where_nothing_is_found_takes_next_to_no_time() -> None:
     clock = Clock()
     pace = Pace(clock)
     looking = 0.0
-    lengths = np.full(4, 100)
+    lengths = [100] * 4
     reasons = []
     for _ in range(500):
-        lengths = lengths + 1
+        lengths = [length + 1 for length in lengths]
         pace.arrive([[1]] * 4, lengths)
         if not pace.rests(4):
             clock.now += 0.004

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,9 @@ from specrag.speculation.suffix import build_corpus
 
 ENVIRONMENT = os.environ.get("SPECRAG_VLLM_ENV", "")
 CLIENTS = 16
-#: Prompts whose answers are compared; fewer for a machine that has no time for all of them.
-PROMPTS = int(os.environ.get("SPECRAG_VLLM_PROMPTS", "120"))
+#: Prompts whose answers are compared.
+PROMPTS = 100
+Prompts = list[tuple[str, int]]
 ARTICLES = [
     json.loads(line)
     for line in (Path(__file__).parents[2] / "data" / "wikipedia-summaries" / "summaries.jsonl")
@@ -39,11 +40,21 @@ _ASKED = (
 )
 
 
+#: Stories that the corpus holds.
+_STORIES = (10, 14)
+NEW = 40
+
+
+def story(number: int) -> str:
+    """A prompt for an answer that hardly repeats anything."""
+    return f"{ARTICLES[number]['title']} and {ARTICLES[number + 1]['title']}: a short story.\n\n"
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     reason = "SPECRAG_VLLM_ENV names no environment with vLLM: make test-vllm makes one"
     for item in items:
         if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.timeout(1800))
+            item.add_marker(pytest.mark.timeout(900))
             if not ENVIRONMENT:
                 item.add_marker(pytest.mark.skip(reason=reason))
 
@@ -113,55 +124,91 @@ class Client:
 
 
 @pytest.fixture(scope="session")
-def prompts() -> list[tuple[str, int]]:
-    """Prompts of different lengths, with the tokens to write."""
+def prompts() -> Prompts:
+    """Prompts of different lengths, with the tokens to write, so that rows end, move and are replaced all the time."""
     made = []
     for number, article in enumerate(ARTICLES):
         for way, asked in enumerate(_ASKED):
-            text = article["text"][: 300 + 150 * (number % 5)]
-            made.append((f"{text}\n\n{asked}\n\n", 12 + 7 * ((number + way) % 5)))
+            text = article["text"][: 160 + 60 * (number % 5)]  # reading takes most of the time
+            made.append((f"{text}\n\n{asked}\n\n", 24 + 2 * ((number + way) % 5)))
     return made[:PROMPTS]
 
 
-@contextmanager
-def serving(folder: Path, method: str, **environment: str) -> Iterator[Client]:
-    """A server in fp32, where an answer does not depend on what else is in its batch."""
+def _server(folder: Path, method: str, core: int, **environment: str) -> ServerProcess:
+    """A server in fp32, where an answer does not depend on what else is in its batch; on a core of its own."""
     python = str(Path(ENVIRONMENT) / "bin" / "python")
     words = ["--enforce-eager"]
-    # On one core: two threads that others keep from running at once wait for one another most of the time.
-    environment = {
-        "VLLM_CPU_OMP_THREADS_BIND": str(max(os.sched_getaffinity(0))),
-        "OMP_NUM_THREADS": "1",
-        **environment,
-    }
-    server: ServerProcess = vllm_server(
-        python, folder, method, dtype="float32", words=words, environment=environment
-    )
+    environment = {"VLLM_CPU_OMP_THREADS_BIND": str(core), "OMP_NUM_THREADS": "1", **environment}
+    return vllm_server(python, folder, method, dtype="float32", words=words, environment=environment)
+
+
+class Served:
+    """A server with the drafter, which can be started again, and what vLLM answers without.
+
+    Attributes:
+        client: of the server that runs now.
+        plain: answers without a proposer, by prompt.
+        answers: the first server's.
+        counts: its guesses in them.
+        has_restarted: whether it has been started again: with a corpus of stories that the first server has told.
+        told, guessed: those stories, and the guesses that were accepted in them.
+    """
+
+    client: Client
+    plain: list[str]
+    answers: list[str]
+    counts: Counts
+    told: list[str]
+    guessed: int
+
+    def __init__(self, model: Path, folder: Path, prompts: Prompts, stack: ExitStack) -> None:
+        self._model, self._folder, self._stack = model, folder, stack
+        self._core = max(os.sched_getaffinity(0))
+        self.memory = folder / "answers"
+        self._settings = {"SPECRAG_ANSWER_MEMORY": "100000", "SPECRAG_ANSWER_FOLDER": str(self.memory)}
+        self._server = _server(model, VLLM_SPECRAG, self._core, **self._settings)
+        self.has_restarted = False
+        plain = _server(model, VLLM, min(os.sched_getaffinity(0)))
+        # Side by side: starting and answering take a core each, and this suite has minutes.
+        with ThreadPoolExecutor(2) as pool:
+            asked = pool.submit(_answers, plain, prompts)
+            self.client = self._start()
+            self.answers = self.client.ask_all(prompts)
+            self.counts = self.client.counts()
+            self.plain = asked.result()
+
+    def restart(self) -> None:
+        """Kill the server and start it again, once."""
+        if self.has_restarted:
+            return
+        self.tell()
+        self._server.kill()
+        tokenizer = Tokenizer(resolve("smollm2-135m"))
+        texts = [tokenizer.encode(text, special=False) for text in self.told]
+        build_corpus(texts, self._folder / "corpus", tokenizer=tokenizer.fingerprint)
+        settings = {**self._settings, "SPECRAG_CORPUS": str(self._folder / "corpus")}
+        self._server = _server(self._model, VLLM_SPECRAG, self._core, **settings)
+        self.client = self._start()
+        self.has_restarted = True
+
+    def tell(self) -> None:
+        """Have the stories told."""
+        before = self.client.counts().accepted
+        self.told = [self.client.ask(story(number), NEW) for number in _STORIES]
+        self.guessed = self.client.counts().accepted - before
+
+    def _start(self) -> Client:
+        self._stack.enter_context(self._server)
+        return Client(self._stack.enter_context(self._server.awake()))
+
+
+def _answers(server: ServerProcess, prompts: Prompts) -> list[str]:
     with server, server.awake() as port:
-        yield Client(port)
+        return Client(port).ask_all(prompts)
 
 
 @pytest.fixture(scope="session")
-def plain_answers(smollm2: Path, prompts: list[tuple[str, int]]) -> list[str]:
-    """What vLLM answers without a proposer, one after the other."""
-    with serving(smollm2, VLLM) as client:
-        return client.ask_all(prompts, 4)
-
-
-@pytest.fixture(scope="session")
-def settings(
-    tmp_path_factory: pytest.TempPathFactory, smollm2: Path, plain_answers: list[str]
-) -> dict[str, str]:
-    """A corpus of a sixth of the answers, so that the small model's text stands in it, and a memory."""
-    tokenizer = Tokenizer(resolve("smollm2-135m"))
-    texts = [tokenizer.encode(answer, special=False) for answer in plain_answers[: PROMPTS // 6]]
-    folder = tmp_path_factory.mktemp("corpus") / "corpus"
-    build_corpus(texts, folder, tokenizer=tokenizer.fingerprint)
-    return {"SPECRAG_CORPUS": str(folder), "SPECRAG_ANSWER_MEMORY": "100000"}
-
-
-@pytest.fixture(scope="module")
-def client(smollm2: Path, settings: dict[str, str]) -> Iterator[Client]:
-    """Of a server with the drafter, the corpus and the memory."""
-    with serving(smollm2, VLLM_SPECRAG, **settings) as client:
-        yield client
+def served(smollm2: Path, prompts: Prompts, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """One server for all tests, since its start takes most of their time."""
+    with ExitStack() as stack:
+        yield Served(smollm2, tmp_path_factory.mktemp("vllm"), prompts, stack)

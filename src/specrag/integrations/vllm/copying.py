@@ -7,7 +7,8 @@ was; both make its *grade*, and acceptance is counted by grade.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,10 +94,11 @@ def _grade(matched: int, vote: int, lengths: Longs) -> int:
 
 @compiled
 def _judge(
-    tokens: Ints, ends: Longs, copied: Ints, matched: int, own: Floats, shared: Floats, lengths: Longs
-) -> tuple[int, Longs, Floats]:
-    """Copy a chain; returns its length, the grade of each guess, and the chance that it and all before it come true."""
-    votes = np.empty(len(copied), dtype=np.int64)
+    tokens: Ints, ends: Longs, most: int, matched: int, own: Floats, shared: Floats, lengths: Longs
+) -> tuple[Ints, Longs, Floats]:
+    """Copy a chain of at most ``most`` guesses; returns it, their grades, and their chances (:class:`Chain`)."""
+    copied = np.empty(most, dtype=np.int32)
+    votes = np.empty(most, dtype=np.int64)
     count = _vote(tokens, ends, copied, votes)
     grades, chances = np.empty(count, dtype=np.int64), np.empty(count)
     chance = 1.0
@@ -107,11 +109,11 @@ def _judge(
         weight = min(shared[0, grade], _PRIOR_WEIGHT)
         chance *= (own[1, grade] + weight * known) / (own[0, grade] + weight)
         chances[step] = chance
-    return count, grades, chances
+    return copied[:count], grades, chances
 
 
 @compiled
-def _count(tokens: Ints, grades: Longs, came: Longs, own: Floats, shared: Floats) -> int:
+def _count(tokens: Ints, grades: Longs, came: Ints, own: Floats, shared: Floats) -> int:
     """Compare a chain with the tokens that came, verified or not; returns how many came true."""
     for step in range(min(len(tokens), len(came))):
         right = tokens[step] == came[step]
@@ -162,8 +164,7 @@ class Acceptance:
         return float(accepted / tried) if tried else 0.0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Chain:
+class Chain(NamedTuple):
     """Guesses of what follows a row's newest token.
 
     Attributes:
@@ -173,41 +174,39 @@ class Chain:
         source: one of :data:`SOURCES`.
     """
 
-    tokens: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int32))
-    chances: Floats = field(default_factory=lambda: np.empty(0))
-    grades: Longs = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    source: str = SOURCES[0]
+    tokens: Ints
+    chances: Floats
+    grades: Longs
+    source: str
 
-    def came(self, tokens: Longs, own: Acceptance, shared: Acceptance) -> int:
+    def came(self, tokens: Ints, own: Acceptance, shared: Acceptance) -> int:
         """Learn from the tokens that came in its place; returns how many guesses came true."""
         return int(
             _count(self.tokens, self.grades, tokens, own.counts[self.source], shared.counts[self.source])
         )
 
 
-NO_CHAIN = Chain()
+NO_CHAIN = Chain(np.empty(0, dtype=np.int32), np.empty(0), np.empty(0, dtype=np.int64), SOURCES[0])
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     """The longest suffix of a row that an index has.
 
     Attributes:
-        index: that has it.
+        texts: the index that has it.
         tokens: all tokens of the index.
         match: in it.
         source: one of :data:`SOURCES`.
     """
 
-    index: SuffixIndex
+    texts: SuffixIndex
     tokens: Ints
     match: Match
     source: str
 
     def chain(self, most: int, own: Acceptance, shared: Acceptance) -> Chain:
         """At most ``most`` guesses by what followed its places."""
-        ends = self.index.occurrences(self.match, MOST_PLACES)
-        copied = np.empty(most, dtype=np.int32)
+        ends = self.texts.occurrences(self.match, MOST_PLACES)
         tried, known = own.counts[self.source], shared.counts[self.source]
-        count, grades, chances = _judge(self.tokens, ends, copied, self.match.length, tried, known, _LENGTHS)
-        return Chain(copied[:count], chances, grades, self.source)
+        copied, grades, chances = _judge(self.tokens, ends, most, self.match.length, tried, known, _LENGTHS)
+        return Chain(copied, chances, grades, self.source)

@@ -6,13 +6,14 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from specrag.errors import SpecragError
-from specrag.integrations.vllm.copying import NO_CHAIN, Acceptance, Chain, Found, Ints
-from specrag.integrations.vllm.memory import AnswerMemory
+from specrag.integrations.vllm.copying import NO_CHAIN, Acceptance, Chain, Found
+from specrag.integrations.vllm.memory import AnswerFile, AnswerMemory
 from specrag.integrations.vllm.pace import Pace
 from specrag.integrations.vllm.requests import (
     Request,
@@ -61,12 +62,15 @@ class Drafter:
         self._settings = settings
         self._encode: Callable[[str], Sequence[int]] | None = None
         self._corpus = self._open_corpus(settings.corpus) if settings.corpus else None
+        self._memory = AnswerMemory(settings.answer_memory)
+        self._file = self._answer_file(settings.answer_folder) if settings.answer_folder else None
+        if self._file is not None:
+            self._file.read(self._memory)
         self._failed = False
         self._begin()
 
     def _begin(self) -> None:
         """Know of no row yet."""
-        self._memory = AnswerMemory(self._settings.answer_memory)
         self._acceptance = Acceptance.of_all()
         self._rows = Rows()
         self._pace = Pace(self._clock)
@@ -90,6 +94,7 @@ class Drafter:
 
     def _rehearse(self) -> None:
         """Propose for a made-up row, which compiles what was not compiled before, and forget it."""
+        memory, self._memory = self._memory, AnswerMemory(1000)
         self._logged = math.inf
         tokens = np.tile(np.arange(8, dtype=np.int32), 8)[None]
         self._memory.add("rehearsal", tokens[0])
@@ -101,6 +106,7 @@ class Drafter:
             )
         for length in range(24, 32):
             self.propose([[int(tokens[0, length - 1])]], np.array([length]), tokens)
+        self._memory = memory
         self._begin()
 
     def see_requests(self, names: Sequence[str], known: Mapping[str, Any]) -> None:
@@ -138,7 +144,7 @@ class Drafter:
         """
         del slot_mappings
         count = len(sampled_token_ids)
-        lengths = np.array(num_tokens_no_spec[:count], dtype=np.int64)
+        lengths = np.asarray(num_tokens_no_spec[:count]).tolist()
         names, self._names = self._names, ()
         requests = [self._seen[name] for name in names[:count]] if len(names) >= count else []
         batch = Batch(sampled_token_ids, lengths, token_ids_cpu, requests)
@@ -150,8 +156,9 @@ class Drafter:
                 guesses = self._guess(batch)
             except Exception as error:  # nobody else catches it, and the server would end
                 self._forget(error)
-        self._note(count, sum(map(len, guesses)), self._clock() - began)
-        self._pace.leave(lengths, sum(map(len, guesses)))
+        guessed = sum(map(len, guesses))
+        self._note(count, guessed, self._clock() - began)
+        self._pace.leave(lengths, guessed)
         return guesses
 
     def _guess(self, batch: Batch) -> list[list[int]]:
@@ -174,28 +181,29 @@ class Drafter:
         chain, row.chain = row.chain, NO_CHAIN
         if not len(chain.tokens):
             return
-        start = int(batch.lengths[place]) - row.fresh
-        came = np.asarray(batch.tokens[place][start : start + row.fresh], dtype=np.int64)
+        length = batch.lengths[place]
+        came = batch.tokens[place, length - row.fresh : length]
         self._stats.accepted += min(chain.came(came, row.acceptance, self._acceptance), sent)
 
     def _chain(self, row: Row, batch: Batch, place: int) -> Chain:
-        length = int(batch.lengths[place])
-        most = min(self._most, self._max_length - length - 1)
+        most = min(self._most, self._max_length - batch.lengths[place] - 1)
         if most < 1 or not batch.sampled[place] or not row.is_whole:
             return NO_CHAIN
-        found = self._longest(row, batch.tokens[place][max(0, length - _TAIL) : length])
+        found = self._longest(row)
         if not found.match.length:
             return NO_CHAIN
         chain = found.chain(most, row.acceptance, self._acceptance)
         # vLLM ends at a token that the model does not have, as a corpus of another model's tokens may.
-        return NO_CHAIN if (chain.tokens >= self._vocabulary).any() else chain
+        return chain if max(chain.tokens.tolist(), default=0) < self._vocabulary else NO_CHAIN
 
-    def _longest(self, row: Row, tail: Ints) -> Found:
+    def _longest(self, row: Row) -> Found:
         """Where the longest suffix of a row's text stands; the row's own text goes before other texts."""
         automaton = row.text.automaton
-        best = Found(automaton, automaton.tokens, automaton.longest_match(), "request")
-        if best.match.length >= _LONG_ENOUGH:
+        best = Found(automaton, row.tokens, automaton.longest_match(), "request")
+        others = self._corpus is not None or self._settings.answer_memory > 0
+        if best.match.length >= _LONG_ENOUGH or not others:
             return best
+        tail = row.tokens[max(row.text.offset, len(row.tokens) - _TAIL) :]
         remembered = self._memory.find(self._tenant_of(row), tail)
         if remembered is not None and remembered.match.length > best.match.length:
             best = remembered
@@ -211,7 +219,9 @@ class Drafter:
     def _end(self, gone: Sequence[Row]) -> None:
         """Remember the answers of rows that left, and forget those that will not return."""
         for row in gone:
-            self._memory.add(self._tenant_of(row), row.answer())
+            added = self._memory.add(self._tenant_of(row), row.answer())
+            if added and self._file is not None:
+                self._file.keep(self._memory)
             row.remembered = row.indexed
         self._rows.drop(lambda row: bool(row.request.name) and row.request.name not in self._seen)
 
@@ -236,6 +246,14 @@ class Drafter:
         corpus = SuffixCorpus.open(folder, tokenizer=None if tokenizer is None else tokenizer.fingerprint)
         _log.info("specrag: corpus of %d tokens in %d texts", corpus.manifest.tokens, corpus.manifest.texts)
         return corpus
+
+    def _answer_file(self, folder: str) -> AnswerFile:
+        tokenizer = open_tokenizer(self._config)
+        model = {
+            "name": str(self._config.model_config.model),
+            "tokenizer": "" if tokenizer is None else tokenizer.fingerprint,
+        }
+        return AnswerFile(Path(folder), model, self._vocabulary)
 
     def _forget(self, error: Exception) -> None:
         """Begin anew rather than stop the server, for which a guess is never needed."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,20 +72,42 @@ class _Costs:
     stale: int = _STALE
 
 
-@dataclass(slots=True, eq=False)
-class _Sent:
+class _Work(NamedTuple):
+    """Rows of about the same length.
+
+    Attributes:
+        rows: their number.
+        context: tokens of each.
+        beside: what makes the sums of the cost model's features right for all of them.
+    """
+
+    rows: int
+    context: int
+    beside: Others
+
+    @classmethod
+    def of(cls, lengths: Sequence[int]) -> _Work:
+        """Of rows of so many tokens."""
+        rows, tokens = len(lengths), sum(lengths)
+        context = tokens // max(rows, 1)
+        return cls(rows, context, Others(segments=rows - 1, context=(rows - 1) * context))
+
+
+class _Sent(NamedTuple):
     """The step that runs.
 
     Attributes:
-        lengths: int64 ``[rows]``, tokens of each row.
-        context: mean of them.
+        lengths: tokens of each row.
+        work: what is computed in it, guesses apart.
         guesses: of all rows.
+        plain: seconds that were expected of it without guesses; of use where it has some.
         moment: when the call returned.
     """
 
-    lengths: NDArray[np.int64]
-    context: int
+    lengths: Sequence[int]
+    work: _Work
     guesses: int
+    plain: float
     moment: float
 
 
@@ -100,30 +123,32 @@ class Pace:
         self._costs: dict[int, _Costs] = {}  # by the number of rows, in powers of two
         self._sent: _Sent | None = None
         self._began = 0.0
-        self._context = 0
+        self._work = _Work.of(())
+        self._plain = 0.0
         self.reason = NOTHING
 
-    def arrive(self, sampled: Sequence[Sequence[int]], lengths: NDArray[np.int64]) -> None:
+    def arrive(self, sampled: Sequence[Sequence[int]], lengths: Sequence[int]) -> None:
         """A call has come: learn what the step took, if it held the rows that it was sent with and no others.
 
         Args:
             sampled: by row the tokens that the step gave.
-            lengths: int64 ``[rows]``, tokens of each row now.
+            lengths: tokens of each row now.
         """
         self._began = self._clock()
         sent, self._sent = self._sent, None
         if sent is None or len(sampled) != len(sent.lengths):
             return
-        new = np.fromiter(map(len, sampled), np.int64, len(sampled))
-        if not new.all() or not np.array_equal(lengths - new, sent.lengths):
-            return  # a prompt was read in it, or a row has come, gone or moved
-        costs = self._of(len(sampled))
+        rows, came = len(sampled), 0
+        for new, now, before in zip(sampled, lengths, sent.lengths, strict=True):
+            if not new or now - len(new) != before:
+                return  # a prompt was read in it, or a row has come, gone or moved
+            came += len(new)
+        costs = self._of(rows)
         seconds = self._began - sent.moment
-        rows = len(sent.lengths)
         if sent.guesses:
-            _settle(costs, int(new.sum()) / rows - seconds / _plain(costs, rows, sent.context))
+            _settle(costs, came / rows - seconds / sent.plain)
         kind = costs.guessed if sent.guesses else costs.plain
-        kind.observe(rows + sent.guesses, sent.context, seconds, _beside(rows, sent.context))
+        kind.observe(rows + sent.guesses, sent.work.context, seconds, sent.work.beside)
         if sent.guesses:
             costs.since_guessed = 0
             costs.since_plain += 1
@@ -140,31 +165,33 @@ class Pace:
         self.reason = RESTS
         return True
 
-    def choose(self, chances: Sequence[Floats], lengths: NDArray[np.int64]) -> list[int]:
+    def choose(self, chances: Sequence[Floats], lengths: Sequence[int]) -> list[int]:
         """The number of guesses of each row.
 
         Args:
             chances: by row, float64 ``[guesses]``: that a guess and all before it are accepted; never rising.
-            lengths: int64 ``[rows]``, tokens of each row.
+            lengths: tokens of each row.
         """
-        costs = self._of(len(chances))
+        rows, work = len(chances), _Work.of(lengths)
+        costs = self._of(rows)
         looked = self._clock() - self._began
         costs.looking += (_SMOOTHING if costs.looking else 1.0) * (looked - costs.looking)
-        rows, self._context = len(chances), _mean(lengths)
-        choice = _choice(costs, np.concatenate(chances), rows, self._context)
+        self._work, self._plain = work, _plain(costs, work)
+        all_chances = chances[0] if rows == 1 else np.concatenate(chances)
+        choice = _choice(costs, all_chances, work, self._plain)
         self.reason = choice.reason
         if choice.reason != MEASURES:
             costs.gain += _SMOOTHING * (choice.gain - costs.looking - costs.gain)
         if choice.reason in (NOTHING, COSTS):
-            costs.pause = _pause(costs, rows, self._context)
+            costs.pause = _pause(costs, self._plain)
         if choice.least > 1.0:
-            return [0] * len(chances)
+            return [0] * rows
         return [_count_from(own, choice.least) for own in chances]
 
-    def leave(self, lengths: NDArray[np.int64], guesses: int) -> None:
-        """The call returns; the step begins."""
-        context = self._context if guesses else _mean(lengths)
-        self._sent = _Sent(lengths, context, guesses, self._clock())
+    def leave(self, lengths: Sequence[int], guesses: int) -> None:
+        """The call returns; the step begins. Guesses are those that :meth:`choose` has just counted."""
+        work = self._work if guesses else _Work.of(lengths)
+        self._sent = _Sent(lengths, work, guesses, self._plain, self._clock())
 
     def seconds(self, rows: int, context: int, guesses: int) -> float:
         """Expected seconds of a step.
@@ -174,10 +201,10 @@ class Pace:
             context: tokens of each.
             guesses: of all of them.
         """
-        costs = self._of(rows)
+        costs, work = self._of(rows), _Work.of([context] * rows)
         if not guesses:
-            return _plain(costs, rows, context)
-        line = _guessed(costs, rows, context)
+            return _plain(costs, work)
+        line = _guessed(costs, work)
         return line.base + line.row * (rows + guesses)
 
     def _of(self, rows: int) -> _Costs:
@@ -187,8 +214,7 @@ class Pace:
         return self._costs[size]
 
 
-@dataclass(frozen=True, slots=True)
-class _Choice:
+class _Choice(NamedTuple):
     """Which guesses a step has.
 
     Attributes:
@@ -202,7 +228,7 @@ class _Choice:
     gain: float = 0.0
 
 
-def _choice(costs: _Costs, chances: Floats, rows: int, context: int) -> _Choice:
+def _choice(costs: _Costs, chances: Floats, work: _Work, plain: float) -> _Choice:
     """The guesses of all rows that promise the most tokens a second, or none."""
     if not len(chances):
         return _Choice(NOTHING)
@@ -211,17 +237,16 @@ def _choice(costs: _Costs, chances: Floats, rows: int, context: int) -> _Choice:
     if costs.since_guessed >= costs.stale:
         costs.guessed, costs.since_guessed = CostModel(), 0
         costs.stale = min(2 * costs.stale, _LONGEST_STALE)
-    plain = _plain(costs, rows, context)
-    line = _guessed(costs, rows, context)
-    surest = np.sort(chances)[::-1]
-    best, gain = _surest(surest, rows, plain, line.base + line.row * (rows + 1), line.row)
+    rows, line = work.rows, _guessed(costs, work)
+    share = 1.0
+    if not costs.guessed.measured:
+        share = 0.0  # what is not known may cost much
+    elif (costs.paid + 1) % _HALF == 0:
+        share = 0.5
+    least, gain = _surest(chances, share, rows, plain, line.base + line.row * (rows + 1), line.row)
     if gain > 0:
         costs.paid += 1
-        if not costs.guessed.measured:
-            best = 0  # what is not known may cost much
-        elif costs.paid % _HALF == 0:
-            best //= 2
-        return _Choice(PAYS, float(surest[best]), gain)
+        return _Choice(PAYS, least, gain)
     return _Choice(COSTS)
 
 
@@ -235,35 +260,38 @@ def _settle(costs: _Costs, won: float) -> None:
         costs.pause, costs.next_pause = costs.next_pause, min(2 * costs.next_pause, _LONGEST_BREAK)
 
 
-def _pause(costs: _Costs, rows: int, context: int) -> int:
+def _pause(costs: _Costs, plain: float) -> int:
     """Steps for which nothing is looked for, so that looking where nothing pays takes next to no time."""
     if costs.gain > 0 or not costs.plain.measured:
         return 0
-    allowed = _LOOKING * _plain(costs, rows, context)
-    return min(int(costs.looking / allowed), _LONGEST_PAUSE)
+    return min(int(costs.looking / (_LOOKING * plain)), _LONGEST_PAUSE)
 
 
 @compiled
-def _surest(chances: Floats, rows: int, plain: float, first: float, each: float) -> tuple[int, float]:
-    """How many of the guesses to take for the most tokens a second.
+def _surest(
+    chances: Floats, share: float, rows: int, plain: float, first: float, each: float
+) -> tuple[float, float]:
+    """Take as many of the surest guesses as give the most tokens a second.
 
     Args:
-        chances: of all guesses, falling.
+        chances: of all guesses.
+        share: of those guesses that are really taken; one at least.
         rows: tokens that the step gives without guesses.
         plain, first, each: seconds of a step without guesses, of one with one guess, of each further guess.
 
     Returns:
-        The place of the last guess taken, and the seconds won against steps without guesses.
+        The chance of the last guess taken, and the seconds that all would win against steps without guesses.
     """
+    surest = np.sort(chances)[::-1]
     tokens = float(rows)
     best_rate, best, gain = 0.0, 0, 0.0
-    for count in range(len(chances)):
-        tokens += chances[count]
+    for count in range(len(surest)):
+        tokens += surest[count]
         seconds = first + count * each
         if tokens / seconds > best_rate:
             best_rate, best = tokens / seconds, count
             gain = tokens * plain / rows - seconds
-    return best, gain
+    return surest[int(best * share)], gain
 
 
 @compiled
@@ -275,21 +303,12 @@ def _count_from(chances: Floats, least: float) -> int:
     return count
 
 
-def _mean(lengths: NDArray[np.int64]) -> int:
-    return int(lengths.sum()) // max(len(lengths), 1)
+def _plain(costs: _Costs, work: _Work) -> float:
+    line = costs.plain.line(work.context, work.beside)
+    return line.base + line.row * work.rows
 
 
-def _beside(rows: int, context: int) -> Others:
-    """What makes the sums of the cost model's features right for so many rows of so long a text."""
-    return Others(segments=rows - 1, context=(rows - 1) * context)
-
-
-def _plain(costs: _Costs, rows: int, context: int) -> float:
-    line = costs.plain.line(context, _beside(rows, context))
-    return line.base + line.row * rows
-
-
-def _guessed(costs: _Costs, rows: int, context: int) -> Line:
+def _guessed(costs: _Costs, work: _Work) -> Line:
     """Seconds of steps with guesses by all their rows; by what steps without took, until one was measured."""
     model = costs.guessed if costs.guessed.measured else costs.plain
-    return model.line(context, _beside(rows, context))
+    return model.line(work.context, work.beside)

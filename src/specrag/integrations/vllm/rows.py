@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,25 +28,24 @@ _NEWEST, _PLACES = 32, 16
 _MOST_AWAY, _MOST_TOKENS_AWAY = 64, 1 << 18
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Batch:
+class Batch(NamedTuple):
     """What vLLM tells in a call.
 
     Attributes:
         sampled: by row the tokens that the last step gave; none while a prompt is being read.
-        lengths: int64 ``[rows]``, tokens of each row, the sampled ones included.
+        lengths: tokens of each row, the sampled ones included.
         tokens: int32 ``[more rows, most tokens]``.
         requests: by row, where they can be seen.
     """
 
     sampled: Sequence[Sequence[int]]
-    lengths: NDArray[np.int64]
+    lengths: Sequence[int]
     tokens: Ints
     requests: Sequence[Request]
 
     def known(self, row: int) -> int:
         """Tokens of a row before the last step."""
-        return int(self.lengths[row]) - len(self.sampled[row])
+        return self.lengths[row] - len(self.sampled[row])
 
 
 @dataclass(slots=True, eq=False)
@@ -57,6 +57,7 @@ class Row:
         prompt: tokens of its prompt.
         places: between 0 and 1, where its text is compared.
         text: its tokens, indexed behind those of its passages.
+        tokens: of the index, its passages' included.
         length: tokens of the row at the last call; they need not all be indexed yet.
         last: the token at the end of them.
         fresh: tokens at the end of them that were new; none where the row was.
@@ -70,6 +71,7 @@ class Row:
     prompt: int
     places: NDArray[np.float64]
     text: RequestText
+    tokens: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int32))
     length: int = 0
     last: int = -1
     fresh: int = 0
@@ -81,7 +83,7 @@ class Row:
     @property
     def indexed(self) -> int:
         """Tokens of the row that are indexed."""
-        return len(self.text.automaton) - self.text.offset
+        return len(self.tokens) - self.text.offset
 
     @property
     def is_whole(self) -> bool:
@@ -90,13 +92,13 @@ class Row:
 
     def is_of(self, row: int, batch: Batch) -> bool:
         """Whether a batch's row is this one, with as many tokens as at the last call or more."""
-        known = batch.known(row)
-        if not 0 < self.length <= known or batch.tokens[row, self.length - 1] != self.last:
+        if not 0 < self.length <= batch.known(row):
             return False
         if batch.requests and batch.requests[row].name != self.request.name:
             return False
-        automaton, offset = self.text.automaton, self.text.offset
-        return bool(_agree(automaton.tokens, offset, batch.tokens[row], self.places))
+        if batch.tokens[row, self.length - 1] != self.last:
+            return False
+        return bool(_agree(self.tokens, self.text.offset, batch.tokens, row, self.places))
 
     def follow(self, tokens: Ints, length: int, budget: int) -> int:
         """Take in a row's new tokens.
@@ -113,6 +115,7 @@ class Row:
         end = min(length, start + budget)
         if end > start:
             self.text.automaton.extend(tokens[start:end])
+            self.tokens = self.text.automaton.tokens
         self.fresh = length - self.length if self.length else 0
         self.length, self.last = length, int(tokens[length - 1])
         return end - start
@@ -120,7 +123,7 @@ class Row:
     def answer(self) -> Ints:
         """What was written since the answer memory was told, as far as it is indexed."""
         start = self.text.offset + max(self.remembered, self.prompt)
-        return self.text.automaton.tokens[start:]
+        return self.tokens[start:]
 
 
 class Rows:
@@ -155,7 +158,7 @@ class Rows:
             rows.append(row)
         budget = _MOST_INDEXED
         for place, row in enumerate(rows):
-            budget -= row.follow(batch.tokens[place], int(batch.lengths[place]), budget)
+            budget -= row.follow(batch.tokens[place], batch.lengths[place], budget)
         self._present = rows
         self._away = unclaimed
         return rows, [row for row in left if row in unclaimed]
@@ -173,7 +176,7 @@ class Rows:
     def _begin(self, place: int, batch: Batch) -> Row:
         request = batch.requests[place] if batch.requests else UNNAMED
         text = RequestText(request.passages())
-        return Row(request, batch.known(place), self._random.random(_PLACES), text)
+        return Row(request, batch.known(place), self._random.random(_PLACES), text, text.automaton.tokens)
 
 
 def _claim(unclaimed: list[Row], place: int, batch: Batch) -> Row | None:
@@ -187,9 +190,10 @@ def _claim(unclaimed: list[Row], place: int, batch: Batch) -> Row | None:
 
 
 @compiled
-def _agree(indexed: Ints, offset: int, tokens: Ints, places: NDArray[np.float64]) -> bool:
-    """Whether ``tokens`` begins with what is indexed behind ``offset``, as far as is looked."""
+def _agree(indexed: Ints, offset: int, batch: Ints, row: int, places: NDArray[np.float64]) -> bool:
+    """Whether a batch's row begins with what is indexed behind ``offset``, as far as is looked."""
     count = len(indexed) - offset
+    tokens = batch[row]
     for back in range(1, min(count, _NEWEST) + 1):
         if indexed[offset + count - back] != tokens[count - back]:
             return False

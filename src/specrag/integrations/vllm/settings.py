@@ -14,6 +14,7 @@ from specrag.errors import InputError
 VARIABLES = {
     "corpus": "SPECRAG_CORPUS",
     "answer_memory": "SPECRAG_ANSWER_MEMORY",
+    "answer_folder": "SPECRAG_ANSWER_FOLDER",
     "tenant": "SPECRAG_TENANT",
 }
 
@@ -26,21 +27,27 @@ class Settings:
         corpus: folder of a corpus that all requests may copy from; empty for none.
         answer_memory: tokens of earlier answers that are kept, of all tenants together; 0 for none.
         tenant: of requests that name none. Empty: such a request is not remembered and copies from no memory.
+        answer_folder: where answers are kept over restarts; empty: in memory only.
 
     Raises:
-        InputError: a value has the wrong type or is negative.
+        InputError: a value has the wrong type or is negative, or a folder is named for answers that are not kept.
     """
 
     corpus: str = ""
     answer_memory: int = 0
     tenant: str = ""
+    answer_folder: str = ""
 
     def __post_init__(self) -> None:
-        for field in ("corpus", "tenant"):
+        for field in ("corpus", "answer_folder", "tenant"):
             value = getattr(self, field)
             if not isinstance(value, str):
                 raise InputError(field, value, "give a text")
         check_whole("answer_memory", self.answer_memory, 0, remedy="give a number of tokens, 0 for none")
+        if self.answer_folder and not self.answer_memory:
+            raise InputError(
+                "answer_folder", self.answer_folder, "set answer_memory to the tokens that are kept there"
+            )
 
     @classmethod
     def read(cls, config: object, environment: Mapping[str, str] = os.environ) -> Settings:

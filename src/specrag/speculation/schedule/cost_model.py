@@ -82,11 +82,18 @@ class CostModel:
         """
         if not seconds > 0 or (mixed and self.measured):
             return
-        features = _features(rows, context, others)
         if not self.measured:
-            self._unit = seconds / float(features @ self._weights)
+            self._unit = seconds / float(_features(rows, context, others) @ self._weights)
             return
-        _learn(self._weights, self._covariance, features, seconds / self._unit)
+        products = rows * context + others.row_context
+        _learn(
+            self._weights,
+            self._covariance,
+            float(rows + others.rows),
+            (context + others.context) / 1000,
+            products / 1000,
+            seconds / self._unit,
+        )
 
     def seconds(
         self, rows: int | NDArray[np.int64], context: int, others: Others = ALONE
@@ -108,13 +115,9 @@ class CostModel:
             context: tokens in front of them.
             others: what is in the pass besides.
         """
-        constant, row, thousand, both = self._weights.tolist()
-        behind = context / 1000
-        base = constant + thousand * behind
-        base += row * others.rows + (thousand * others.context + both * others.row_context) / 1000
-        base = max(base, 0.1)
+        base, row = _line(self._weights, context, others.rows, others.context, others.row_context)
         unit = self._unit or 1.0
-        return Line(base * unit, max(row + both * behind, _LEAST_ROW * base) * unit)
+        return Line(base * unit, row * unit)
 
 
 class Line(NamedTuple):
@@ -125,11 +128,30 @@ class Line(NamedTuple):
 
 
 @compiled
+def _line(
+    weights: NDArray[np.float64], context: int, rows: int, other_context: int, row_context: int
+) -> tuple[float, float]:
+    """:meth:`CostModel.line` in units of a pass of one row."""
+    constant, row, thousand, both = weights
+    behind = context / 1000
+    base = constant + thousand * behind
+    base += row * rows + (thousand * other_context + both * row_context) / 1000
+    base = max(base, 0.1)
+    return base, max(row + both * behind, _LEAST_ROW * base)
+
+
+@compiled
 def _learn(
-    weights: NDArray[np.float64], covariance: NDArray[np.float64], features: NDArray[np.float64], seen: float
+    weights: NDArray[np.float64],
+    covariance: NDArray[np.float64],
+    rows: float,
+    context: float,
+    products: float,
+    seen: float,
 ) -> None:
-    """One step of recursive least squares, in place: a pass of ``features`` took ``seen`` units."""
+    """One step of recursive least squares, in place: a pass of these features took ``seen`` units."""
     size = len(weights)
+    features = np.array((1.0, rows, context, products))
     told, spread = _told(covariance, features)
     predicted = 0.0
     for i in range(size):

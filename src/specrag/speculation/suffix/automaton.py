@@ -56,6 +56,7 @@ class SuffixAutomaton:
         self._counts = np.zeros(COUNT_FIELDS, dtype=np.int64)
         self._counts[STATES] = 1
         self._tokens: Ints = np.empty(64, dtype=np.int32)
+        self._shown = _read_only(self._tokens)
         self._journal: Ints = np.empty((64, JOURNAL_FIELDS), dtype=np.int32)
         self._states: Ints = np.empty((64, STATE_FIELDS), dtype=np.int32)
         self._states[0] = 0
@@ -70,9 +71,7 @@ class SuffixAutomaton:
     @property
     def tokens(self) -> Ints:
         """All tokens, ``[positions]``, a negative number at the end of each text; a view, to be read only."""
-        view = self._tokens[: len(self)]
-        view.flags.writeable = False
-        return view
+        return self._shown[: len(self)]
 
     @property
     def nbytes(self) -> int:
@@ -116,6 +115,7 @@ class SuffixAutomaton:
         other = SuffixAutomaton()
         other._counts = self._counts.copy()
         other._tokens = self._tokens.copy()
+        other._shown = _read_only(other._tokens)
         other._journal = self._journal.copy()
         other._states = self._states.copy()
         other._edges = self._edges.copy()
@@ -190,10 +190,9 @@ class SuffixAutomaton:
             raise InputError("match", match, "give a match of this automaton, for the positions it has now")
 
     def _insert(self, new: NDArray[np.int64]) -> None:
-        done = 0
-        while done < len(new):
-            done += loops.insert(
-                new[done:],
+        while len(new):
+            done = loops.insert(
+                new,
                 self._counts,
                 self._tokens,
                 self._journal,
@@ -202,12 +201,16 @@ class SuffixAutomaton:
                 self._table,
                 self._pieces,
             )
+            if done == len(new):
+                return
             self._grow()
+            new = new[done:]
 
     def _grow(self) -> None:
         full = self._counts[FULL]
         if full == POSITIONS_FULL:
             self._tokens = _doubled(self._tokens)
+            self._shown = _read_only(self._tokens)
             self._journal = _doubled(self._journal)
         elif full == STATES_FULL:
             self._states = _doubled(self._states)
@@ -217,6 +220,12 @@ class SuffixAutomaton:
             self._edges = _doubled(self._edges)
             self._table = np.zeros(2 * len(self._edges), dtype=np.int32)
             loops.fill_table(self._table, self._edges, int(self._counts[EDGE_ROWS]))
+
+
+def _read_only(array: Ints) -> Ints:
+    view = array.view()
+    view.flags.writeable = False
+    return view
 
 
 def _doubled(array: Ints) -> Ints:
