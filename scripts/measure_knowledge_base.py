@@ -229,11 +229,12 @@ def _built(chosen: argparse.Namespace, folder: Path) -> dict[str, object]:
 def _measured(folder: Path, *, compact: bool) -> dict[str, object]:
     documents, kb, encoder = folder / "documents", folder / "kb", RandomVectors()
     found: dict[str, object] = json.loads((folder / "built.json").read_text(encoding="utf-8"))
-    for part in (
+    parts: tuple[Callable[[], dict[str, object]], ...] = (
         lambda: measure_searches(kb, encoder),
         lambda: {f"open, {name}": measure_opening(kb, name) for name in INDEXES},
         lambda: measure_changes(documents, kb, encoder),
-    ):
+    )
+    for part in parts:
         found |= part()
         print(json.dumps(found), file=sys.stderr, flush=True)
     if compact:

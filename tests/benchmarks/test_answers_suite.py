@@ -6,6 +6,7 @@ import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -208,7 +209,7 @@ def test_the_real_rows_can_be_read(measuring_data: Path, model_home: Path) -> No
 def test_questions_of_a_corpus_have_what_was_found_for_them(tmp_path: Path) -> None:
     passages = [{"id": number, "title": f"T{number}", "text": f"Text {number}."} for number in range(25)]
     rows = [{"id": "a", "question": "What is 3?", "answers": ["three"], "bm25_top20": [*range(24, 4, -1)]}]
-    files = {"corpus_wiki_passages": passages}
+    files: dict[str, list[Any]] = {"corpus_wiki_passages": passages}
     files |= {f"corpus_questions_{name}_dev": rows for name in ("nq", "webq", "triviaqa", "popqa")}
     for name, lines in files.items():
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
