@@ -227,7 +227,7 @@ def test_uploads_are_taken_whole_or_not_at_all(metals: httpx.Client, server: Pro
         [good, ("/etc/passwd.txt", b"x y z")],
         [good, ("a\\b.txt", b"x y z")],
         [good, (".hidden.txt", b"x y z")],
-        [good, ("run.sh", b"#!/bin/sh")],
+        [good, ("run.exe", b"#!/bin/sh")],
         [good, ("image.txt", b"\x89PNG\r\n\x1a\n" + bytes(100))],
         [good, ("paper.pdf", b"no PDF at all")],
         [good, ("GOOD.txt", b"the same name but for its case")],
