@@ -1,4 +1,4 @@
-"""Optional packages: which extra of specrag brings each, and one error for those that are missing.
+"""Optional packages: which extra of specrag brings each, what others bring, and one error for those that are missing.
 
 The base install holds what speculation and the HTTP client need. Everything else is imported where it is used, inside
 ``with needed_by(...)`` or behind the command line, both of which name the extra.
@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
 from specrag.errors import SpecragError
 
@@ -90,3 +93,25 @@ def needed_by(what: str, extra: str | None = None) -> Iterator[None]:
         if isinstance(error, MissingPackage) or (found := missing(what, error.name, extra)) is None:
             raise
         raise found from error
+
+
+@cache
+def brought(group: str) -> dict[str, EntryPoint]:
+    """What installed packages bring in a group of entry points, by name."""
+    return {entry.name: entry for entry in entry_points(group=group)}
+
+
+def load_brought(entry: EntryPoint, kind: str) -> Any:
+    """Import what another package brings.
+
+    Args:
+        kind: what it is, for the error.
+
+    Raises:
+        SpecragError: it cannot be imported.
+    """
+    try:
+        return entry.load()
+    except Exception as error:
+        reason = " ".join(str(error).split())[:160]
+        raise SpecragError(f"{kind} {entry.name!r} of {entry.value} cannot be imported: {reason}") from error

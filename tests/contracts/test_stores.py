@@ -373,7 +373,7 @@ def test_nobody_is_there(kind: str) -> None:
 
 def test_a_store_of_another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is installed is found by its entry point, with no line of specrag changed."""
-    from specrag.retrieval.stores import registry
+    from specrag.extras import brought
 
     (tmp_path / "shelf.py").write_text(
         "class Shelf:\n"
@@ -386,14 +386,14 @@ def test_a_store_of_another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: shelf\nVersion: 1\n")
     (info / "entry_points.txt").write_text("[specrag.stores]\nshelf = shelf:Shelf\nbroken = shelf:Nothing\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    registry._brought.cache_clear()
+    brought.cache_clear()
     try:
         with pytest.raises(RuntimeError, match="shelf://a/b at 3"):
             open_store("shelf://a/b", limits=Limits(timeout=3))
         with pytest.raises(SpecragError, match=r"store 'broken' of shelf:Nothing cannot be imported"):
             open_store("broken://a/b")
     finally:
-        registry._brought.cache_clear()
+        brought.cache_clear()
 
 
 def test_the_record_says_what_cannot_be_read() -> None:

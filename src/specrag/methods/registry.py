@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from functools import cache
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from pydantic import ValidationError
 
 from specrag import checks
-from specrag.errors import InputError, SpecragError
+from specrag.errors import InputError
+from specrag.extras import brought, load_brought
 
 if TYPE_CHECKING:
     from specrag.methods.base import Method, MethodOptions
@@ -41,11 +40,6 @@ _OWN: Mapping[str, str] = {
 }
 
 
-@cache
-def _brought() -> dict[str, EntryPoint]:
-    return {entry.name: entry for entry in entry_points(group=GROUP) if entry.name not in _OWN}
-
-
 def own_names() -> tuple[str, ...]:
     """The methods that come with specrag."""
     return tuple(_OWN)
@@ -53,7 +47,7 @@ def own_names() -> tuple[str, ...]:
 
 def method_names() -> tuple[str, ...]:
     """All methods, ours first."""
-    return (*_OWN, *sorted(_brought()))
+    return (*_OWN, *sorted(brought(GROUP).keys() - _OWN))
 
 
 def method_class(name: str, field: str = "method") -> type[Method]:
@@ -71,12 +65,7 @@ def method_class(name: str, field: str = "method") -> type[Method]:
         module, _, attribute = _OWN[name].partition(":")
         made: type[Method] = getattr(import_module(module), attribute)
         return made
-    entry = _brought()[name]
-    try:
-        found: type[Method] = entry.load()
-    except Exception as error:
-        reason = " ".join(str(error).split())[:160]
-        raise SpecragError(f"method {name!r} of {entry.value} cannot be imported: {reason}") from error
+    found: type[Method] = load_brought(brought(GROUP)[name], "method")
     return found
 
 

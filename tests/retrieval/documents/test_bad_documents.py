@@ -46,7 +46,7 @@ def test_binary_junk_without_a_zero_byte(tmp_path: Path) -> None:
 
 
 def test_unknown_binary_kinds_say_what_to_do(tmp_path: Path) -> None:
-    assert "save it as DOCX" in reason(read_file(written(tmp_path, "slides.pptx", b"PK\x03\x04")))
+    assert "save it as DOCX" in reason(read_file(written(tmp_path, "slides.ppt", b"\xd0\xcf\x11\xe0")))
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_what_a_converter_raises_costs_only_its_file(tmp_path: Path, monkeypatch
     def fail(_: bytes) -> str:
         raise LookupError("no such\nencoding")
 
-    monkeypatch.setattr("specrag.retrieval.documents.converters._decode_html", fail)
+    monkeypatch.setattr("specrag.retrieval.documents.converters.decode_html", fail)
     said = reason(read_file(written(tmp_path, "a.html", "<p>x")))
     assert said == "it cannot be converted: LookupError: no such encoding"
 

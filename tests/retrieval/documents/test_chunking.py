@@ -219,6 +219,30 @@ def test_place_of_the_part_stays(chunker: Chunker, place: str) -> None:
         assert {chunk.place for chunk in chunks} == {place}
 
 
+def test_a_table_is_cut_between_rows(chunker: Chunker) -> None:
+    row = "item: pump number {}; colour: {}red; seen: yesterday by the warden"
+    rows = [row.format(number, "rather " * (number % 5)) for number in range(30)]
+    part = Part("\n".join(rows), "sheet Costs", "rows", own_lines=True, first=5)
+    chunks = chunker.chunk(Document("a", "Manual", (part,)))
+    assert [row for chunk in chunks for row in chunk.text.split("\n")] == rows  # none in two, none twice
+    assert 5 < len(chunks) < 30
+    number = 5
+    for chunk in chunks:
+        last = number + chunk.text.count("\n")
+        rows_named = f"rows {number}-{last}" if last > number else f"row {number}"
+        assert chunk.place == f"sheet Costs, {rows_named}"
+        number = last + 1
+
+
+def test_headings_and_lines_stand_behind_the_place_of_the_part(chunker: Chunker) -> None:
+    chunks = chunker.chunk(
+        document("# Manual\n\n## Use\n\nTurn it.", "markdown", place="slide 3", own_lines=False)
+    )
+    assert [chunk.place for chunk in chunks] == ["slide 3 > Use"]
+    chunks = chunker.chunk(document("One.\nTwo.", place="attachment a.txt"))
+    assert [chunk.place for chunk in chunks] == ["attachment a.txt, lines 1-2"]
+
+
 def test_converted_text_without_headings_has_no_place(chunker: Chunker) -> None:
     assert {chunk.place for chunk in chunker.chunk(document(prose(40), "markdown", own_lines=False))} == {""}
 

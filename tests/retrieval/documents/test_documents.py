@@ -23,7 +23,7 @@ def test_plain_text(tmp_path: Path) -> None:
     assert len(read.sha256) == 64
 
 
-@pytest.mark.parametrize("name", ["pump.py", "README", "pump.log", "pump.csv"])
+@pytest.mark.parametrize("name", ["pump.py", "README", "pump.log", "pump.rs"])
 def test_other_text_is_plain_text(tmp_path: Path, name: str) -> None:
     assert one(read_file(written(tmp_path, name, "x = 1\n"))).parts[0].markup == "plain"
 

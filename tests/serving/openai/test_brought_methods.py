@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from specrag.methods import registry
+from specrag.extras import brought
 from tests.serving.live_server import MODEL, LiveServer, post, running_server
 
 PARROT = """
@@ -81,10 +81,10 @@ def parrots(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     (about / "entry_points.txt").write_text(entries, encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
-        registry._brought.cache_clear()
+        brought.cache_clear()
         with running_server() as server:
             yield server
-    registry._brought.cache_clear()
+    brought.cache_clear()
 
 
 def body(text: str = "hello", stream: bool = False, **specrag: Any) -> dict[str, Any]:

@@ -40,9 +40,9 @@ class Chunk:
     Args:
         text: at most ``max_tokens`` tokens; its beginning may repeat the end of the chunk before.
         title: the document's.
-        place: the part's, such as ``page 3`` or ``line 17``; else the headings above its first sentence, such as
-            ``Install > Linux`` without the document's title; else the lines of the file, such as ``lines 10-24``;
-            else empty.
+        place: the part's, such as ``page 3``; behind it the headings above its first sentence, such as
+            ``Install > Linux`` without the document's title, else the lines of the file or rows of the table, such as
+            ``lines 10-24``; empty where there is none of these.
     """
 
     text: str
@@ -77,7 +77,7 @@ class Chunker:
     Cuts are made, best first, at headings (Markdown only), paragraphs, lines, sentences, words, as
     semantic-text-splitter finds them; a line end inside a sentence counts as a space. A chunk that follows
     another one under the same heading begins with up to ``overlap`` tokens of it, from a sentence's beginning if
-    there is one among them, else from a word's. Pages and records are never joined.
+    there is one among them, else from a word's; rows of a table are not repeated. Pages and records are never joined.
 
     Args:
         tokenizer_file: the encoder's ``tokenizer.json``; its own truncation and padding are not used.
@@ -113,22 +113,26 @@ class Chunker:
         if not text.strip():
             return
         fits = self._fits(text)
-        if fits and part.place:  # the common case, a short record, in one step
+        if fits and part.place and part.markup == "plain" and not part.own_lines:
+            # the common case, a short record, in one step
             yield Chunk(text.strip(), title, part.place)
             return
-        markdown = part.markup == "markdown"
-        shape = outline(text, markdown=markdown)
+        # A row of a table never goes on in the next line.
+        is_table = part.markup == "rows"
+        shape = Outline((), text) if is_table else outline(text, markdown=part.markup == "markdown")
         place = _Places(part, title, shape.headings)
-        for span in [_Span(0, len(text))] if fits else self._spans(text, shape, markdown):
+        for span in [_Span(0, len(text))] if fits else self._spans(part, shape):
             chunk = text[span.start : span.end]
             if stripped := chunk.strip():
                 start = span.start + len(chunk) - len(chunk.lstrip())
                 yield Chunk(stripped, title, place.of(start, start + len(stripped)))
 
-    def _spans(self, text: str, shape: Outline, markdown: bool) -> Iterator[_Span]:
-        cuts = _without_scraps(text, list(self._cuts(shape.flowing, markdown)), shape.headings)
+    def _spans(self, part: Part, shape: Outline) -> Iterator[_Span]:
+        text = part.text
+        found = list(self._cuts(shape.flowing, part.markup == "markdown"))
+        cuts = _without_scraps(text, found, shape.headings)
         spans = [_Span(start, end) for start, end in pairwise(cuts)]
-        longer = self._overlapping(text, spans, shape.headings)
+        longer = spans if part.markup == "rows" else self._overlapping(text, spans, shape.headings)
         counts = self._counts([text[span.start : span.end].strip() for span in longer])
         fits = [
             self._fits(text[span.start : span.end], count) for span, count in zip(longer, counts, strict=True)
@@ -232,9 +236,10 @@ class _Places:
 
     def of(self, start: int, end: int) -> str:
         """The place of the characters from ``start``, which is no space, to ``end``."""
-        if self.part.place:
-            return self.part.place
-        return " > ".join(self._path(start, end)) or (self._lines(start, end) if self.part.own_lines else "")
+        if path := self._path(start, end):
+            return " > ".join((self.part.place, *path) if self.part.place else path)
+        lines = self._lines(start, end) if self.part.own_lines else ""
+        return ", ".join(filter(None, (self.part.place, lines)))
 
     def _path(self, start: int, end: int) -> tuple[str, ...]:
         """The headings above the first text that is no heading itself."""
@@ -253,9 +258,10 @@ class _Places:
         return path[1:] if path and path[0] == self.title else path
 
     def _lines(self, start: int, end: int) -> str:
-        first = bisect_left(self._line_ends, start) + 1
-        last = bisect_left(self._line_ends, end) + 1
-        return f"lines {first}-{last}" if first < last else f"line {first}"
+        first = bisect_left(self._line_ends, start) + self.part.first
+        last = bisect_left(self._line_ends, end) + self.part.first
+        name = "row" if self.part.markup == "rows" else "line"
+        return f"{name}s {first}-{last}" if first < last else f"{name} {first}"
 
     @cached_property
     def _line_ends(self) -> list[int]:

@@ -1,14 +1,12 @@
-"""Converters from bytes to text: plain text, Markdown, HTML, PDF and DOCX; and the outline of a Markdown text."""
+"""Converters from bytes to text: plain text, Markdown, HTML and PDF; and the outline of a Markdown text."""
 
 from __future__ import annotations
 
-import io
 import re
 import sys
 import warnings
-import zipfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from specrag.errors import SpecragError
@@ -16,7 +14,7 @@ from specrag.errors import SpecragError
 if TYPE_CHECKING:
     from bs4 import BeautifulSoup
 
-Markup = Literal["markdown", "plain"]
+Markup = Literal["markdown", "plain", "rows"]
 
 LARGEST = 512 * 2**20
 """Bytes of a file, and of what a compressed one holds, that are read into memory at once."""
@@ -28,10 +26,11 @@ _FRONT_TITLE = re.compile(r"^title[ \t]*:[ \t]*(['\"]?)(.+?)\1[ \t]*$", re.MULTI
 _BROKEN_WORD = re.compile("[\x02\ufffe\u00ad]\n?")
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
-_BOMS = (b"\xff\xfe", b"\xfe\xff")
+BOMS = (b"\xff\xfe", b"\xfe\xff")
 # What programs write into the title of a PDF or DOCX when its author gave none.
 _NO_TITLE = re.compile(
-    r"(untitled|\(anonymous\)|unspecified|word document|microsoft (word|powerpoint|excel).*|(document|slide)\s*\d*"
+    r"(untitled|\(anonymous\)|unspecified|(word|powerpoint) (document|presentation)|microsoft (word|powerpoint|excel).*"
+    r"|(document|slide|presentation)\s*\d*"
     r"|.*\.(docx?|dvi|tex|indd|rtf|odt|pptx?|html?|pdf|txt|qxd))?",
     re.IGNORECASE,
 )
@@ -48,14 +47,16 @@ class Part:
     Args:
         text: lines end with a line feed; no NUL and no half surrogate pair.
         place: where it stands, such as ``page 3``; empty if it is the whole document.
-        markup: how to read the text.
+        markup: how to read the text; ``rows`` are those of a table, one a line.
         own_lines: its lines are those of the file, so that line numbers are places in the file.
+        first: the number of its first line.
     """
 
     text: str
     place: str = ""
     markup: Markup = "plain"
     own_lines: bool = False
+    first: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class ReadingLimits:
     """Limits beyond which a document counts as unreadable; 14 KB from a stranger can hold 2,000 pages.
 
     Attributes:
-        pages: of a PDF.
+        pages: of a PDF; slides of a presentation, chapters of a book.
         characters: of its text.
     """
 
@@ -80,13 +81,15 @@ class Converted:
 
     Args:
         title: the document's own, or empty.
-        parts: one, or one a page.
+        parts: one, or one a page, slide, sheet or chapter.
         missing: what could not be read, as a sentence fragment; empty if nothing is missing.
+        metadata: what filters can ask for.
     """
 
     title: str
     parts: tuple[Part, ...]
     missing: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
 def clean(text: str) -> str:
@@ -102,7 +105,7 @@ def decode(data: bytes) -> str:
     Raises:
         UnreadableError: the bytes are no text.
     """
-    if data.startswith(_BOMS):
+    if data.startswith(BOMS):
         try:
             return clean(data.decode("utf-16"))
         except UnicodeDecodeError:
@@ -144,20 +147,25 @@ def convert_markdown(data: bytes) -> Converted:
     front = _FRONT_MATTER.match(text)
     title = _FRONT_TITLE.search(front[1]) if front else None
     return Converted(
-        " ".join(title[2].split()) if title else _first_heading(text),
+        " ".join(title[2].split()) if title else first_heading(text),
         (Part(text, markup="markdown", own_lines=True),),
     )
 
 
 def convert_html(data: bytes) -> Converted:
     """HTML without scripts, styles and navigation; the title is ``<title>``, or the first heading."""
-    soup = _soup(_decode_html(data))
+    soup = _soup(decode_html(data))
     title = clean(" ".join(soup.title.get_text().split())) if soup.title else ""
     part = _soup_part(soup)
-    return Converted(title or _first_heading(part.text), (part,))
+    return Converted(title or first_heading(part.text), (part,))
 
 
-def _decode_html(data: bytes) -> str:
+def html_part(html: str) -> Part:
+    """The text of HTML as Markdown."""
+    return _soup_part(_soup(html))
+
+
+def decode_html(data: bytes) -> str:
     """UTF-8 if it is, else the encoding that the page declares, else a likely one."""
     from bs4.dammit import EncodingDetector
 
@@ -198,33 +206,6 @@ def _soup_part(soup: BeautifulSoup) -> Part:
         return Part(clean(soup.get_text("\n", strip=True)))
 
 
-def convert_docx(data: bytes) -> Converted:
-    """DOCX by mammoth; the title is the first heading of the text, or the file's property."""
-    import mammoth
-    from bs4 import BeautifulSoup
-
-    def work() -> Converted:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            if "word/document.xml" not in archive.namelist():
-                raise UnreadableError("its content is a ZIP archive, not a DOCX")
-            if sum(entry.file_size for entry in archive.infolist()) > LARGEST:
-                raise UnreadableError(f"it unpacks to more than {LARGEST >> 20} MiB; split it")
-            properties = (
-                archive.read("docProps/core.xml") if "docProps/core.xml" in archive.namelist() else b""
-            )
-        image = mammoth.images.img_element(lambda _: {"src": ""})
-        html = mammoth.convert_to_html(
-            io.BytesIO(data), style_map="p[style-name='Title'] => h1:fresh", convert_image=image
-        ).value
-        part = _soup_part(_soup(html))
-        found = BeautifulSoup(properties, "lxml-xml").find("title")
-        return Converted(
-            _first_heading(part.text) or _given_title(found.get_text() if found else ""), (part,)
-        )
-
-    return _guard("DOCX", work)
-
-
 def convert_pdf(data: bytes, limits: ReadingLimits = UNLIMITED) -> Converted:
     """PDF by PDFium, a part a page. PDFium serves one thread at a time.
 
@@ -241,7 +222,7 @@ def convert_pdf(data: bytes, limits: ReadingLimits = UNLIMITED) -> Converted:
                 raise UnreadableError("encrypted PDF; remove its password first") from None
             raise
         try:
-            title = _given_title(document.get_metadata_dict().get("Title", ""))
+            title = given_title(document.get_metadata_dict().get("Title", ""))
             pages = _page_texts(document, limits)
         finally:
             document.close()
@@ -253,12 +234,11 @@ def convert_pdf(data: bytes, limits: ReadingLimits = UNLIMITED) -> Converted:
         lost = [number for number, text in enumerate(pages, 1) if text is None]
         return Converted(title, parts, _lost_pages(lost, len(pages)))
 
-    return _guard("PDF", work)
+    return guard("PDF", work)
 
 
 def _page_texts(document: Any, limits: ReadingLimits) -> list[str | None]:
-    if len(document) > limits.pages:
-        raise UnreadableError(f"it has {len(document):,} pages, more than {limits.pages:,}; split it")
+    check_pages(len(document), limits)
     pages: list[str | None] = []
     characters = 0
     for index in range(len(document)):
@@ -273,10 +253,21 @@ def check_characters(count: int, limits: ReadingLimits) -> None:
     """Refuse a document with too much text.
 
     Raises:
-        UnreadableError: it has more characters than may be read.
+        UnreadableError: it has more characters than may be read, or ``LARGEST`` of them.
     """
-    if count > limits.characters:
-        raise UnreadableError(f"its text is longer than {limits.characters:,} characters; split it")
+    most = min(limits.characters, LARGEST)
+    if count > most:
+        raise UnreadableError(f"its text is longer than {most:,} characters; split it")
+
+
+def check_pages(count: int, limits: ReadingLimits, name: str = "pages") -> None:
+    """Refuse a document with too many pages, slides or chapters.
+
+    Raises:
+        UnreadableError: it has more of them than may be read.
+    """
+    if count > limits.pages:
+        raise UnreadableError(f"it has {count:,} {name}, more than {limits.pages:,}; split it")
 
 
 def _page_text(document: Any, index: int) -> str | None:
@@ -300,7 +291,7 @@ def _lost_pages(lost: list[int], pages: int) -> str:
     return f"{len(lost)} of {pages} pages hold no readable text (page {shown}); run OCR if they should"
 
 
-def _guard(kind: str, work: Callable[[], Converted]) -> Converted:
+def guard(kind: str, work: Callable[[], Converted]) -> Converted:
     """Run a converter on untrusted bytes; whatever it raises means a broken file."""
     try:
         return work()
@@ -310,12 +301,13 @@ def _guard(kind: str, work: Callable[[], Converted]) -> Converted:
         raise UnreadableError(f"broken {kind}: {type(error).__name__}: {error}") from error
 
 
-def _given_title(title: str) -> str:
+def given_title(title: str) -> str:
+    """A title among a file's properties, unless a program has put it there; then it is empty."""
     title = clean(" ".join(title.split()))
     return "" if _NO_TITLE.fullmatch(title) else title
 
 
-def _first_heading(text: str) -> str:
+def first_heading(text: str) -> str:
     """Name of the first named heading; empty without one."""
     return next((heading.path[-1] for heading in outline(text, markdown=True).headings if heading.path), "")
 

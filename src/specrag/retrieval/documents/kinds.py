@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from specrag.retrieval.documents.converters import UnreadableError
+from specrag.retrieval.documents.packages import PACKAGES
 
 _MARKS = {
     b"%PDF-": "a PDF",
@@ -29,7 +30,10 @@ _MARKS = {
 # Within a container the kind stands a few bytes behind its beginning.
 _INNER = {(b"RIFF", b"WEBP"): "a WebP image", (b"RIFF", b"WAVE"): "a sound", (b"RIFF", b"AVI "): "a film"}
 # What a kind of document begins with; a PDF may have up to 1,024 bytes in front of it.
-_BEGINNINGS = {".pdf": ("a PDF", b"%PDF-", 1024), ".docx": ("a DOCX", b"PK\x03\x04", 4)}
+_BEGINNINGS = {
+    ".pdf": ("a PDF", b"%PDF-", 1024),
+    **{ending: (kind, b"PK\x03\x04", 4) for ending, (kind, _) in PACKAGES.items()},
+}
 
 
 def kind_of(start: bytes) -> str | None:

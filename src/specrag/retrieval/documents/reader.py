@@ -1,4 +1,4 @@
-"""Read files as documents: text, Markdown, HTML, PDF, DOCX, notebooks, records; a reason for whatever is unreadable."""
+"""Read files as documents, by their endings; a reason for whatever is unreadable."""
 
 from __future__ import annotations
 
@@ -25,21 +25,26 @@ from specrag.retrieval.documents.converters import (
     UnreadableError,
     check_characters,
     clean,
-    convert_docx,
     convert_html,
     convert_markdown,
     convert_pdf,
     convert_text,
     decode,
 )
+from specrag.retrieval.documents.epub import convert_epub
 from specrag.retrieval.documents.files import Skipped, SourceFile
 from specrag.retrieval.documents.kinds import check_kind
+from specrag.retrieval.documents.mail import convert_mail
 from specrag.retrieval.documents.notebooks import convert_notebook
+from specrag.retrieval.documents.office import convert_docx, convert_pptx
+from specrag.retrieval.documents.opendocument import convert_opendocument
+from specrag.retrieval.documents.tables import convert_csv, convert_tsv, convert_xlsx
 
 _CHANGED = "it changed while it was read; index it again"
 _TOO_LARGE = f"larger than {LARGEST >> 20} MiB; split it"
 _RACY_NS = 2 * 10**9  # a change so soon after another may leave the time stamp as it was
 _LONGEST_REASON = 200
+_DEEPEST = 3  # a document attached to an e-mail that is attached to an e-mail
 
 _CONVERTERS: Mapping[str, Callable[[bytes], Converted]] = {
     ".txt": convert_text,
@@ -51,7 +56,19 @@ _CONVERTERS: Mapping[str, Callable[[bytes], Converted]] = {
     ".docx": convert_docx,
     ".ipynb": convert_notebook,
 }
-_NO_CONVERTER = frozenset({".doc", ".odt", ".rtf", ".epub", ".ppt", ".pptx", ".xls", ".xlsx", ".ods", ".odp"})
+# Those that can grow beyond the file's own size look at the limits themselves.
+_LIMITED: Mapping[str, Callable[[bytes, ReadingLimits], Converted]] = {
+    ".pdf": convert_pdf,
+    ".csv": convert_csv,
+    ".tsv": convert_tsv,
+    ".xlsx": convert_xlsx,
+    ".pptx": convert_pptx,
+    ".odt": convert_opendocument,
+    ".ods": convert_opendocument,
+    ".odp": convert_opendocument,
+    ".epub": convert_epub,
+}
+_NO_CONVERTER = frozenset({".doc", ".rtf", ".ppt", ".xls", ".xlsb", ".msg", ".pages", ".key", ".numbers"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +79,7 @@ class Document:
         source: the file's name in the knowledge base; the records of one file share it.
         title: the document's own, or the name of its file without the ending; a record without a title has none.
         parts: its text; a PDF has one part a page.
-        metadata: a record's other fields: strings, numbers, truth values and lists of these.
+        metadata: a record's other fields, an e-mail's head: strings, numbers, truth values and lists of these.
     """
 
     source: str
@@ -89,10 +106,11 @@ class ReadFile:
 def read_file(file: SourceFile, limits: ReadingLimits = UNLIMITED) -> ReadFile:
     """Read a file and turn it into text; never raises for what the file holds.
 
-    The ending decides: Markdown, HTML, PDF, DOCX, notebooks, JSON lines and JSON (each also with ``.gz``); everything
-    else is taken as plain text if it is text. JSON holds records if it is an array of objects with a text, else it is
-    text too. A file whose content is of another kind than its ending says is not read. One that changes meanwhile
-    gives no documents, so that a later run reads it whole. A thread at a time: PDFium bears no more.
+    The ending decides: Markdown, HTML, PDF, Office and OpenDocument files, EPUB, e-mail, CSV, notebooks, JSON lines and
+    JSON (each also with ``.gz``); everything else is taken as plain text if it is text. JSON holds records if it is an
+    array of objects with a text, else it is text too. A file whose content is of another kind than its ending says is
+    not read. One that changes meanwhile gives no documents, so that a later run reads it whole. A thread at a time:
+    PDFium bears no more.
 
     Args:
         limits: a file beyond them cannot be read; for one of records they hold for all of its rows together.
@@ -120,7 +138,7 @@ def read_file(file: SourceFile, limits: ReadingLimits = UNLIMITED) -> ReadFile:
     return ReadFile(tuple(documents), tuple(skipped), sha256)
 
 
-def _convert(source: str, data: bytes, limits: ReadingLimits) -> Iterable[Document | Skipped]:
+def _convert(source: str, data: bytes, limits: ReadingLimits, depth: int = 0) -> Iterable[Document | Skipped]:
     name = PurePosixPath(source)
     if not data:
         raise UnreadableError("empty: it holds no text")
@@ -128,16 +146,32 @@ def _convert(source: str, data: bytes, limits: ReadingLimits) -> Iterable[Docume
         name, data = name.with_suffix(""), _unpack(data)
     kind = name.suffix.lower()
     if kind in _NO_CONVERTER:
-        raise UnreadableError(f"there is no converter for {kind}; save it as DOCX, PDF or HTML")
+        raise UnreadableError(f"there is no converter for {kind}; save it as DOCX, XLSX, PPTX, PDF or HTML")
     check_kind(kind, data[:1024])
     records = _RECORDS[kind](data) if kind in _RECORDS else None
     if records is not None:
         return _records(source, records)
-    converted = convert_pdf(data, limits) if kind == ".pdf" else _CONVERTERS.get(kind, convert_text)(data)
+    if kind == ".eml":
+        converted = convert_mail(
+            data, limits, lambda name, content: _attached(name, content, limits, depth + 1)
+        )
+    elif kind in _LIMITED:
+        converted = _LIMITED[kind](data, limits)
+    else:
+        converted = _CONVERTERS.get(kind, convert_text)(data)
     if not any(part.text.strip() for part in converted.parts):
         raise UnreadableError("empty: it holds no text")
-    found: list[Document | Skipped] = [Document(source, converted.title or name.stem, converted.parts)]
-    return found + ([Skipped(source, converted.missing)] if converted.missing else [])
+    document = Document(source, converted.title or name.stem, converted.parts, converted.metadata)
+    return [document, *([Skipped(source, _one_line(converted.missing))] if converted.missing else [])]
+
+
+def _attached(name: str, data: bytes, limits: ReadingLimits, depth: int) -> Converted:
+    """A document attached to another, all of its records together."""
+    if depth > _DEEPEST:
+        raise UnreadableError("attached too deeply")
+    found = list(_convert(name, data, limits, depth))
+    parts = tuple(part for each in found if isinstance(each, Document) for part in each.parts)
+    return Converted("", parts, "; ".join(each.reason for each in found if isinstance(each, Skipped)))
 
 
 def _records(source: str, rows: Iterable[Record | BadRecord]) -> Iterable[Document | Skipped]:

@@ -13,8 +13,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import grpc
 import numpy as np
@@ -25,10 +24,8 @@ from specrag.retrieval.index.filters import Comparison, Condition, Filter, Leaf,
 from specrag.retrieval.index.scoring import Floats
 from specrag.retrieval.manifest import KnowledgeBaseError
 from specrag.retrieval.passage import Passage
-from specrag.retrieval.progress import Progress
 from specrag.retrieval.stores.base import (
     Address,
-    Collection,
     Fetched,
     Found,
     Limits,
@@ -42,6 +39,7 @@ from specrag.retrieval.stores.base import (
     key_paths,
     to_payload,
 )
+from specrag.retrieval.stores.collection import CollectionStore
 
 T = TypeVar("T")
 
@@ -62,7 +60,7 @@ _NO_CONNECTION = 2
 _MANNER = re.compile(r"auth|permission|privilege|password", re.IGNORECASE)
 
 
-class MilvusStore:
+class MilvusStore(CollectionStore):
     """A collection of Milvus; a :class:`~specrag.retrieval.stores.base.Store`. Made by :meth:`open`.
 
     Args:
@@ -72,23 +70,9 @@ class MilvusStore:
     """
 
     def __init__(self, client: MilvusClient, name: str, words: Words) -> None:
-        self.place = words.place
+        super().__init__(name, words)
         self._client = client
-        self._name = name
-        self._words = words
-        self._is_closed = False
         self._lists: frozenset[str] = frozenset()
-
-    @classmethod
-    def open(cls, address: str, limits: Limits) -> MilvusStore:
-        """See :class:`~specrag.retrieval.stores.base.StoreType`."""
-        store = cls._connect(address, limits)
-        try:
-            store._words.check_complete(store.info())
-        except BaseException:
-            store.close()
-            raise
-        return store
 
     @classmethod
     def check(cls, address: str, loading: Loading) -> None:
@@ -96,33 +80,10 @@ class MilvusStore:
         if loading.approximate:
             remedy = "a collection of Milvus is searched exactly here; leave it out"
             raise InputError("hnsw", loading.approximate, remedy)
-        store = cls._connect(address, loading.limits)
-        try:
-            store._is_taken(loading.replace)
-        finally:
-            store.close()
+        super().check(address, loading)
 
     @classmethod
-    def load(cls, address: str, collection: Collection, loading: Loading) -> StoreInfo:
-        """See :class:`~specrag.retrieval.stores.base.StoreType`."""
-        cls.check(address, loading)
-        store = cls._connect(address, loading.limits)
-        try:
-            if store._is_taken(loading.replace):
-                store._drop()
-            store._create(StoreInfo(0, collection.encoder, complete=False))
-            for passages, vectors in collection.portions(loading.progress):
-                store.add(passages, vectors)
-            loading.progress(Progress("indexing", 0, 1))
-            info = replace(store.info(), complete=True)
-            store._record(info)
-            loading.progress(Progress("indexing", 1, 1))
-            return info
-        finally:
-            store.close()
-
-    @classmethod
-    def _connect(cls, address: str, limits: Limits) -> MilvusStore:
+    def _connect(cls, address: str, limits: Limits) -> Self:
         # The client prints every error with its traceback; ours says it once.
         logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
         found = Address.parse(address, "milvus", _PORT)
@@ -147,13 +108,8 @@ class MilvusStore:
             raise _described(error, words) from None
         return cls(client, found.name, words)
 
-    def _is_taken(self, replacing: bool) -> bool:
-        if not self._ask(lambda left: self._client.has_collection(self._name, timeout=left)):
-            return False
-        self.info()  # refuses what specrag has not made
-        if not replacing:
-            raise InputError("store", self._name, "it exists already; replace it, or give another name")
-        return True
+    def _exists(self) -> bool:
+        return bool(self._ask(lambda left: self._client.has_collection(self._name, timeout=left)))
 
     def _drop(self) -> None:
         self._ask(lambda left: self._client.drop_collection(self._name, timeout=left))

@@ -11,27 +11,23 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from qdrant_client import QdrantClient, models
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
-from specrag.errors import InputError, SpecragError
+from specrag.errors import SpecragError
 from specrag.retrieval.index.filters import Comparison, Condition, Filter, Leaf, Null, fold
 from specrag.retrieval.index.hnsw import HnswSettings
 from specrag.retrieval.index.scoring import Floats
 from specrag.retrieval.manifest import KnowledgeBaseError
 from specrag.retrieval.passage import Passage
-from specrag.retrieval.progress import Progress
 from specrag.retrieval.stores.base import (
     Address,
-    Collection,
     Fetched,
     Found,
     Limits,
-    Loading,
     StoreInfo,
     Words,
     batches,
@@ -41,6 +37,7 @@ from specrag.retrieval.stores.base import (
     key_paths,
     to_payload,
 )
+from specrag.retrieval.stores.collection import CollectionStore
 
 T = TypeVar("T")
 
@@ -52,7 +49,7 @@ _RECORD = "specrag"  # in the collection's metadata
 _BUSY = (429, 502, 503, 504)
 
 
-class QdrantStore:
+class QdrantStore(CollectionStore):
     """A collection of Qdrant; a :class:`~specrag.retrieval.stores.base.Store`. Made by :meth:`open`.
 
     Args:
@@ -62,54 +59,11 @@ class QdrantStore:
     """
 
     def __init__(self, client: QdrantClient, name: str, words: Words) -> None:
-        self.place = words.place
+        super().__init__(name, words)
         self._client = client
-        self._name = name
-        self._words = words
-        self._is_closed = False
 
     @classmethod
-    def open(cls, address: str, limits: Limits) -> QdrantStore:
-        """See :class:`~specrag.retrieval.stores.base.StoreType`."""
-        store = cls._connect(address, limits)
-        try:
-            store._words.check_complete(store.info())
-        except BaseException:
-            store.close()
-            raise
-        return store
-
-    @classmethod
-    def check(cls, address: str, loading: Loading) -> None:
-        """See :class:`~specrag.retrieval.stores.base.StoreType`."""
-        store = cls._connect(address, loading.limits)
-        try:
-            store._is_taken(loading.replace)
-        finally:
-            store.close()
-
-    @classmethod
-    def load(cls, address: str, collection: Collection, loading: Loading) -> StoreInfo:
-        """See :class:`~specrag.retrieval.stores.base.StoreType`."""
-        cls.check(address, loading)
-        store = cls._connect(address, loading.limits)
-        try:
-            if store._is_taken(loading.replace):
-                store._drop()
-            breadth = HnswSettings().ef_search if loading.approximate else None
-            store._create(StoreInfo(0, collection.encoder, breadth=breadth, complete=False))
-            for passages, vectors in collection.portions(loading.progress):
-                store.add(passages, vectors)
-            loading.progress(Progress("indexing", 0, 1))
-            info = replace(store.info(), complete=True)
-            store._record(info)
-            loading.progress(Progress("indexing", 1, 1))
-            return info
-        finally:
-            store.close()
-
-    @classmethod
-    def _connect(cls, address: str, limits: Limits) -> QdrantStore:
+    def _connect(cls, address: str, limits: Limits) -> Self:
         found = Address.parse(address, "qdrant", _PORT)
         key = found.secret or os.environ.get(KEY_VARIABLE, "")
         words = Words(found.place("qdrant"), limits, (key,))
@@ -127,13 +81,8 @@ class QdrantStore:
             )
         return cls(client, found.name, words)
 
-    def _is_taken(self, replacing: bool) -> bool:
-        if not self._ask(lambda _: self._client.collection_exists(self._name)):
-            return False
-        self.info()  # refuses what specrag has not made
-        if not replacing:
-            raise InputError("store", self._name, "it exists already; replace it, or give another name")
-        return True
+    def _exists(self) -> bool:
+        return bool(self._ask(lambda _: self._client.collection_exists(self._name)))
 
     def _drop(self) -> None:
         self._tell(lambda: self._client.delete_collection(self._name))

@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
-from functools import cache
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from specrag.errors import InputError, SpecragError, StoreUnavailable
-from specrag.extras import needed_by
+from specrag.errors import InputError, StoreUnavailable
+from specrag.extras import brought, load_brought, needed_by
 from specrag.retrieval.stores.base import Collection, Limits, Loading, StoreType
 
 if TYPE_CHECKING:
@@ -44,14 +42,9 @@ _OWN: Mapping[str, str] = {
 }
 
 
-@cache
-def _brought() -> dict[str, EntryPoint]:
-    return {entry.name: entry for entry in entry_points(group=GROUP) if entry.name not in _OWN}
-
-
 def schemes() -> tuple[str, ...]:
     """What an address may begin with, ours first."""
-    return (*_OWN, *sorted(_brought()))
+    return (*_OWN, *sorted(brought(GROUP).keys() - _OWN))
 
 
 def is_address(text: str) -> bool:
@@ -72,15 +65,11 @@ def store_type(address: str) -> StoreType:
         with needed_by(scheme):
             made: StoreType = getattr(import_module(module), attribute)
         return made
-    entry = _brought().get(scheme)
+    entry = brought(GROUP).get(scheme)
     if entry is None:
         known = scheme[:40] if "://" in address else "(not shown)"  # it may be a password
         raise InputError("store", known, f"an address begins with {', '.join(schemes())}, and ://")
-    try:
-        found: StoreType = entry.load()
-    except Exception as error:
-        reason = " ".join(str(error).split())[:160]
-        raise SpecragError(f"store {scheme!r} of {entry.value} cannot be imported: {reason}") from error
+    found: StoreType = load_brought(entry, "store")
     return found
 
 

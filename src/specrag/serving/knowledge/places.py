@@ -29,10 +29,14 @@ _RESERVED = frozenset({"jobs"})
 _LONGEST = 200  # bytes of a document's name; file systems take 255
 _FORBIDDEN = frozenset('/\\:*?"<>|')
 
-#: Endings of documents that can be read; each also with ``.gz``.
+#: Endings of documents that can be read; each also with ``.gz``, but those that are packed already.
 ENDINGS = (
-    ".txt", ".md", ".markdown", ".html", ".htm", ".xhtml", ".pdf", ".docx", ".ipynb", ".csv", ".tsv",
-    ".jsonl", ".ndjson", ".json",
+    ".txt", ".md", ".markdown", ".rst", ".html", ".htm", ".xhtml", ".pdf", ".docx", ".pptx", ".xlsx", ".odt", ".odp",
+    ".ods", ".epub", ".eml", ".ipynb", ".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".log", ".tex",
+    # Code and settings, read as text.
+    ".c", ".cc", ".cpp", ".cs", ".css", ".go", ".h", ".hpp", ".java", ".js", ".jsx", ".kt", ".lua", ".php", ".pl",
+    ".proto", ".py", ".r", ".rb", ".rs", ".scala", ".sh", ".sql", ".swift", ".ts", ".tsx", ".ini", ".toml", ".xml",
+    ".yaml", ".yml",
 )  # fmt: skip
 
 

@@ -10,7 +10,6 @@ import errno
 import gzip
 import os
 import shutil
-import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path, PurePath
@@ -25,13 +24,12 @@ from specrag.artifacts import fsync, make_folder
 from specrag.errors import InputError
 from specrag.retrieval.documents.converters import UnreadableError, decode
 from specrag.retrieval.documents.kinds import check_kind
+from specrag.retrieval.documents.packages import PACKAGES, Package, most_unpacked
 from specrag.serving.errors import ApiError
 from specrag.serving.knowledge.places import check_document
 
 _START = 64 * 2**10
-_UNPACKED = 256 * 2**20  # bytes that a DOCX may hold
-_ENTRIES = 10_000
-_RATIO = 200  # times that an archive may shrink; text shrinks 20 times, bombs 1,000 times
+_UNPACKED = 256 * 2**20  # bytes that an archive may hold
 
 
 def check_content(path: Path, name: str) -> None:
@@ -52,15 +50,16 @@ def check_content(path: Path, name: str) -> None:
         raise InputError("files", name, "it is empty")
     if kind.suffix == ".gz":
         start, kind = _unpack(path, name), PurePath(kind.stem)
-        if kind.suffix in {".pdf", ".docx"}:
+        if kind.suffix == ".pdf" or kind.suffix in PACKAGES:
             raise InputError("files", name, "it is packed twice; upload it without .gz")
     try:
         check_kind(kind.suffix, start)
+        if kind.suffix in PACKAGES:
+            with Package(path, kind.suffix, _UNPACKED):
+                return
     except UnreadableError as error:
         raise InputError("files", name, str(error)) from None
-    if kind.suffix == ".docx":
-        _check_docx(path, name)
-    elif kind.suffix != ".pdf":
+    if kind.suffix != ".pdf":
         _check_text(name, start)
 
 
@@ -73,24 +72,10 @@ def _check_text(name: str, start: bytes) -> None:
             raise InputError("files", name, f"its content is not text: {error}") from None
 
 
-def _check_docx(path: Path, name: str) -> None:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            entries = archive.infolist()
-    except (zipfile.BadZipFile, ValueError, EOFError, NotImplementedError) as error:
-        raise InputError("files", name, f"it is a broken DOCX: {error}") from None
-    if "word/document.xml" not in {entry.filename for entry in entries}:
-        raise InputError("files", name, "its content is a ZIP archive, not a DOCX")
-    packed = sum(entry.compress_size for entry in entries)
-    unpacked = sum(entry.file_size for entry in entries)
-    if len(entries) > _ENTRIES or unpacked > max(_RATIO * packed, 2**20) or unpacked > _UNPACKED:
-        raise InputError("files", name, "it unpacks to far more than a document holds")
-
-
 def _unpack(path: Path, name: str) -> bytes:
     """The first bytes of what a gzip file holds, once its whole size has been seen to be bearable."""
     size = path.stat().st_size
-    most = min(_UNPACKED, max(_RATIO * size, 2**20))
+    most = min(_UNPACKED, most_unpacked(size))
     start, total = b"", 0
     try:
         with gzip.open(path) as stream:
