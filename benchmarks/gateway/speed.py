@@ -86,14 +86,23 @@ def _first_token(connection: http.client.HTTPConnection, body: str) -> float:
 
 
 def _replicas(rounds: int) -> dict[str, Any]:
-    bodies = [_chat(f"Tell me something about the number {number}.") for number in range(16 * 3)]
+    """Two at 16 clients have passes of half as many rows each: what half the clients get of one, twice, is the ceiling.
+
+    With 32 clients over two each has as many as the one had.
+    """
+    bodies = [_chat(f"Tell me something about the number {number}.") for number in range(96)]
     with ExitStack() as stack:
         ports = [_entered(stack, _replica([core])) for core in _cores()[:2]]
-        pools = {"one": ports[:1], "two": ports}
-        gateways = {
-            name: _entered(stack, _gateway(stack, {MODEL: members})) for name, members in pools.items()
-        }
-        return _in_turns(gateways, 16, lambda _: bodies, rounds)
+        one, two = (_entered(stack, _gateway(stack, {MODEL: members})) for members in (ports[:1], ports))
+        cells = {"one, 16": (one, 16), "one, 8": (one, 8), "two, 16": (two, 16), "two, 32": (two, 32)}
+        found = _in_turns(cells, lambda name: bodies[: 3 * cells[name][1]], rounds)
+    speeds = {name: median(each) for name, each in found["tokens a second"].items()}
+    return {
+        **found,
+        "two over one": round(speeds["two, 16"] / speeds["one, 16"], 2),
+        "its ceiling": round(2 * speeds["one, 8"] / speeds["one, 16"], 2),
+        "two over one, as many clients each": round(speeds["two, 32"] / speeds["one, 16"], 2),
+    }
 
 
 def _pools(rounds: int) -> dict[str, Any]:
@@ -117,30 +126,35 @@ def _pools(rounds: int) -> dict[str, Any]:
         def bodies(name: str) -> list[dict[str, Any]]:
             return [{**_chat(f"What is {what}?", models[name]), "specrag": wish} for what in asked]
 
-        return _in_turns(gateways, 4, bodies, rounds)
+        found = _in_turns({name: (port, 4) for name, port in gateways.items()}, bodies, rounds)
+    speeds = {name: median(each) for name, each in found["tokens a second"].items()}
+    return {**found, "apart over together": round(speeds["apart"] / speeds["together"], 2)}
 
 
 def _in_turns(
-    ports: Mapping[str, int], clients: int, bodies: Callable[[str], Sequence[Mapping[str, Any]]], rounds: int
+    cells: Mapping[str, tuple[int, int]],
+    bodies: Callable[[str], Sequence[Mapping[str, Any]]],
+    rounds: int,
 ) -> dict[str, Any]:
-    """Seconds for all requests and tokens a second, by gateway, in turns; the first round is not counted."""
-    speeds: dict[str, list[float]] = {name: [] for name in ports}
+    """Tokens a second in turns; the first round is not counted.
+
+    Args:
+        cells: port of a server and number of clients, by name.
+        bodies: what the clients of a cell ask; those of two cells begin alike.
+        rounds: that count.
+    """
+    speeds: dict[str, list[float]] = {name: [] for name in cells}
     texts: dict[str, list[str]] = {}
     for number in range(rounds + 1):
-        for name in list(ports)[:: 1 if number % 2 else -1]:
-            run = answers_of(ports[name], clients, bodies(name))
+        for name in list(cells)[:: 1 if number % 2 else -1]:
+            port, clients = cells[name]
+            run = answers_of(port, clients, bodies(name))
             texts[name] = [answer.text for answer in run.answers]
             if number:
                 whole = max(answer.sent + answer.total for answer in run.answers) - run.started
-                speeds[name].append(sum(answer.tokens for answer in run.answers) / whole)
-    first, second = ports
-    ratios = [b / a for a, b in zip(speeds[first], speeds[second], strict=True)]
-    return {
-        "tokens a second": {name: [round(one, 1) for one in found] for name, found in speeds.items()},
-        f"{second} over {first}": [round(one, 2) for one in ratios],
-        "equal texts": sum(a == b for a, b in zip(*texts.values(), strict=True)),
-        "n": len(texts[first]),
-    }
+                speeds[name].append(round(sum(answer.tokens for answer in run.answers) / whole, 1))
+    same = [len(set(written)) == 1 for written in zip(*texts.values(), strict=False)]
+    return {"tokens a second": speeds, "equal texts": f"{sum(same)} of {len(same)}"}
 
 
 def _chat(prompt: str, model: str = MODEL) -> dict[str, Any]:
