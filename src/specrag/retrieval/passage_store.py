@@ -168,12 +168,11 @@ class State:
 
 def seal(*parts: object) -> int:
     """A checksum of some values, as SQLite stores numbers: 64 bits with a sign."""
-    digest = xxhash.xxh3_64()
+    pieces: list[bytes | memoryview] = []
     for part in parts:
         data = part if isinstance(part, bytes | memoryview) else str(part).encode()
-        digest.update(len(data).to_bytes(8, "little"))
-        digest.update(data)
-    return int.from_bytes(digest.digest(), "little", signed=True)
+        pieces += (len(data).to_bytes(8, "little"), data)
+    return int.from_bytes(xxhash.xxh3_64_digest(b"".join(pieces)), "little", signed=True)
 
 
 def connect(path: Path, *, write: bool = False) -> sqlite3.Connection:

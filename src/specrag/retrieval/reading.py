@@ -102,14 +102,15 @@ def find_changes(
     present = [path for path, real in zip(paths, given, strict=True) if real not in gone]
     found = find_files(present, exclude=[folder]) if present or not gone else FoundFiles((), ())
     now = {str(file.path): file for file in found.files}
-    roots = {*old_roots, *given}
-    names = {path: _name(path, roots) for path in {*old, *now}}
+    roots = _Roots({*old_roots, *given})
+    asked = _Roots(given)
+    names = {path: roots.name(path) for path in {*old, *now}}
     # A link that was followed last time may stand for a file elsewhere below the same root.
     removed = {
         path
         for path in old
         if path not in now
-        and _is_below(path, set(given))
+        and asked.hold(path)
         and (_is_gone(path) or any(PurePath(path).is_relative_to(ignored) for ignored in found.ignored))
     }
     arrived = {names[path]: path for path in now if path not in old}
@@ -137,31 +138,47 @@ def find_changes(
     vanished = removed - {file.path for file in moved.values()}
     return Changes(
         entries=tuple(entries),
-        roots=tuple(sorted({_root(path, roots) or path for path in kept})),
+        roots=tuple(sorted({roots.above(path) or path for path in kept})),
         removed=tuple(old[path] for path in sorted(vanished)),
         skipped=found.skipped,
     )
 
 
-def _root(path: str, roots: Collection[str]) -> str | None:
-    """The outermost folder that was indexed and holds this file; all paths are absolute."""
-    end = 0  # pathlib would take most of the time of a small change of a large knowledge base
-    while end >= 0:
-        folder = path[: max(end, 1)]
-        if folder in roots:
-            return folder
-        end = path.find("/", end + 1)
-    return None
+class _Roots:
+    """The paths that were indexed, absolute.
 
+    pathlib would take most of the time of a small change of a large knowledge base, and so would a look at every folder
+    for each of its files.
+    """
 
-def _is_below(path: str, roots: Collection[str]) -> bool:
-    return path in roots or _root(path, roots) is not None
+    def __init__(self, paths: Iterable[str]) -> None:
+        self._paths = frozenset(paths)
+        self._above: dict[str, str | None] = {}  # by the folder of a file
 
+    def above(self, path: str) -> str | None:
+        """The outermost one that is a folder above this file."""
+        folder = path.rpartition("/")[0]
+        if folder not in self._above:
+            self._above[folder] = self._outermost(folder or "/")
+        return self._above[folder]
 
-def _name(path: str, roots: Collection[str]) -> str:
-    """A path below its root; the file's own name if it was indexed by itself."""
-    root = _root(path, roots)
-    return path.rpartition("/")[2] if root is None else path[len(root) :].lstrip("/")
+    def hold(self, path: str) -> bool:
+        """Whether a file is one of them or below one."""
+        return path in self._paths or self.above(path) is not None
+
+    def name(self, path: str) -> str:
+        """A path below its root; the file's own name if it was indexed by itself."""
+        root = self.above(path)
+        return path.rpartition("/")[2] if root is None else path[len(root) :].lstrip("/")
+
+    def _outermost(self, folder: str) -> str | None:
+        end = 0
+        while end >= 0:
+            above = folder[: max(end, 1)]
+            if above in self._paths:
+                return above
+            end = folder.find("/", end + 1)
+        return folder if folder in self._paths else None
 
 
 def _is_gone(path: str) -> bool:
