@@ -70,15 +70,23 @@ def main() -> None:
     parser.add_argument("out", type=Path, metavar="OUT", help="A file of JSON lines.")
     parser.add_argument("corpus", type=Path)
     parser.add_argument("--passages", type=int, default=20_000)
+    parser.add_argument("--characters", type=int, default=300, help="of a passage that are taken")
     parser.add_argument("--dtype", default="fp32")
     given = parser.parse_args()
     encoder = load_encoder("minilm-l6-v2", dtype=given.dtype)
     with _folder() as folder, cluster_of(1) as cluster:
         source = folder / "texts.jsonl"
         with gzip.open(given.corpus, "rt", encoding="utf-8") as lines:
-            rows = list(islice(lines, given.passages))
-        source.write_text("".join(rows), encoding="utf-8")
-        texts = [str(json.loads(row)["text"]) for row in rows[:_COMPARED]]
+            rows = [json.loads(line) for line in islice(lines, given.passages)]
+        texts = [str(row["text"])[: given.characters] for row in rows]
+        source.write_text(
+            "".join(
+                json.dumps({"title": row["title"], "text": text}) + "\n"
+                for row, text in zip(rows, texts, strict=True)
+            ),
+            encoding="utf-8",
+        )
+        texts = texts[:_COMPARED]
         one = _seconds(encoder, texts)
         add_worker(cluster)
         two = _seconds(encoder, texts)
@@ -87,8 +95,10 @@ def main() -> None:
             f"{len(texts)} passages by one worker, s": one,
             "by two": two,
             "two over one": round(min(one) / min(two), 2),
-            "undisturbed": _built(source, folder / "calm", encoder),
         }
+        print(json.dumps(found), file=sys.stderr, flush=True)
+        found["undisturbed"] = _built(source, folder / "calm", encoder)
+        print(json.dumps(found), file=sys.stderr, flush=True)
         clock = _Clock(cluster)
         found["one of two killed"] = _built(source, folder / "killed", encoder, clock)
         found["killed behind"] = clock.killed_at
