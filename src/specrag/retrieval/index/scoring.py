@@ -373,7 +373,7 @@ def largest_norm(vectors: Floats) -> float:
 
 def _has_few_registers() -> bool:
     """Whether vectors have sixteen registers, as in x86 without AVX-512, and not thirty-two."""
-    from llvmlite.binding import get_host_cpu_features
+    from llvmlite.binding import get_host_cpu_features  # type: ignore[import-untyped]
 
     features = get_host_cpu_features()
     return bool(features.get("avx2")) and not features.get("avx512f")
