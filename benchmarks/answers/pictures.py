@@ -83,10 +83,15 @@ def _lengths(measurements: Sequence[Measurement], path: Path) -> Path | None:
     return _finish(figure, axes, path, labels, "words of a draft", "What a verifier need not read")
 
 
+def _whole(measurements: Sequence[Measurement]) -> str | None:
+    """All sets together, or the only one."""
+    tasks = {entry.task for entry in measurements if "/" not in entry.task}
+    return OVERALL if OVERALL in tasks else next(iter(sorted(tasks)), None)
+
+
 def _accuracies(measurements: Sequence[Measurement], path: Path) -> Path | None:
     """All methods over all sets, or on the only one."""
-    tasks = {entry.task for entry in measurements if "/" not in entry.task}
-    task = OVERALL if OVERALL in tasks else next(iter(sorted(tasks)), None)
+    task = _whole(measurements)
     remedied = f"{REMEDIED}/{ALL_SETS if task == OVERALL else task}"
     shown = [
         entry
@@ -122,8 +127,7 @@ def _accuracies(measurements: Sequence[Measurement], path: Path) -> Path | None:
 
 def _frontier(measurements: Sequence[Measurement], path: Path) -> Path | None:
     """Accuracy over seconds: nothing below the line is worth its time."""
-    tasks = {entry.task for entry in measurements if "/" not in entry.task}
-    task = OVERALL if OVERALL in tasks else next(iter(sorted(tasks)), None)
+    task = _whole(measurements)
     timed = [
         entry
         for entry in measurements

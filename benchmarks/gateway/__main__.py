@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from benchmarks.gateway.clients import Outcome, Question, alone, ask_until, mixed_questions
+from benchmarks.gateway.servers import gateway
 from benchmarks.server.subjects import VLLM, VLLM_VARIABLE, ServerProcess, vllm_server
 from specrag.bench.runner import code_version
 from specrag.models.catalog import resolve
@@ -69,8 +70,9 @@ def main() -> None:
             stack.enter_context(server)
             stack.enter_context(server.awake())
             print(f"port {server.port} answers", file=sys.stderr)
-        gateway = stack.enter_context(_gateway(pools, build_sample(folder / "kb")))
-        url = f"http://127.0.0.1:{stack.enter_context(gateway.awake())}"
+        ports = {name: [server.port for server in servers] for name, servers in pools.items()}
+        front = stack.enter_context(gateway(folder, MODEL, ports, build_sample(folder / "kb")))
+        url = f"http://127.0.0.1:{stack.enter_context(front.awake())}"
         questions = [each for pool in pools for each in alone(url, mixed_questions(pool, "wiki"))]
         record.equal = {pool: _equal(questions, pool) for pool in pools}
         print(f"{len(questions)} questions are answered alone; {record.equal}", file=sys.stderr)
@@ -106,24 +108,6 @@ def _pools() -> dict[str, list[ServerProcess]]:
             for _ in range(2)
         ]
     return pools
-
-
-def _gateway(pools: dict[str, list[ServerProcess]], kb: Path) -> ServerProcess:
-    rows = [
-        {
-            "name": name,
-            "urls": [f"http://127.0.0.1:{server.port}/v1" for server in servers],
-            "tokenizer": MODEL,
-        }
-        for name, servers in pools.items()
-    ]
-    file = kb.parent / "gateway.toml"
-    lines = ['log_level = "error"', "page = false", "[kbs]", f"wiki = {json.dumps(str(kb))}"]
-    for row in rows:
-        lines += ["[[upstreams]]", *(f"{key} = {json.dumps(value)}" for key, value in row.items())]
-    file.write_text("\n".join(lines), encoding="utf-8")
-    words = ["-m", "specrag", "serve", "--config", str(file), "--port", "{port}"]
-    return ServerProcess([sys.executable, *words])
 
 
 def _run(

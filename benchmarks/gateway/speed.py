@@ -14,16 +14,16 @@ import argparse
 import http.client
 import json
 import os
-import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.gateway.servers import gateway
 from benchmarks.server.clients import answers_of
 from benchmarks.server.subjects import ServerProcess
 from specrag.bench.load import ProcessorLoad
@@ -108,7 +108,7 @@ def _replicas(rounds: int) -> dict[str, Any]:
 def _pools(rounds: int) -> dict[str, Any]:
     cores = _cores()[:2]
     with ExitStack() as stack:
-        kb = build_sample(Path(stack.enter_context(_folder())) / "kb")
+        kb = build_sample(Path(stack.enter_context(tempfile.TemporaryDirectory())) / "kb")
         apart = {
             name: [_entered(stack, _replica([core]))]
             for name, core in zip(("drafter", "verifier"), cores, strict=True)
@@ -178,37 +178,12 @@ def _replica(cores: Sequence[int]) -> ServerProcess:
 
 
 def _gateway(stack: ExitStack, pools: Mapping[str, Sequence[int]], kb: Path | None = None) -> ServerProcess:
-    file = Path(stack.enter_context(_folder())) / "gateway.toml"
-    lines = ['log_level = "error"', "page = false"]
-    lines += ["[kbs]", f"wiki = {json.dumps(str(kb))}"] if kb is not None else []
-    for name, ports in pools.items():
-        urls = [f"http://127.0.0.1:{port}/v1" for port in ports]
-        role = name if name == "drafter" else "generator"
-        lines += [
-            "[[upstreams]]",
-            f'role = "{role}"',
-            f'name = "{name}"',
-            f"urls = {json.dumps(urls)}",
-            f'tokenizer = "{MODEL}"',
-        ]
-    file.write_text("\n".join(lines), encoding="utf-8")
-    return ServerProcess(
-        [sys.executable, "-m", "specrag", "serve", "--config", str(file), "--port", "{port}"]
-    )
+    return gateway(Path(stack.enter_context(tempfile.TemporaryDirectory())), MODEL, pools, kb)
 
 
 def _entered(stack: ExitStack, server: ServerProcess) -> int:
     stack.enter_context(server)
     return stack.enter_context(server.awake())
-
-
-@contextmanager
-def _folder() -> Iterator[str]:
-    folder = tempfile.mkdtemp(prefix="specrag-measure-")
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder)
 
 
 _PARTS: Mapping[str, Callable[[int], dict[str, Any]]] = {

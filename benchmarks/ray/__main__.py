@@ -10,12 +10,9 @@ import argparse
 import gzip
 import hashlib
 import json
-import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,7 +71,8 @@ def main() -> None:
     parser.add_argument("--dtype", default="fp32")
     given = parser.parse_args()
     encoder = load_encoder("minilm-l6-v2", dtype=given.dtype)
-    with _folder() as folder, cluster_of(1) as cluster:
+    with tempfile.TemporaryDirectory(prefix="specrag-measure-") as made, cluster_of(1) as cluster:
+        folder = Path(made)
         source = folder / "texts.jsonl"
         with gzip.open(given.corpus, "rt", encoding="utf-8") as lines:
             rows = [json.loads(line) for line in islice(lines, given.passages)]
@@ -135,15 +133,6 @@ def _digest(kb: Path) -> str:
             for hit in hits:
                 digest.update(f"{hit.passage.text}\0{hit.score!r}\0".encode())
     return digest.hexdigest()
-
-
-@contextmanager
-def _folder() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="specrag-measure-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder)
 
 
 if __name__ == "__main__":
