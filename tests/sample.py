@@ -36,8 +36,8 @@ def passages_in_order(kb: KnowledgeBase, *places: int) -> list[Passage]:
 def build_village(folder: Path, model: str, **settings: Any) -> Path:
     """Make a datastore of :data:`VILLAGE`; the settings are those of :func:`specrag.load`."""
     from specrag import load
-    from specrag.retrieval.knn.build import build_datastore
-    from specrag.retrieval.knn.datastore import model_record
+    from specrag.methods.knn_lm.store.build import build_datastore
+    from specrag.methods.knn_lm.store.datastore import model_record
 
     with closing(load(model, **settings)) as llm:
         tokens = np.array(llm.tokenizer.encode(VILLAGE, special=True), dtype=np.int32)

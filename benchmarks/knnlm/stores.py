@@ -17,10 +17,10 @@ from specrag.bench.suite import BenchContext
 from specrag.errors import InputError
 
 if TYPE_CHECKING:
+    from specrag.methods.knn_lm.store.datastore import Datastore
+    from specrag.methods.knn_lm.store.index import FlatKeys, Neighbours
+    from specrag.methods.knn_lm.store.windows import Tokens
     from specrag.retrieval.index.scoring import Floats
-    from specrag.retrieval.knn.datastore import Datastore
-    from specrag.retrieval.knn.index import FlatKeys, Neighbours
-    from specrag.retrieval.knn.windows import Tokens
 
 VALID, TEST, PASSAGES = WIKITEXT_VALID, WIKITEXT_TEST, "corpus_wiki_passages.jsonl"
 
@@ -86,7 +86,7 @@ class Stores:
         Raises:
             InputError: the data lack it.
         """
-        from specrag.retrieval.knn.windows import read_texts
+        from specrag.methods.knn_lm.store.windows import read_texts
 
         llm = self._models.get()
         if self._data is None or not name:
@@ -117,9 +117,9 @@ class Stores:
         return [text[place : place + length].tolist() for place in places]
 
     def _make(self, store: Store) -> Datastore:
-        from specrag.retrieval.knn.build import build_datastore
-        from specrag.retrieval.knn.datastore import Datastore, model_record
-        from specrag.retrieval.knn.index import GraphSettings
+        from specrag.methods.knn_lm.store.build import build_datastore
+        from specrag.methods.knn_lm.store.datastore import Datastore, model_record
+        from specrag.methods.knn_lm.store.index import GraphSettings
 
         llm = self._models.get()
         record = model_record(llm.loaded)
@@ -143,8 +143,8 @@ def enlarge(source: Datastore, folder: Path, entries: int) -> None:
     neighbours and only the work of the search grows.
     """
     from specrag.artifacts import FileRecord
-    from specrag.retrieval.knn.manifest import KEYS, NORMS, VALUES, WINDOWS
-    from specrag.retrieval.knn.scoring import squared_norms
+    from specrag.methods.knn_lm.store.manifest import KEYS, NORMS, VALUES, WINDOWS
+    from specrag.methods.knn_lm.store.scoring import squared_norms
 
     shutil.rmtree(folder, ignore_errors=True)
     manifest = replace(source.manifest, generation=1, entries=entries, indexes={})
@@ -191,7 +191,7 @@ class SlowedKeys:
         self._seconds = seconds
 
     def search(self, queries: Floats, k: int, most: int | None = None) -> list[Neighbours]:
-        """See :class:`~specrag.retrieval.knn.index.KeyIndex`."""
+        """See :class:`~specrag.methods.knn_lm.store.index.KeyIndex`."""
         time.sleep(self._seconds)
         return self._keys.search(queries, k, most)
 

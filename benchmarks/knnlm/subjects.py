@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from specrag.language_model import LanguageModel
     from specrag.methods.knn_lm.decoder import KnnDecoder, KnnRecord, Stride
     from specrag.methods.knn_lm.mixture import Mixture
+    from specrag.methods.knn_lm.store.datastore import Datastore
+    from specrag.methods.knn_lm.store.index import KeyIndex
     from specrag.request import Options
-    from specrag.retrieval.knn.datastore import Datastore
-    from specrag.retrieval.knn.index import KeyIndex
 
 SEQUENTIAL, FIXED = "sequential", "knn-lm"
 SCHEDULED, UNCAPPED = "knn-lm+S", "knn-lm+S+uncapped"

@@ -37,8 +37,8 @@ from specrag.bench.suite import BenchContext
 from specrag.methods.knn_lm.mixture import Mixture
 
 if TYPE_CHECKING:
+    from specrag.methods.knn_lm.store.index import KeyIndex
     from specrag.request import Options
-    from specrag.retrieval.knn.index import KeyIndex
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,10 +31,10 @@ from specrag.engine.passes import Coroutine, SessionModel
 from specrag.engine.sampling import SamplingParams, log_softmax, warp
 from specrag.engine.session import Session
 from specrag.methods.rapid.baselines import StreamingDecoder
+from specrag.methods.rapid.context.retriever import ContextRetriever, ContextSettings
 from specrag.methods.rapid.decoder import RapidDecoder, Reading
 from specrag.methods.rapid.prompt import ContextQuestion, encode, text_of
-from specrag.retrieval.context.chunks import ContextChunk, documents_of
-from specrag.retrieval.context.retriever import ContextRetriever, ContextSettings
+from specrag.retrieval.documents.contexts import ContextChunk, documents_of
 from specrag.retrieval.encoder.encoder import DEFAULT_ENCODER, Encoder, load_encoder
 from specrag.speculation.augmented_target import augmented_probs, guarded
 from specrag.speculation.decode import Step
@@ -43,9 +43,9 @@ from specrag.speculation.tree import DraftTree
 if TYPE_CHECKING:
     from specrag.language_model import LanguageModel
     from specrag.methods.base import Decoder
+    from specrag.methods.rapid.context.scores import Scoring
     from specrag.models.tokenizer import Tokenizer
     from specrag.request import Options, Result
-    from specrag.retrieval.context.scores import Scoring
 
 T = TypeVar("T")
 

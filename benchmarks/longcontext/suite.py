@@ -42,8 +42,8 @@ from specrag.bench.machine import half_precision
 from specrag.bench.measurement import OVERALL, Measurement
 from specrag.bench.records import Record
 from specrag.bench.suite import BenchContext
-from specrag.retrieval.context.chunks import ContextChunk
-from specrag.retrieval.context.scores import Scoring
+from specrag.methods.rapid.context.scores import Scoring
+from specrag.retrieval.documents.contexts import ContextChunk
 
 
 @dataclass(frozen=True)

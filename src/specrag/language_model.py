@@ -27,8 +27,8 @@ from specrag.speculation.decode import TARGET, Settings, Step
 
 if TYPE_CHECKING:
     from specrag.methods.base import LocalModel
+    from specrag.methods.knn_lm.store.datastore import Datastore
     from specrag.models.roles import TextGenerator, TextScorer
-    from specrag.retrieval.knn.datastore import Datastore
     from specrag.speculation.suffix.corpus import SuffixCorpus
 
 _PROMPT_KINDS = "give a text, a list of messages, or a list of token ids"
@@ -214,7 +214,7 @@ class OpenResources(Resources):
 
     def datastore(self, name: str | None, field: str = "datastore") -> Datastore:
         """A datastore by its folder."""
-        from specrag.retrieval.knn.datastore import Datastore
+        from specrag.methods.knn_lm.store.datastore import Datastore
 
         if name is not None and name not in self.datastores:
             self.datastores[name] = self._open((name, field), lambda: Datastore.open(Path(name).expanduser()))

@@ -19,7 +19,7 @@ from specrag.retrieval.passage import Hit, Passage
 from specrag.speculation.decode import DecodedToken
 
 if TYPE_CHECKING:
-    from specrag.retrieval.context.chunks import ContextItem
+    from specrag.retrieval.documents.contexts import ContextItem
 
 #: Most alternatives that ``log_probs`` may ask for.
 MAX_ALTERNATIVES = 20

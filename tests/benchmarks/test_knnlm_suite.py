@@ -23,8 +23,8 @@ from specrag.bench.registry import SuiteRegistry
 from specrag.bench.stride_process import best_stride
 from specrag.bench.summary import summarise
 from specrag.cli.bench import bench_command
-from specrag.retrieval.knn.datastore import Datastore
-from tests.retrieval.knn.knn_toys import build
+from specrag.methods.knn_lm.store.datastore import Datastore
+from tests.methods.knn_store.knn_toys import build
 
 SIZE = replace(
     QUICK,

@@ -19,12 +19,12 @@ from specrag.engine.stopping import FinishReason, StopConditions
 from specrag.methods.base import Decoder
 from specrag.methods.events import suppress_events
 from specrag.methods.knn_lm.mixture import Mixture
+from specrag.methods.knn_lm.store.datastore import Datastore
+from specrag.methods.knn_lm.store.index import GraphSettings
+from specrag.methods.knn_lm.store.windows import Tokens
 from specrag.models.toy import ToyModel
-from specrag.retrieval.knn.datastore import Datastore
-from specrag.retrieval.knn.index import GraphSettings
-from specrag.retrieval.knn.windows import Tokens
 from specrag.speculation.decode import Settings, Step
-from tests.retrieval.knn.knn_toys import VOCABULARY, build, nearest
+from tests.methods.knn_store.knn_toys import VOCABULARY, build, nearest
 
 PROMPT = (3, 1, 4, 1, 5)
 

@@ -17,12 +17,12 @@ import specrag
 from specrag import DeadlineExceeded, InputError, LanguageModel, Needs, Resources, Result, Step
 from specrag.asking import Answerer
 from specrag.engine.session import Session
+from specrag.methods.knn_lm.store.build import build_datastore
+from specrag.methods.knn_lm.store.datastore import Datastore, model_record
 from specrag.methods.registry import alternatives, make_method, method_class, method_names
 from specrag.request import Event, SearchOptions
-from specrag.retrieval.context.chunks import documents_of
+from specrag.retrieval.documents.contexts import documents_of
 from specrag.retrieval.documents.reader import Document
-from specrag.retrieval.knn.build import build_datastore
-from specrag.retrieval.knn.datastore import Datastore, model_record
 from tests.methods.run import played
 from tests.sample import SUMMARIES, VILLAGE, build_sample
 

@@ -17,14 +17,14 @@ from specrag.errors import InputError
 from specrag.methods.knn_lm.decoder import KnnDecoder, KnnRecord, Stride
 from specrag.methods.knn_lm.mixture import Mixture, mix, neighbour_tokens, normaliser
 from specrag.methods.knn_lm.request import SOURCE
+from specrag.methods.knn_lm.store.cache import FollowerCache
+from specrag.methods.knn_lm.store.datastore import Datastore
+from specrag.methods.knn_lm.store.index import Neighbours
 from specrag.methods.token_decoders import PlainDecoder
 from specrag.models.toy import ToyModel
-from specrag.retrieval.knn.cache import FollowerCache
-from specrag.retrieval.knn.datastore import Datastore
-from specrag.retrieval.knn.index import Neighbours
 from specrag.speculation.decode import TARGET
+from tests.methods.knn_store.knn_toys import VOCABULARY, nearest, toy
 from tests.methods.knn_toys import PROMPT, decode, make_datastore, oracle
-from tests.retrieval.knn.knn_toys import VOCABULARY, nearest, toy
 
 MIXTURE = Mixture(k=8, weight=0.5, temperature=5.0)
 

@@ -12,12 +12,12 @@ from specrag.engine.executor import run
 from specrag.errors import InputError
 from specrag.methods.knn_lm.mixture import Mixture
 from specrag.methods.knn_lm.perplexity import Measured, measuring
+from specrag.methods.knn_lm.store.datastore import Datastore
+from specrag.methods.knn_lm.store.manifest import WindowSettings
+from specrag.methods.knn_lm.store.windows import Tokens
 from specrag.models.toy import ToyModel
-from specrag.retrieval.knn.datastore import Datastore
-from specrag.retrieval.knn.manifest import WindowSettings
-from specrag.retrieval.knn.windows import Tokens
+from tests.methods.knn_store.knn_toys import nearest, toy
 from tests.methods.knn_toys import make_datastore, written
-from tests.retrieval.knn.knn_toys import nearest, toy
 
 
 @pytest.fixture(scope="module")

@@ -13,10 +13,10 @@ from specrag import LanguageModel
 from specrag.errors import DeadlineExceeded
 from specrag.methods.knn_lm.decoder import KnnDecoder
 from specrag.methods.knn_lm.mixture import Mixture
+from specrag.methods.knn_lm.store.build import build_datastore
+from specrag.methods.knn_lm.store.datastore import Datastore, model_record
+from specrag.methods.knn_lm.store.index import GraphSettings
 from specrag.request import Options
-from specrag.retrieval.knn.build import build_datastore
-from specrag.retrieval.knn.datastore import Datastore, model_record
-from specrag.retrieval.knn.index import GraphSettings
 from tests.sample import VILLAGE
 
 PROMPTS = ("The library of the village", "The bank was founded", "A schoolteacher")

@@ -14,6 +14,7 @@ import specrag
 from specrag.errors import ContextLengthError, DeadlineExceeded, InputError
 from specrag.methods.decoding import DecodingMethod
 from specrag.methods.prefixes import identity_of
+from specrag.methods.rapid.context.retriever import ContextRetriever, ContextSettings
 from specrag.methods.rapid.decoder import RapidDecoder, Reading
 from specrag.methods.rapid.long_context import LongContextPipeline
 from specrag.methods.rapid.planner import NOTHING_LEFT_OUT, LongQuestion, Planner, both_ends
@@ -25,8 +26,7 @@ from specrag.methods.resources import Resources
 from specrag.models.catalog import resolve
 from specrag.models.loading import LoadedModel, load_model
 from specrag.models.tokenizer import Tokenizer
-from specrag.retrieval.context.chunks import documents_of
-from specrag.retrieval.context.retriever import ContextRetriever, ContextSettings
+from specrag.retrieval.documents.contexts import documents_of
 from specrag.retrieval.documents.reader import Document
 from specrag.speculation.decode import Step
 from tests.methods.run import answer_of, events_of, play

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specrag.methods.knn_lm.store import build as knn_build
+from specrag.methods.knn_lm.store.datastore import Datastore
+from specrag.methods.knn_lm.store.manifest import DatastoreManifest, WindowSettings
 from specrag.retrieval import build as build_module
 from specrag.retrieval.build import compact, remove
-from specrag.retrieval.knn import build as knn_build
-from specrag.retrieval.knn.datastore import Datastore
-from specrag.retrieval.knn.manifest import DatastoreManifest, WindowSettings
 from specrag.retrieval.manifest import Manifest
+from tests.methods.knn_store import knn_toys
 from tests.power_loss import FailingDisk, PowerLoss, attempt, check_power_loss, each_failure
-from tests.retrieval.knn import knn_toys
 from tests.retrieval.library import contents, index, write_library
 
 WINDOWS = WindowSettings(tokens=16, context=4)

@@ -17,7 +17,7 @@ from specrag.errors import InputError
 
 if TYPE_CHECKING:
     from specrag.cli.values import ModelValues
-    from specrag.retrieval.context.chunks import ContextFiles
+    from specrag.retrieval.documents.contexts import ContextFiles
 
 STDIN = "-"
 
@@ -233,7 +233,7 @@ def read_context(paths: Sequence[Path]) -> ContextFiles:
     Raises:
         InputError: a file cannot be read as text.
     """
-    from specrag.retrieval.context.chunks import read_context as read
+    from specrag.retrieval.documents.contexts import read_context as read
 
     try:
         return read(paths)

@@ -33,9 +33,9 @@ def index_corpus(
         show: moves the progress bar.
         close: takes it away.
     """
+    from specrag.methods.knn_lm.store.windows import read_texts
     from specrag.models.catalog import resolve
     from specrag.models.tokenizer import Tokenizer
-    from specrag.retrieval.knn.windows import read_texts
     from specrag.speculation.suffix.corpus import build_corpus
     from specrag.speculation.suffix.corpus_files import require_target
 

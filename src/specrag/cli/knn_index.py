@@ -15,7 +15,7 @@ from specrag.cli.printable import printable
 from specrag.errors import InputError
 
 if TYPE_CHECKING:
-    from specrag.retrieval.knn.index import IndexSettings
+    from specrag.methods.knn_lm.store.index import IndexSettings
     from specrag.retrieval.progress import Progress
 
 _SHOWN = 20  # skipped documents that are listed
@@ -55,13 +55,13 @@ def index_datastore(
         show: moves the progress bar.
         close: takes it away.
     """
+    from specrag.methods.knn_lm.store.build import build_datastore, check_folder
+    from specrag.methods.knn_lm.store.datastore import model_record
+    from specrag.methods.knn_lm.store.index import GraphSettings, QuantiserSettings
+    from specrag.methods.knn_lm.store.manifest import WindowSettings
+    from specrag.methods.knn_lm.store.windows import read_texts
     from specrag.models.loading import load_model
     from specrag.retrieval.documents.files import find_files
-    from specrag.retrieval.knn.build import build_datastore, check_folder
-    from specrag.retrieval.knn.datastore import model_record
-    from specrag.retrieval.knn.index import GraphSettings, QuantiserSettings
-    from specrag.retrieval.knn.manifest import WindowSettings
-    from specrag.retrieval.knn.windows import read_texts
 
     folder = folder.expanduser()
     indexes: list[IndexSettings] = []

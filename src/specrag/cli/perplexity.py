@@ -16,7 +16,7 @@ from specrag.errors import InputError
 if TYPE_CHECKING:
     from specrag.methods.knn_lm.mixture import Mixture
     from specrag.methods.knn_lm.perplexity import Measured
-    from specrag.retrieval.knn.datastore import Datastore
+    from specrag.methods.knn_lm.store.datastore import Datastore
 
 #: What ``--sweep`` tries.
 SWEPT_K = (1, 8, 64, 256, 1024)
@@ -70,7 +70,7 @@ def perplexity(
     find_files([path.expanduser() for path in paths])
     store, mixture = None, None
     if datastore is not None:
-        from specrag.retrieval.knn.datastore import Datastore
+        from specrag.methods.knn_lm.store.datastore import Datastore
 
         store = Datastore.open(datastore)
         mixture = _mixture(own, store)
@@ -119,9 +119,9 @@ def _measure(
     """Read the texts, with ``most`` neighbours for every token."""
     from specrag.cli.resources import LocalResources
     from specrag.methods.knn_lm.perplexity import measuring
-    from specrag.retrieval.knn.datastore import model_record
-    from specrag.retrieval.knn.manifest import WindowSettings
-    from specrag.retrieval.knn.windows import read_texts
+    from specrag.methods.knn_lm.store.datastore import model_record
+    from specrag.methods.knn_lm.store.manifest import WindowSettings
+    from specrag.methods.knn_lm.store.windows import read_texts
 
     made = WindowSettings() if store is None else store.manifest.windows
     window = texts.window

@@ -271,9 +271,9 @@ def check_settings(settings: Settings) -> None:
         DatastoreError: a datastore is missing or damaged.
     """
     from specrag.methods.drafters import NamedDrafter
+    from specrag.methods.knn_lm.store.manifest import DatastoreManifest
     from specrag.methods.registry import method_class
     from specrag.models.adapters import check_adapter, find_adapter
-    from specrag.retrieval.knn.manifest import DatastoreManifest
     from specrag.retrieval.manifest import Manifest
     from specrag.serving.service import split_drafter
     from specrag.serving.upstreams import refuse_sessions

@@ -28,7 +28,7 @@ from specrag.speculation.decode import Step
 if TYPE_CHECKING:
     from specrag.methods.base import Method
     from specrag.methods.retriever import PassageRetriever, Retriever
-    from specrag.retrieval.context.chunks import ContextItem
+    from specrag.retrieval.documents.contexts import ContextItem
     from specrag.retrieval.passage import Passage
 
 T = TypeVar("T")

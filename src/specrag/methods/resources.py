@@ -15,12 +15,12 @@ from specrag.methods.registry import check_name
 if TYPE_CHECKING:
     from specrag.engine.executor import Executor
     from specrag.methods.base import Generator, LocalModel
+    from specrag.methods.knn_lm.store.datastore import Datastore
     from specrag.methods.prefixes import KeptPrefixes
+    from specrag.methods.rapid.context.retriever import ContextRetriever, ContextSettings
     from specrag.methods.retriever import PassageRetriever, Retriever
     from specrag.models.roles import TextGenerator, TextScorer
-    from specrag.retrieval.context.retriever import ContextRetriever, ContextSettings
     from specrag.retrieval.encoder.reranker import Reranker
-    from specrag.retrieval.knn.datastore import Datastore
     from specrag.speculation.suffix.corpus import SuffixCorpus
 
 T = TypeVar("T")
@@ -336,7 +336,7 @@ class Resources:
 
 
 def _context_retriever(settings: ContextSettings, folder: Path | None) -> ContextRetriever:
-    from specrag.retrieval.context.retriever import ContextRetriever
+    from specrag.methods.rapid.context.retriever import ContextRetriever
 
     return ContextRetriever(settings, vectors=folder)
 

@@ -26,10 +26,10 @@ from specrag.serving.upstreams import Upstreams, refuse_sessions
 
 if TYPE_CHECKING:
     from specrag.language_model import LanguageModel
+    from specrag.methods.knn_lm.store.datastore import Datastore
     from specrag.models.grammar import GrammarVocabulary
     from specrag.models.loading import LoadedModel
     from specrag.retrieval.encoder.encoder import Encoder
-    from specrag.retrieval.knn.datastore import Datastore
     from specrag.serving.openai.answering import RunningTexts
     from specrag.serving.operation.metrics import FinishedGeneration
     from specrag.serving.settings import Settings
@@ -413,7 +413,7 @@ def _load_drafter(settings: Settings) -> LanguageModel | None:
 
 
 def _open_datastore(folder: Path, loaded: LoadedModel) -> Datastore:
-    from specrag.retrieval.knn.datastore import Datastore, model_record
+    from specrag.methods.knn_lm.store.datastore import Datastore, model_record
 
     datastore = Datastore.open(folder)
     datastore.check_model(model_record(loaded))

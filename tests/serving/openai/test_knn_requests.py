@@ -15,7 +15,7 @@ import pytest
 
 from specrag.methods.knn_lm.decoder import KnnDecoder
 from specrag.methods.knn_lm.mixture import Mixture
-from specrag.retrieval.knn.datastore import Datastore
+from specrag.methods.knn_lm.store.datastore import Datastore
 from tests.methods.test_knn_real import PROMPTS
 from tests.sample import build_village
 from tests.serving.live_server import EXACT, MODEL, LiveServer, running_server

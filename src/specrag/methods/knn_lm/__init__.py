@@ -15,8 +15,8 @@ from specrag.methods.decoding import DecodingMethod, make_decoder
 
 if TYPE_CHECKING:
     from specrag.methods.base import Decoder
+    from specrag.methods.knn_lm.store.datastore import Datastore
     from specrag.methods.resources import Resources
-    from specrag.retrieval.knn.datastore import Datastore
 
 
 class KnnLM(DecodingMethod):

@@ -15,13 +15,13 @@ from specrag.methods.base import Decoder, PromptNeeds, SpeculativeDecoder
 from specrag.methods.decoding import make_decoder
 from specrag.methods.knn_lm.mixture import Mixture
 from specrag.methods.knn_lm.request import KnnRequest, Reader, Searching
+from specrag.methods.knn_lm.store.cache import CAPACITY, FOLLOWERS, FollowerCache
+from specrag.methods.knn_lm.store.datastore import Datastore, model_record
+from specrag.methods.knn_lm.store.index import KeyIndex, check_k
 from specrag.methods.resources import Resources
 from specrag.methods.speculative_search import COST_AWARE, MAX_MATCH, make_schedule
 from specrag.methods.speculative_search import Stride as CountedStride
 from specrag.methods.timeline import IterativeTiming, Span, Timeline
-from specrag.retrieval.knn.cache import CAPACITY, FOLLOWERS, FollowerCache
-from specrag.retrieval.knn.datastore import Datastore, model_record
-from specrag.retrieval.knn.index import KeyIndex, check_k
 from specrag.speculation.decode import Settings, TextSink
 from specrag.speculation.schedule.strides import (
     CostAwareStride,

@@ -18,11 +18,11 @@ from specrag.engine.passes import Coroutine, Search, SessionModel
 from specrag.engine.session import Session
 from specrag.errors import InputError
 from specrag.methods.knn_lm.mixture import Mixture
-from specrag.retrieval.knn.build import vector
-from specrag.retrieval.knn.datastore import Datastore
-from specrag.retrieval.knn.index import KeyIndex, Neighbours, check_k
-from specrag.retrieval.knn.manifest import HIDDEN, WindowSettings
-from specrag.retrieval.knn.windows import Tokens, Window, entries_of, windows
+from specrag.methods.knn_lm.store.build import vector
+from specrag.methods.knn_lm.store.datastore import Datastore
+from specrag.methods.knn_lm.store.index import KeyIndex, Neighbours, check_k
+from specrag.methods.knn_lm.store.manifest import HIDDEN, WindowSettings
+from specrag.methods.knn_lm.store.windows import Tokens, Window, entries_of, windows
 
 
 @dataclass(frozen=True, slots=True, eq=False)

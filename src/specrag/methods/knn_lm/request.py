@@ -15,14 +15,14 @@ from specrag.engine.sampling import choose
 from specrag.engine.session import Session
 from specrag.engine.stopping import FinishReason, StopChecker
 from specrag.methods.knn_lm.mixture import Mixture, mix, neighbour_tokens, normaliser
+from specrag.methods.knn_lm.store.build import vector
+from specrag.methods.knn_lm.store.cache import FollowerCache
+from specrag.methods.knn_lm.store.datastore import Datastore
+from specrag.methods.knn_lm.store.index import KeyIndex, Neighbours
+from specrag.methods.knn_lm.store.manifest import HIDDEN
 from specrag.methods.speculative_search import search_beside
 from specrag.methods.timeline import Clocked, Timeline
 from specrag.retrieval.index.scoring import Floats
-from specrag.retrieval.knn.build import vector
-from specrag.retrieval.knn.cache import FollowerCache
-from specrag.retrieval.knn.datastore import Datastore
-from specrag.retrieval.knn.index import KeyIndex, Neighbours
-from specrag.retrieval.knn.manifest import HIDDEN
 from specrag.speculation.decode import TARGET, DecodedToken, Settings, Speculation, Step, TextSink
 from specrag.speculation.schedule.base import Timed
 from specrag.speculation.schedule.strides import StrideRound, StrideSchedule

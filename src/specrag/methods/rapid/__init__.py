@@ -15,11 +15,11 @@ from specrag.request import DEFAULT_MAX_TOKENS, Request
 
 if TYPE_CHECKING:
     from specrag.engine.passes import Coroutine
+    from specrag.methods.rapid.context.retriever import ContextSettings
     from specrag.methods.rapid.readers import ContextMethod, ReadsPart
     from specrag.methods.resources import Resources
     from specrag.request import Options as GenerationOptions
     from specrag.request import Result
-    from specrag.retrieval.context.retriever import ContextSettings
 
 
 class ContextOptions(MethodOptions):
@@ -48,7 +48,7 @@ class ContextOptions(MethodOptions):
 
     def settings(self) -> ContextSettings:
         """For the retriever of parts."""
-        from specrag.retrieval.context.retriever import ContextSettings
+        from specrag.methods.rapid.context.retriever import ContextSettings
 
         found = ContextSettings(self.chunk_tokens, self.threshold, scoring=self.scoring, pooling=self.pooling)
         most = self.retrieval_tokens

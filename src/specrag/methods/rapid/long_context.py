@@ -17,13 +17,13 @@ from specrag.methods.base import Decoder, LocalModel
 from specrag.methods.events import tap_steps
 from specrag.methods.prefixes import KeptPrefixes, PrefixRead
 from specrag.methods.prompts import Message, check_history
+from specrag.methods.rapid.context.retriever import ContextRetriever
 from specrag.methods.rapid.planner import LongQuestion, Plan, Planner
 from specrag.methods.rapid.prompt import INSTRUCTION, ContextQuestion
 from specrag.methods.rapid.readers import ContextMethod, ReadsPart, context_method
 from specrag.methods.rapid.result import ContextAnswer, ContextStats
 from specrag.request import DEFAULT_MAX_TOKENS, Options, Result, check_options
-from specrag.retrieval.context.chunks import ContextItem, documents_of
-from specrag.retrieval.context.retriever import ContextRetriever
+from specrag.retrieval.documents.contexts import ContextItem, documents_of
 from specrag.speculation.decode import Step
 
 if TYPE_CHECKING:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from specrag.errors import ContextLengthError
 from specrag.methods.base import Decoder
 from specrag.methods.prompts import Message
+from specrag.methods.rapid.context.retriever import ContextPart, ContextRetriever
+from specrag.methods.rapid.context.scores import ContextIndex
 from specrag.methods.rapid.prompt import (
     ContextQuestion,
     common_length,
@@ -20,9 +22,7 @@ from specrag.methods.rapid.prompt import (
 )
 from specrag.methods.rapid.readers import FALLBACK, ContextMethod
 from specrag.methods.rapid.result import ContextReading
-from specrag.retrieval.context.chunks import ContextChunk
-from specrag.retrieval.context.retriever import ContextPart, ContextRetriever
-from specrag.retrieval.context.scores import ContextIndex
+from specrag.retrieval.documents.contexts import ContextChunk
 from specrag.retrieval.documents.reader import Document
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from specrag.methods.prompts import Message, as_text
-from specrag.retrieval.context.chunks import ContextChunk
+from specrag.retrieval.documents.contexts import ContextChunk
 from specrag.retrieval.documents.reader import Document
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from specrag.methods.rapid.context.retriever import ContextPart, ScoredChunk
 from specrag.request import Details, Event, Result, Table
-from specrag.retrieval.context.retriever import ContextPart, ScoredChunk
 
 if TYPE_CHECKING:
     from specrag.engine.memory import MemoryNeed

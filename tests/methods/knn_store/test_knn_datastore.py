@@ -15,15 +15,21 @@ import numpy as np
 import pytest
 
 from specrag.errors import InputError
-from specrag.retrieval.knn import build as knn_build
-from specrag.retrieval.knn.datastore import Datastore
-from specrag.retrieval.knn.index import GraphSettings
-from specrag.retrieval.knn.manifest import KEYS, VALUES, DatastoreError, DatastoreManifest, WindowSettings
-from specrag.retrieval.knn.windows import entries_of, windows
+from specrag.methods.knn_lm.store import build as knn_build
+from specrag.methods.knn_lm.store.datastore import Datastore
+from specrag.methods.knn_lm.store.index import GraphSettings
+from specrag.methods.knn_lm.store.manifest import (
+    KEYS,
+    VALUES,
+    DatastoreError,
+    DatastoreManifest,
+    WindowSettings,
+)
+from specrag.methods.knn_lm.store.windows import entries_of, windows
 from specrag.retrieval.manifest import KnowledgeBaseError
 from specrag.retrieval.progress import Progress
 from tests.kills import kills
-from tests.retrieval.knn.knn_toys import VOCABULARY, build, record, texts, toy
+from tests.methods.knn_store.knn_toys import VOCABULARY, build, record, texts, toy
 
 ROOT = Path(__file__).resolve().parents[3]
 SMALL = WindowSettings(tokens=16, context=4)
@@ -105,7 +111,7 @@ def test_index_is_added_without_reading_anything_again(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def driver() -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.retrieval.knn.knn_kill_driver"],
+        [sys.executable, "-m", "tests.methods.knn_store.knn_kill_driver"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

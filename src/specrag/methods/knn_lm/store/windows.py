@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from specrag.errors import InputError
+from specrag.methods.knn_lm.store.manifest import WindowSettings
 from specrag.models.tokenizer import Tokenizer
 from specrag.retrieval.documents.files import Skipped, find_files
 from specrag.retrieval.documents.reader import read_file
-from specrag.retrieval.knn.manifest import WindowSettings
 from specrag.retrieval.progress import Progress, Reporter
 
 Tokens: TypeAlias = npt.NDArray[np.int32]

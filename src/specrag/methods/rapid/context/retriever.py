@@ -19,9 +19,9 @@ import numpy as np
 
 from specrag.checks import check_choice, check_number, check_whole
 from specrag.errors import InputError
-from specrag.retrieval.context.chunks import ContextChunk, Message, cut_documents, cut_messages
-from specrag.retrieval.context.scores import ChunkScores, ContextIndex, Pooling, Scoring, TextVectors
+from specrag.methods.rapid.context.scores import ChunkScores, ContextIndex, Pooling, Scoring, TextVectors
 from specrag.retrieval.documents.chunking import Chunker
+from specrag.retrieval.documents.contexts import ContextChunk, Message, cut_documents, cut_messages
 from specrag.retrieval.documents.reader import Document
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ class ScoredChunk:
 
     Attributes:
         number: its place among the context's chunks, from 0.
-        score: as of :class:`~specrag.retrieval.context.scores.ChunkScores`.
+        score: as of :class:`~specrag.methods.rapid.context.scores.ChunkScores`.
     """
 
     chunk: ContextChunk

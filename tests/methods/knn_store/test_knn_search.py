@@ -8,10 +8,16 @@ import numpy as np
 import pytest
 
 from specrag.errors import InputError
+from specrag.methods.knn_lm.store.index import (
+    FlatKeys,
+    GraphSettings,
+    KeyIndex,
+    Neighbours,
+    QuantiserSettings,
+)
+from specrag.methods.knn_lm.store.scoring import distance_slack, squared_distance, squared_norms, widen
 from specrag.retrieval.index.base import norms
-from specrag.retrieval.knn.index import FlatKeys, GraphSettings, KeyIndex, Neighbours, QuantiserSettings
-from specrag.retrieval.knn.scoring import distance_slack, squared_distance, squared_norms, widen
-from tests.retrieval.knn.knn_toys import nearest
+from tests.methods.knn_store.knn_toys import nearest
 
 
 def _flat(keys: np.ndarray, threads: int = 1) -> FlatKeys:
@@ -88,7 +94,7 @@ def test_slack_covers_what_float32_products_lose() -> None:
 
 @pytest.fixture(scope="module")
 def indexes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, KeyIndex]:
-    from specrag.retrieval.knn.approximate import GraphKeys, QuantisedKeys
+    from specrag.methods.knn_lm.store.approximate import GraphKeys, QuantisedKeys
 
     flat = _flat(_clustered(12_000, 16))
     folder = tmp_path_factory.mktemp("indexes")
@@ -144,7 +150,7 @@ def test_what_cannot_be_searched_for_is_refused(indexes: dict[str, KeyIndex]) ->
 
 
 def test_too_few_keys_are_not_quantised(tmp_path: Path) -> None:
-    from specrag.retrieval.knn.approximate import QuantisedKeys
+    from specrag.methods.knn_lm.store.approximate import QuantisedKeys
 
     with pytest.raises(InputError, match="needs 10,240 entries"):
         QuantisedKeys.build(_flat(_clustered(50, 4)), QuantiserSettings(), tmp_path / "pq.faiss")

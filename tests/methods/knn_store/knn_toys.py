@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
+from specrag.methods.knn_lm.store.build import DatastoreReport, build_datastore
+from specrag.methods.knn_lm.store.index import IndexSettings
+from specrag.methods.knn_lm.store.manifest import ModelRecord, WindowSettings
+from specrag.methods.knn_lm.store.windows import Tokens
 from specrag.models.toy import ToyModel
-from specrag.retrieval.knn.build import DatastoreReport, build_datastore
-from specrag.retrieval.knn.index import IndexSettings
-from specrag.retrieval.knn.manifest import ModelRecord, WindowSettings
-from specrag.retrieval.knn.windows import Tokens
 from specrag.retrieval.progress import Progress
 
 VOCABULARY = 24

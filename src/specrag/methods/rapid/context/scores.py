@@ -23,8 +23,8 @@ import numpy as np
 import xxhash
 
 from specrag.errors import InputError
-from specrag.retrieval.context.chunks import ContextChunk
 from specrag.retrieval.documents.chunking import Chunker
+from specrag.retrieval.documents.contexts import ContextChunk
 from specrag.retrieval.documents.converters import Part
 from specrag.retrieval.documents.reader import Document
 from specrag.retrieval.manifest import write_errors

@@ -35,10 +35,9 @@ from specrag.engine.outputs import NOTHING, Outputs
 from specrag.engine.passes import Coroutine, SessionModel
 from specrag.engine.session import Session
 from specrag.errors import InputError
-from specrag.retrieval.index.scoring import Floats
-from specrag.retrieval.knn.datastore import Datastore, build_index, index_file
-from specrag.retrieval.knn.index import IndexSettings, check_size
-from specrag.retrieval.knn.manifest import (
+from specrag.methods.knn_lm.store.datastore import Datastore, build_index, index_file
+from specrag.methods.knn_lm.store.index import IndexSettings, check_size
+from specrag.methods.knn_lm.store.manifest import (
     HIDDEN,
     KEYS,
     NORMS,
@@ -48,8 +47,9 @@ from specrag.retrieval.knn.manifest import (
     ModelRecord,
     WindowSettings,
 )
-from specrag.retrieval.knn.scoring import squared_norms
-from specrag.retrieval.knn.windows import WINDOW_TYPE, Tokens, Window, entries_of, value_type, windows
+from specrag.methods.knn_lm.store.scoring import squared_norms
+from specrag.methods.knn_lm.store.windows import WINDOW_TYPE, Tokens, Window, entries_of, value_type, windows
+from specrag.retrieval.index.scoring import Floats
 from specrag.retrieval.manifest import write_errors, writer_lock
 from specrag.retrieval.progress import Progress, Reporter
 

@@ -13,8 +13,7 @@ import faiss
 import numpy as np
 
 from specrag.errors import InputError
-from specrag.retrieval.index.scoring import Floats
-from specrag.retrieval.knn.index import (
+from specrag.methods.knn_lm.store.index import (
     FlatKeys,
     GraphSettings,
     Neighbours,
@@ -24,13 +23,14 @@ from specrag.retrieval.knn.index import (
     checked_queries,
     nearest_of,
 )
+from specrag.retrieval.index.scoring import Floats
 
 _HALVES = faiss.ScalarQuantizer.QT_fp16
 _GRAPH_BLOCK = 16_384
 
 
 class GraphKeys:
-    """A graph over the keys of a :class:`~specrag.retrieval.knn.index.FlatKeys`.
+    """A graph over the keys of a :class:`~specrag.methods.knn_lm.store.index.FlatKeys`.
 
     Each query takes its own walk, so that a batch changes nothing, and the kernel measures all candidates. Where a walk
     finds fewer than it should (a graph torn by equal keys) exact search takes its place.
@@ -82,7 +82,7 @@ class GraphKeys:
         return cls(graph, flat, settings)
 
     def search(self, queries: Floats, k: int, most: int | None = None) -> list[Neighbours]:
-        """See :class:`~specrag.retrieval.knn.index.KeyIndex`; ``most`` brings no more than the walk has found."""
+        """See :class:`~specrag.methods.knn_lm.store.index.KeyIndex`; at ``most`` what the walk found."""
         k = check_k(k, len(self.flat))
         checked = checked_queries(queries, self.flat.keys.shape[1])
         candidates = min(max(self.settings.ef_search, k), len(self.flat))
@@ -117,7 +117,7 @@ _FEWEST_POINTS = 10_240  # faiss wants 39 for each of a code byte's 256 values
 
 
 class QuantisedKeys:
-    """Codes of a few bytes in an inverted file of faiss, over a :class:`~specrag.retrieval.knn.index.FlatKeys`.
+    """Codes of a few bytes in an inverted file of faiss, over a :class:`~specrag.methods.knn_lm.store.index.FlatKeys`.
 
     faiss chooses its arithmetic by the number of queries, so that each is asked alone; the kernel measures the
     candidates. Where the cells read hold too few, exact search takes their place.
@@ -177,7 +177,7 @@ class QuantisedKeys:
         return cls(codes, flat, settings)
 
     def search(self, queries: Floats, k: int, most: int | None = None) -> list[Neighbours]:
-        """See :class:`~specrag.retrieval.knn.index.KeyIndex`; ``most`` brings no more than the candidates."""
+        """See :class:`~specrag.methods.knn_lm.store.index.KeyIndex`; ``most`` brings no more than the candidates."""
         k = check_k(k, len(self.flat))
         checked = checked_queries(queries, self.flat.keys.shape[1])
         return [self._search_one(query, k, most) for query in checked]

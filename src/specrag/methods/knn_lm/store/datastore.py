@@ -13,9 +13,7 @@ import numpy.typing as npt
 
 from specrag.artifacts import Generation
 from specrag.errors import InputError
-from specrag.retrieval.encoder.settings import checksums
-from specrag.retrieval.index.scoring import Floats, Longs
-from specrag.retrieval.knn.index import (
+from specrag.methods.knn_lm.store.index import (
     INDEXES,
     FlatKeys,
     GraphSettings,
@@ -23,9 +21,18 @@ from specrag.retrieval.knn.index import (
     KeyIndex,
     QuantiserSettings,
 )
-from specrag.retrieval.knn.manifest import KEYS, NORMS, VALUES, DatastoreError, DatastoreManifest, ModelRecord
-from specrag.retrieval.knn.scoring import Halves
-from specrag.retrieval.knn.windows import value_type
+from specrag.methods.knn_lm.store.manifest import (
+    KEYS,
+    NORMS,
+    VALUES,
+    DatastoreError,
+    DatastoreManifest,
+    ModelRecord,
+)
+from specrag.methods.knn_lm.store.scoring import Halves
+from specrag.methods.knn_lm.store.windows import value_type
+from specrag.retrieval.encoder.settings import checksums
+from specrag.retrieval.index.scoring import Floats, Longs
 
 if TYPE_CHECKING:
     from specrag.models.loading import LoadedModel
@@ -110,11 +117,11 @@ class Datastore:
                 raise InputError("index", name, remedy)
             path = self.folder / index_file(name)
             if isinstance(settings, GraphSettings):
-                from specrag.retrieval.knn.approximate import GraphKeys  # it imports faiss
+                from specrag.methods.knn_lm.store.approximate import GraphKeys  # it imports faiss
 
                 self._open[name] = GraphKeys.load(path, self.flat, settings)
             else:
-                from specrag.retrieval.knn.approximate import QuantisedKeys
+                from specrag.methods.knn_lm.store.approximate import QuantisedKeys
 
                 self._open[name] = QuantisedKeys.load(path, self.flat, settings)
         return self._open[name]
@@ -160,11 +167,11 @@ def build_index(folder: Path, dimension: int, largest_norm: float, settings: Ind
     flat = FlatKeys(keys, norms, largest_norm)
     path = folder / index_file(settings.name)
     if isinstance(settings, GraphSettings):
-        from specrag.retrieval.knn.approximate import GraphKeys
+        from specrag.methods.knn_lm.store.approximate import GraphKeys
 
         GraphKeys.build(flat, settings, path)
     else:
-        from specrag.retrieval.knn.approximate import QuantisedKeys
+        from specrag.methods.knn_lm.store.approximate import QuantisedKeys
 
         QuantisedKeys.build(flat, settings, path)
 

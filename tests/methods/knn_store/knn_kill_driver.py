@@ -9,10 +9,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from specrag.retrieval.knn import build as knn_build
-from specrag.retrieval.knn.manifest import WindowSettings
+from specrag.methods.knn_lm.store import build as knn_build
+from specrag.methods.knn_lm.store.manifest import WindowSettings
+from tests.methods.knn_store import knn_toys
 from tests.retrieval.kill_driver import Stopper
-from tests.retrieval.knn import knn_toys
 
 WINDOWS = WindowSettings(tokens=16, context=4)
 

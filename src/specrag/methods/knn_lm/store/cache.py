@@ -11,11 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from specrag.checks import check_whole
+from specrag.methods.knn_lm.store.datastore import Datastore
+from specrag.methods.knn_lm.store.index import Neighbours, checked_queries, nearest_in
+from specrag.methods.knn_lm.store.scoring import Halves, distance_slack
 from specrag.retrieval.index.base import norms
 from specrag.retrieval.index.scoring import Floats, Longs
-from specrag.retrieval.knn.datastore import Datastore
-from specrag.retrieval.knn.index import Neighbours, checked_queries, nearest_in
-from specrag.retrieval.knn.scoring import Halves, distance_slack
 
 #: Entries behind each neighbour, as in the paper.
 FOLLOWERS = 10

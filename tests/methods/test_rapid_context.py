@@ -12,16 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specrag.errors import InputError
-from specrag.retrieval.context.chunks import (
+from specrag.methods.rapid.context.retriever import ContextRetriever, ContextSettings, choose
+from specrag.methods.rapid.context.scores import VECTORS_FILE, ChunkScores, ContextIndex, TextVectors
+from specrag.retrieval.documents.chunking import Chunker
+from specrag.retrieval.documents.contexts import (
     ContextChunk,
     cut_documents,
     cut_messages,
     documents_of,
     read_context,
 )
-from specrag.retrieval.context.retriever import ContextRetriever, ContextSettings, choose
-from specrag.retrieval.context.scores import VECTORS_FILE, ChunkScores, ContextIndex, TextVectors
-from specrag.retrieval.documents.chunking import Chunker
 from specrag.retrieval.documents.converters import Part
 from specrag.retrieval.documents.reader import Document
 from specrag.retrieval.encoder.encoder import Encoder, load_encoder
