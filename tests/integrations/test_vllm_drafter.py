@@ -72,7 +72,7 @@ def test_an_answer_that_quotes_its_prompt_comes_in_few_steps() -> None:
 def _chain(tokens: Sequence[int], most: int = 8) -> Chain:
     automaton = SuffixAutomaton()
     automaton.extend(tokens)
-    found = Found(automaton, automaton.tokens, automaton.longest_match(), "request")
+    found = Found(automaton, automaton.tokens, automaton.longest_match(), "request", automaton.tokens)
     return found.chain(most, Acceptance.of_one(), Acceptance.of_all())
 
 
@@ -87,6 +87,13 @@ def test_the_places_vote() -> None:
     assert _chain([1, 2, 3]).tokens.tolist() == []
 
 
+def test_a_place_among_the_same_words_counts_for_more() -> None:
+    far, near, gap = [30, 31, 32, 33], [40, 41, 42, 43], [99] * 20
+    tokens = [*far, 7, 8, 9, *gap, *near, 7, 10, 11, *gap, *far, 7, 8, 12, *gap]
+    assert _chain([*tokens, 43, 41, 50, 42, 7]).tokens[0] == 10, "two places against one among the same words"
+    assert _chain([*tokens, 50, 51, 52, 53, 7]).tokens[0] == 8
+
+
 def test_guesses_are_judged_by_what_came_of_others_like_them() -> None:
     own, shared = Acceptance.of_one(), Acceptance.of_all()
     chain = _chain([1, 2, 3, 4, 5, 6, 1, 2], most=3)
@@ -99,7 +106,7 @@ def test_guesses_are_judged_by_what_came_of_others_like_them() -> None:
         assert chain.came(np.array([8], dtype=np.int32), own, shared) == 0
     automaton = SuffixAutomaton()
     automaton.extend([1, 2, 3, 4, 5, 6, 1, 2])
-    found = Found(automaton, automaton.tokens, automaton.longest_match(), "request")
+    found = Found(automaton, automaton.tokens, automaton.longest_match(), "request", automaton.tokens)
     assert found.chain(3, own, shared).chances[0] < 0.2 * before
     assert found.chain(3, Acceptance.of_one(), shared).chances[0] < 0.5 * before
     assert shared.rate("request") < Acceptance.of_all().rate("request")

@@ -1,7 +1,8 @@
 """One chain of guesses from places where the newest tokens stood before, and how sure each of them is.
 
 The places vote: the first guess is the token that most of them go on with, the next one what most of those that agreed
-go on with, and so on. How sure a guess is depends on how many tokens in front of it agree and on how clear the vote
+go on with, and so on. Where the newest tokens are few that agree, a place counts for more the more of the words before
+them stand before it too. How sure a guess is depends on how many tokens in front of it agree and on how clear the vote
 was; both make its *grade*, and acceptance is counted by grade.
 """
 
@@ -25,6 +26,8 @@ Floats = NDArray[np.float64]
 SOURCES = ("request", "answers", "corpus")
 #: Places that vote.
 MOST_PLACES = 16
+#: Tokens before a place that are compared with the newest ones, and the longest match for which they are.
+_AROUND, _SHORT = 16, 2
 #: Largest numbers of agreeing tokens of the classes; the last class is open.
 LENGTHS = (1, 2, 3, 5, 8, 16, 32)
 _LENGTHS = np.array(LENGTHS, dtype=np.int64)
@@ -39,26 +42,41 @@ _PRIOR_WEIGHT = 10.0
 
 
 @compiled
-def _majority(said: Ints, alive: NDArray[np.bool_]) -> tuple[int, int]:
-    """The token that most say, the first of equals, and how many."""
+def _weigh(tokens: Ints, ends: Longs, newest: Ints, matched: int) -> Longs:
+    """One for each place, and one for each token shortly before the match that stands shortly before the place too."""
+    weights = np.ones(len(ends), dtype=np.int64)
+    if matched > _SHORT or len(ends) == 1:
+        return weights
+    for place in range(len(ends)):
+        around = tokens[max(0, ends[place] - _AROUND) : max(0, ends[place] - matched)]
+        for token in newest[: len(newest) - matched]:
+            weights[place] += np.any(around == token)
+    return weights
+
+
+@compiled
+def _majority(said: Ints, alive: NDArray[np.bool_], weights: Longs) -> int:
+    """The token that most weight is behind, the first of equals."""
     winner, most = -1, 0
     for place in range(len(said)):
         if alive[place]:
             agreeing = 0
             for other in range(place, len(said)):
-                agreeing += alive[other] and said[other] == said[place]
+                if alive[other] and said[other] == said[place]:
+                    agreeing += weights[other]
             if agreeing > most:
                 winner, most = said[place], agreeing
-    return winner, most
+    return winner
 
 
 @compiled
-def _vote(tokens: Ints, ends: Longs, copied: Ints, votes: Longs) -> int:
+def _vote(tokens: Ints, ends: Longs, weights: Longs, copied: Ints, votes: Longs) -> int:
     """Follow the majority of the places, the first of them where there is none; returns the length of the chain.
 
     Args:
         tokens: of the text, a negative number at the end of each part.
         ends: the places, each the position of the token that followed.
+        weights: of the places.
         copied: filled with the chain. Behind the newest token a place goes on with what it copied itself.
         votes: filled with the class of each vote.
     """
@@ -66,7 +84,7 @@ def _vote(tokens: Ints, ends: Longs, copied: Ints, votes: Longs) -> int:
     alive = np.ones(len(ends), dtype=np.bool_)
     said = np.empty(len(ends), dtype=np.int32)
     for step in range(len(copied)):
-        voters = 0
+        voters, agreeing = 0, 0
         for place in range(len(ends)):
             if alive[place]:
                 said[place] = tokens[ends[place] + step % (newest - ends[place])]
@@ -74,13 +92,14 @@ def _vote(tokens: Ints, ends: Longs, copied: Ints, votes: Longs) -> int:
                 voters += alive[place]
         if voters == 0:
             return step
-        copied[step], most = _majority(said, alive)
-        if most == voters:
-            votes[step] = _LONE if voters == 1 else _ALL
-        else:
-            votes[step] = _MOST if 3 * most >= 2 * voters else _SPLIT
+        copied[step] = _majority(said, alive, weights)
         for place in range(len(ends)):
             alive[place] = alive[place] and said[place] == copied[step]
+            agreeing += alive[place]
+        if agreeing == voters:
+            votes[step] = _LONE if voters == 1 else _ALL
+        else:
+            votes[step] = _MOST if 3 * agreeing >= 2 * voters else _SPLIT
     return len(copied)
 
 
@@ -94,12 +113,20 @@ def _grade(matched: int, vote: int, lengths: Longs) -> int:
 
 @compiled
 def _judge(
-    tokens: Ints, ends: Longs, most: int, matched: int, own: Floats, shared: Floats, lengths: Longs
+    tokens: Ints,
+    ends: Longs,
+    newest: Ints,
+    most: int,
+    matched: int,
+    own: Floats,
+    shared: Floats,
+    lengths: Longs,
 ) -> tuple[Ints, Longs, Floats]:
     """Copy a chain of at most ``most`` guesses; returns it, their grades, and their chances (:class:`Chain`)."""
     copied = np.empty(most, dtype=np.int32)
     votes = np.empty(most, dtype=np.int64)
-    count = _vote(tokens, ends, copied, votes)
+    weights = _weigh(tokens, ends, newest, matched)
+    count = _vote(tokens, ends, weights, copied, votes)
     grades, chances = np.empty(count, dtype=np.int64), np.empty(count)
     chance = 1.0
     for step in range(count):
@@ -197,16 +224,20 @@ class Found(NamedTuple):
         tokens: all tokens of the index.
         match: in it.
         source: one of :data:`SOURCES`.
+        newest: tokens of the row, as many as are compared with what stands before a place.
     """
 
     texts: SuffixIndex
     tokens: Ints
     match: Match
     source: str
+    newest: Ints
 
     def chain(self, most: int, own: Acceptance, shared: Acceptance) -> Chain:
         """At most ``most`` guesses by what followed its places."""
         ends = self.texts.occurrences(self.match, MOST_PLACES)
         tried, known = own.counts[self.source], shared.counts[self.source]
-        copied, grades, chances = _judge(self.tokens, ends, most, self.match.length, tried, known, _LENGTHS)
+        copied, grades, chances = _judge(
+            self.tokens, ends, self.newest[-_AROUND:], most, self.match.length, tried, known, _LENGTHS
+        )
         return Chain(copied, chances, grades, self.source)

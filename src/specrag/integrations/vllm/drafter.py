@@ -100,8 +100,8 @@ class Drafter:
         self._memory.add("rehearsal", tokens[0])
         self._memory.find("rehearsal", tokens[0])
         if self._corpus is not None:
-            match = self._corpus.match(self._corpus.tokens[1:3])
-            Found(self._corpus, self._corpus.tokens, match, "corpus").chain(
+            tail = self._corpus.tokens[1:3]
+            Found(self._corpus, self._corpus.tokens, self._corpus.match(tail), "corpus", tail).chain(
                 2, Acceptance.of_one(), self._acceptance
             )
         for length in range(24, 32):
@@ -199,7 +199,7 @@ class Drafter:
     def _longest(self, row: Row) -> Found:
         """Where the longest suffix of a row's text stands; the row's own text goes before other texts."""
         automaton = row.text.automaton
-        best = Found(automaton, row.tokens, automaton.longest_match(), "request")
+        best = Found(automaton, row.tokens, automaton.longest_match(), "request", row.tokens)
         others = self._corpus is not None or self._settings.answer_memory > 0
         if best.match.length >= _LONG_ENOUGH or not others:
             return best
@@ -210,7 +210,7 @@ class Drafter:
         if self._corpus is not None:
             match = self._corpus.match(tail)
             if match.length > best.match.length:
-                best = Found(self._corpus, self._corpus.tokens, match, "corpus")
+                best = Found(self._corpus, self._corpus.tokens, match, "corpus", tail)
         return best
 
     def _tenant_of(self, row: Row) -> str:

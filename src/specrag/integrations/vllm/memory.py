@@ -81,7 +81,7 @@ class AnswerMemory:
             if tenant and owner == tenant:
                 match = part.match(tail, _LONGEST)
                 if match.length > (best.match.length if best else 0):
-                    best = Found(part, part.tokens, match, "answers")
+                    best = Found(part, part.tokens, match, "answers", tail)
         return best
 
     def parts(self) -> list[Part]:
