@@ -5,6 +5,7 @@ Replicas are SmolLM2 in ``specrag serve``, each on a core of its own; the gatewa
 
 - own cost: milliseconds until the first token of an upstream that answers at once, directly and through the gateway.
 - replicas: tokens a second of plain chat by 16 clients, two replicas over one.
+- reading: the same where each prompt is a page to summarise, so that most of the time is reading.
 - pools: Speculative RAG with drafter and verifier on a core each, against both on one endpoint that has both cores.
 """
 
@@ -32,6 +33,7 @@ from tests.sample import build_sample
 
 MODEL = "smollm2-135m"
 _PROMPT = "What is copper? " * 200  # about 600 tokens
+_PAGE = 2500  # characters, about 600 tokens
 
 
 def main() -> None:
@@ -105,6 +107,21 @@ def _replicas(rounds: int) -> dict[str, Any]:
     }
 
 
+def _reading(rounds: int) -> dict[str, Any]:
+    """Nothing is kept of what was read, so that each round reads all of it."""
+    pages = sorted(Path("docs").glob("*.md"))
+    bodies = [
+        _chat(f"Summarise this page in one sentence.\n\n{page.read_text(encoding='utf-8')[:_PAGE]}")
+        for page in pages[:16]
+    ]
+    with ExitStack() as stack:
+        ports = [_entered(stack, _replica([core], prefix_cache_bytes=0)) for core in _cores()[:2]]
+        one, two = (_entered(stack, _gateway(stack, {MODEL: members})) for members in (ports[:1], ports))
+        found = _in_turns({"one": (one, 16), "two": (two, 16)}, lambda _: bodies, rounds)
+    speeds = {name: median(each) for name, each in found["tokens a second"].items()}
+    return {**found, "two over one": round(speeds["two"] / speeds["one"], 2)}
+
+
 def _pools(rounds: int) -> dict[str, Any]:
     cores = _cores()[:2]
     with ExitStack() as stack:
@@ -170,10 +187,12 @@ def _cores() -> list[int]:
     return sorted(os.sched_getaffinity(0))
 
 
-def _replica(cores: Sequence[int]) -> ServerProcess:
+def _replica(cores: Sequence[int], *, prefix_cache_bytes: int | None = None) -> ServerProcess:
     words = ["taskset", "-c", ",".join(map(str, cores)), sys.executable, "-m", "specrag", "serve"]
     words += ["--model", MODEL, "--dtype", "int8", "--batch-invariant", "--max-concurrent", "16"]
     words += ["--port", "{port}", "--log-level", "error", "--page", "false"]
+    if prefix_cache_bytes is not None:
+        words += ["--prefix-cache-bytes", str(prefix_cache_bytes)]
     return ServerProcess(words, {"OMP_NUM_THREADS": str(len(cores))})
 
 
@@ -189,6 +208,7 @@ def _entered(stack: ExitStack, server: ServerProcess) -> int:
 _PARTS: Mapping[str, Callable[[int], dict[str, Any]]] = {
     "own-cost": _own_cost,
     "replicas": _replicas,
+    "reading": _reading,
     "pools": _pools,
 }
 
