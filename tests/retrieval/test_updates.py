@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from specrag.errors import InputError
+from specrag.retrieval import reading
+from specrag.retrieval.manifest import Manifest
+from specrag.retrieval.passage_store import PassageStore
+from specrag.retrieval.reading import find_changes
 from tests.retrieval.library import (
     ROWS,
     answers,
@@ -137,6 +143,51 @@ print(build([Path(sys.argv[1])], Path(sys.argv[2])).removed)
     done = run_python(code, library, kb)
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
     assert "copper.md" not in {passage.source for passage in passages(kb)}
+
+
+def _disturb(folders: Sequence[Path], draw: random.Random) -> None:
+    """Make, change or remove some files, whose few names meet in different folders."""
+    for _ in range(draw.randrange(4)):
+        path = draw.choice(folders) / f"{draw.choice('abc')}.txt"
+        if path.exists() and draw.random() < 0.7:
+            path.unlink()
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"Herons, part {draw.randrange(5)}.", encoding="utf-8")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_looking_at_few_documents_finds_what_looking_at_all_finds(
+    seed: int, kb: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw, top = random.Random(seed), tmp_path / "texts"
+    folders = [top / name for name in ("x", "x/deep", "x-", "y", "y/deep")]
+    anchor = top / "anchor.txt"
+    for path in (*(folder / "a.txt" for folder in folders), anchor):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"Birds in {path}.", encoding="utf-8")
+    index(folders[0], anchor, kb=kb)
+    spared = 0
+    for _ in range(40):
+        _disturb(folders, draw)
+        with contextlib.closing(PassageStore(Manifest.read(kb).generation_folder(kb))) as store:
+            known = [Path(file.path) for file in store.files()]
+            present = [path for path in folders if any(path.rglob("*.txt"))]
+            choice = [*present, *known, *([top] if draw.random() < 0.02 else [])]
+            paths = draw.sample(choice, draw.randrange(1, 4))
+            few = find_changes(paths, kb, store)
+            with monkeypatch.context() as patched:
+                patched.setattr(reading, "_FEW", -1)
+                whole = find_changes(paths, kb, store)
+        assert (few.roots, few.removed, few.skipped) == (whole.roots, whole.removed, whole.skipped)
+        spare = set(whole.entries) - set(few.entries)
+        assert set(few.entries) <= set(whole.entries)
+        assert len(spare) == few.others
+        assert all(entry.is_elsewhere for entry in spare)
+        spared += few.others
+        report = index(*paths, kb=kb)
+        assert report.added + report.updated + report.unchanged + len(report.skipped) >= len(whole.entries)
+    assert spared > 25
 
 
 def test_touched_document_is_unchanged(library: Path, kb: Path) -> None:

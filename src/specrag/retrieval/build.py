@@ -98,7 +98,7 @@ def build(
     sources = [Path(path).expanduser() for path in given]
     check_target(folder, "kb")
     if not folder.exists():
-        find_changes(sources, folder, (), ())  # so that a wrong path leaves no folder behind
+        find_changes(sources, folder, None)  # so that a wrong path leaves no folder behind
     with write_errors(folder):
         make_folder(folder)
     report = progress or _silent
@@ -139,9 +139,8 @@ def remove(sources: Sequence[str], folder: str | Path) -> int:
     Manifest.read(folder)
     with _writing(folder), contextlib.closing(_open_writer(folder, Manifest.read(folder))) as writer:
         with write_errors(folder):
-            known = writer.files()
-            gone = {_named(source, known) for source in sources}
-            if len(gone) == len(known):
+            gone = {_named(source, writer) for source in sources}
+            if len(gone) == writer.before.documents:
                 raise _nothing_left(sources)
             for file in gone:
                 writer.drop(file.document)
@@ -217,11 +216,10 @@ def _compact(folder: Path, report: Reporter) -> None:
         publish_generation(folder, new, replace(old, generation=old.generation + 1))
 
 
-def _named(source: str, known: Sequence[StoredFile]) -> StoredFile:
-    for file in known:
-        if source in (file.source, file.path):
-            return file
-    near = nearest(source, [file.source for file in known])
+def _named(source: str, writer: PassageWriter) -> StoredFile:
+    for file in writer.files(source):
+        return file
+    near = nearest(source, [file.source for file in writer.files()])
     hint = f"did you mean {near!r}? " if near else ""
     raise InputError("document", source, f"{hint}`specrag kb list` names those that are there")
 
@@ -291,13 +289,13 @@ class _Build:
 
     def update(self, paths: Sequence[Path], limits: ReadingLimits) -> None:
         """Publish what differs."""
-        known, roots = self._known()
-        changes = find_changes(paths, self.folder, known, roots)
+        changes = self._changes(paths)
         self.left_out = changes.skipped
         self.counts.removed = len(changes.removed)
         if self._old is not None and changes.none:
-            self.counts.unchanged = len(changes.entries)
+            self.counts.unchanged = len(changes.entries) + changes.others
             return
+        self.counts.unchanged = changes.others
         try:
             self._apply(changes, limits)
             if self._writer is not None:
@@ -306,11 +304,11 @@ class _Build:
             if self._writer is not None:
                 self._writer.close()
 
-    def _known(self) -> tuple[list[StoredFile], tuple[str, ...]]:
+    def _changes(self, paths: Sequence[Path]) -> Changes:
         if self._old is None:
-            return [], ()
+            return find_changes(paths, self.folder, None)
         with contextlib.closing(PassageStore(self._old.generation_folder(self.folder))) as store:
-            return store.files(), store.state.roots
+            return find_changes(paths, self.folder, store)
 
     # -- documents ------------------------------------------------------------------------------------------
 

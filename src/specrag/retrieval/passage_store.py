@@ -23,7 +23,7 @@ import json
 import math
 import sqlite3
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -72,6 +72,12 @@ ROW, TIMES, ID, LENGTH = "<i4", "<u2", "<i8", "<i4"
 
 _WAIT = 30.0  # seconds for another process to let the database go: it holds it for moments only
 _AT_ONCE = 500  # SQLite takes a limited number of parameters
+
+
+def _range(path: str) -> tuple[str, str, str]:
+    """A path, and what the paths below it lie between: its name with `/`, and with the sign that follows `/`."""
+    folder = path.rstrip("/")
+    return path, f"{folder}/", f"{folder}0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,11 +370,27 @@ class PassageStore:
 
     def files(self) -> list[StoredFile]:
         """All documents, in the order of their names."""
-        query = """
-            SELECT path, source, size, mtime_ns, sha256, document, seal FROM documents ORDER BY source, path
-        """
+        return self._files("ORDER BY source, path")
+
+    def files_at(self, path: str) -> list[StoredFile]:
+        """The documents at or below a path."""
+        return self._files("WHERE path = ? OR (path > ? AND path < ?)", _range(path))
+
+    def files_named(self, names: Collection[str]) -> list[StoredFile]:
+        """The documents with some names, and all that are called by their paths because others have their names."""
+        marks = ", ".join("?" * len(names))
+        return self._files(f"WHERE source = path OR source IN ({marks})", tuple(names))
+
+    def count_at(self, path: str) -> int:
+        """How many documents there are at or below a path."""
+        query = "SELECT count(*) FROM documents WHERE path = ? OR (path > ? AND path < ?)"
+        ((count,),) = self.rows_of(query, _range(path))
+        return int(count)
+
+    def _files(self, which: str, parameters: Sequence[Any] = ()) -> list[StoredFile]:
+        query = f"SELECT path, source, size, mtime_ns, sha256, document, seal FROM documents {which}"  # noqa: S608
         files = []
-        for *values, sealed in self.rows_of(query):
+        for *values, sealed in self.rows_of(query, parameters):
             file = StoredFile(*values)
             if file.seal != sealed:
                 raise damaged(self.path, f"has another document {file.source!r} than was written")

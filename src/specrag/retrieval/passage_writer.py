@@ -193,10 +193,14 @@ class PassageWriter:
             (file.path, file.mtime_ns, file.seal, file.document),
         )
 
-    def files(self) -> list[StoredFile]:
-        """All documents."""
+    def files(self, name: str | None = None) -> list[StoredFile]:
+        """All documents, or those with a name or at a path."""
         query = "SELECT path, source, size, mtime_ns, sha256, document FROM documents"
-        return [StoredFile(*row) for row in self._database.execute(query)]
+        if name is not None:
+            rows = self._database.execute(f"{query} WHERE source = ? OR path = ?", (name, name))
+        else:
+            rows = self._database.execute(query)
+        return [StoredFile(*row) for row in rows]
 
     def passages_of(self, document: int) -> list[StoredPassage]:
         """What a document holds."""

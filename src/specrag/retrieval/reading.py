@@ -13,7 +13,10 @@ from pathlib import Path, PurePath
 
 from specrag.errors import InputError
 from specrag.retrieval.documents.files import FoundFiles, Skipped, SourceFile, find_files
-from specrag.retrieval.passage_store import StoredFile
+from specrag.retrieval.passage_store import PassageStore, StoredFile
+
+#: Files up to which only the documents are looked at that they can change.
+_FEW = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +57,14 @@ class Changes:
         roots: the paths indexed so far, absolute; none lies below another.
         removed: documents that are gone.
         skipped: what was found and cannot be a document.
+        others: documents beside the entries, which stay as they are.
     """
 
     entries: tuple[Entry, ...]
     roots: tuple[str, ...]
     removed: tuple[StoredFile, ...]
     skipped: tuple[Skipped, ...]
+    others: int = 0
 
     @property
     def none(self) -> bool:
@@ -76,9 +81,7 @@ class Changes:
         )
 
 
-def find_changes(
-    paths: Sequence[Path], folder: Path, known: Sequence[StoredFile], old_roots: Collection[str]
-) -> Changes:
+def find_changes(paths: Sequence[Path], folder: Path, store: PassageStore | None) -> Changes:
     """Compare the files under some paths with the documents of a knowledge base.
 
     Documents that are gone from below these paths, or that a ``.gitignore`` names now, are removed; those that were
@@ -89,21 +92,24 @@ def find_changes(
     Args:
         paths: as a user gives them.
         folder: the knowledge base itself, which is left out.
-        known: the documents that it holds.
-        old_roots: the paths that they came from.
+        store: what it holds; None where there is nothing yet.
 
     Raises:
         InputError: a path does not exist, or there is nothing to index.
+        KnowledgeBaseError: what it holds is damaged.
     """
     given = [os.path.realpath(path) for path in paths]
-    old = {file.path: file for file in known}
     # A file that was indexed by its own name may be gone; a folder that is gone is likelier a mistake.
-    gone = {path for path in given if path in old and not os.path.lexists(path)}
+    missing = [path for path in given if not os.path.lexists(path)]
+    gone = {path for path in missing if store and any(file.path == path for file in store.files_at(path))}
     present = [path for path, real in zip(paths, given, strict=True) if real not in gone]
     found = find_files(present, exclude=[folder]) if present or not gone else FoundFiles((), ())
     now = {str(file.path): file for file in found.files}
-    roots = _Roots({*old_roots, *given})
+    before = store.state.roots if store else ()
+    roots = _Roots({*before, *given})
     asked = _Roots(given)
+    known = _known(store, given, now, roots)
+    old = {file.path: file for file in known}
     names = {path: roots.name(path) for path in {*old, *now}}
     # A link that was followed last time may stand for a file elsewhere below the same root.
     removed = {
@@ -119,29 +125,61 @@ def find_changes(
         for path in old
         if path not in now and names[path] in arrived and _is_gone(path)
     }
-    kept = {*old, *now} - removed - {file.path for file in moved.values()}
+    left = removed | {file.path for file in moved.values()}
+    kept = {*old, *now} - left
     clashes = Counter(names[path] for path in kept)
     entries = []
     for path in kept:
         source = path if clashes[names[path]] > 1 else names[path]
         file = replace(now[path], source=source) if path in now else None
-        before = old.get(path) or moved.get(path)
-        changed = file is not None and (before is None or not _is_unchanged(before, file))
-        entries.append(Entry(path, source, file, before, changed))
+        earlier = old.get(path) or moved.get(path)
+        changed = file is not None and (earlier is None or not _is_unchanged(earlier, file))
+        entries.append(Entry(path, source, file, earlier, changed))
     entries.sort(key=lambda entry: entry.source)
-    if not entries:
+    others = store.state.documents - len(known) if store else 0
+    if not entries and not others:
         raise InputError(
             "path",
             ", ".join(map(str, paths)),
             "no document would be left; to give the knowledge base up, delete its folder",
         )
     vanished = removed - {file.path for file in moved.values()}
+    held = {roots.above(path) or path for path in kept}
+    if store and others:
+        lost = Counter(_Roots(before).above(path) or path for path in left)
+        held |= {root for root in before if root not in lost or store.count_at(root) > lost[root]}
     return Changes(
         entries=tuple(entries),
-        roots=tuple(sorted({roots.above(path) or path for path in kept})),
+        roots=tuple(sorted(held)),
         removed=tuple(old[path] for path in sorted(vanished)),
         skipped=found.skipped,
+        others=others,
     )
+
+
+def _known(
+    store: PassageStore | None, given: Sequence[str], now: Collection[str], roots: _Roots
+) -> list[StoredFile]:
+    """The documents that files below the given paths can change; all of them where many files are there.
+
+    Those are the ones below the paths, and those that are called, or could be called, as one of them is. A path above
+    one that was indexed earlier gives all documents below that one another name.
+    """
+    if store is None:
+        return []
+    above = [f"{path.rstrip('/')}/" for path in given]
+    if (
+        len(now) > _FEW
+        or len(given) > _FEW
+        or any(root.startswith(tuple(above)) for root in store.state.roots)
+    ):
+        return store.files()
+    below = {file.path: file for path in given for file in store.files_at(path)}
+    if len(below) > _FEW:
+        return store.files()
+    alike = store.files_named({roots.name(path) for path in {*below, *now}})
+    few = below | {file.path: file for file in alike}
+    return sorted(few.values(), key=lambda file: (file.source, file.path))  # as all of them are
 
 
 class _Roots:
