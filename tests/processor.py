@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from functools import cache
 
 import pytest
 
@@ -18,8 +17,11 @@ PACKED_BF16 = pytest.mark.skipif(
 _ZEN_5 = 0.05
 
 
-def slowness_now() -> float:
-    """How many times longer than on the processor where limits were set Python takes at this moment; at least 1."""
+def slowness() -> float:
+    """How many times longer than on the processor where limits were set Python takes here, now; at least 1.
+
+    Ask beside what is measured: what else the machine does slows the yardstick as well.
+    """
 
     def squares() -> float:
         began = time.thread_time()
@@ -27,9 +29,3 @@ def slowness_now() -> float:
         return time.thread_time() - began
 
     return max(1.0, min(squares() for _ in range(3)) / _ZEN_5)
-
-
-@cache
-def slowness() -> float:
-    """:func:`slowness_now`, measured once: for limits that leave room for what else is running."""
-    return slowness_now()

@@ -24,7 +24,7 @@ from specrag.models.tokenizer import Tokenizer
 from specrag.speculation.drafters import RequestText
 from specrag.speculation.suffix import SuffixAutomaton, build_corpus
 from tests.integrations.vllm_batches import Asked, Engine, config
-from tests.processor import slowness_now
+from tests.processor import slowness
 
 RANDOM = np.random.default_rng(7)
 
@@ -515,7 +515,7 @@ def test_a_line_in_the_log_now_and_then(caplog: pytest.LogCaptureFixture) -> Non
 
 def least(length: int, rows: int) -> float:
     """Microseconds a row of a proposal where limits were set: what runs beside it slows the yardstick as well."""
-    return min(microseconds(length, rows) / slowness_now() for _ in range(4))
+    return min(microseconds(length, rows) / slowness() for _ in range(4))
 
 
 @pytest.mark.slow
