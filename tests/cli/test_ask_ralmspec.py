@@ -78,7 +78,7 @@ def test_text_is_shown_early_on_a_terminal(kb: str, shown: Result) -> None:
     """Redrawn as it grows and as it is taken back; what stands there at the end is the answer."""
     session = Terminal("ask", QUESTION, "--kb", kb, *SHOWN, "-o", "early=true").end()
     assert session.code == 0
-    screen = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", session.screen)
+    screen = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", session.shown)
     text = shown.out.partition("\n\n[1]")[0]
     assert " ".join(text.split()) in " ".join(screen.split())
 

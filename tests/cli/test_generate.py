@@ -42,8 +42,16 @@ def expected(smollm2: Path) -> Result:
 
 @dataclass(frozen=True)
 class Session:
+    """What a command showed.
+
+    Attributes:
+        screen: but for what moved there.
+        shown: with it.
+    """
+
     code: int
     screen: str
+    shown: str
 
 
 #: A moving sign with its text, from where the cursor is hidden to where the line is empty again; or the first bytes of
@@ -96,7 +104,7 @@ class Terminal:
         screen = self.read()
         code = self.process.wait(timeout=60)
         os.close(self._keyboard)
-        return Session(code, screen)
+        return Session(code, screen, self._shown.decode())
 
 
 def test_text_and_status_are_apart(expected: Result) -> None:

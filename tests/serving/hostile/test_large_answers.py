@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import threading
 import time
@@ -100,6 +101,9 @@ def test_a_large_answer_holds_nobody_up(server: LiveServer) -> None:
         assert await writing > 2**20
         return found
 
+    # A collector in a test's process visits far more than in a server, which has frozen what it has loaded.
+    gc.collect()
+    gc.freeze()
     # What the writing does it does each time; what else the machine does, it does not.
     assert min(max(asyncio.run(stalls())) / slowness() for _ in range(ATTEMPTS)) < 0.1
 

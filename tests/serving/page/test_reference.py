@@ -61,7 +61,10 @@ def test_what_a_field_holds_is_shown_when_opened(reference: Visit, keyed: LiveSe
     chat.locator("summary", has_text="options of adaptive").click()
     options = keyed.app.openapi()["components"]["schemas"]["adaptive.Options"]["properties"]
     assert options
-    assert all(chat.get_by_role("rowheader", name=name, exact=True).is_visible() for name in options)
+    for name in options:
+        chat.get_by_role(
+            "rowheader", name=name, exact=True
+        ).wait_for()  # the page fills what was opened behind the click
     assert chat.get_by_text("Name of a knowledge base of this server").is_visible()
 
 
