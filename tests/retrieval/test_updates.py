@@ -297,6 +297,22 @@ def test_folder_that_is_gone_is_an_error(library: Path, kb: Path) -> None:
     assert contents(kb) == before
 
 
+def test_a_path_that_is_no_utf8_is_refused(library: Path, kb: Path) -> None:
+    index(library, kb=kb)
+    strange = Path(os.fsdecode(os.fsencode(library) + b"/\xff"))
+    link = library / "link"
+    link.symlink_to(strange)
+    for path in (strange, link):
+        with pytest.raises(InputError, match="no UTF-8"):
+            index(path, kb=kb)
+    strange.mkdir()
+    (strange / "a.txt").write_text("Gulls.", encoding="utf-8")
+    for path in (strange, link):
+        with pytest.raises(InputError, match="no UTF-8"):
+            index(path, kb=kb)
+    assert index(library, kb=kb).unchanged == 3
+
+
 def test_last_document_stays(library: Path, kb: Path) -> None:
     index(library / "copper.md", kb=kb)
     (library / "copper.md").unlink()

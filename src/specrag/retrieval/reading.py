@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 
 from specrag.errors import InputError
-from specrag.retrieval.documents.files import FoundFiles, Skipped, SourceFile, find_files
+from specrag.retrieval.documents.files import FoundFiles, Skipped, SourceFile, find_files, is_utf8
 from specrag.retrieval.passage_store import PassageStore, StoredFile
 
 #: Files up to which only the documents are looked at that they can change.
@@ -99,6 +99,11 @@ def find_changes(paths: Sequence[Path], folder: Path, store: PassageStore | None
         KnowledgeBaseError: what it holds is damaged.
     """
     given = [os.path.realpath(path) for path in paths]
+    for path, real in zip(paths, given, strict=True):
+        if not is_utf8(real):
+            raise InputError(
+                "path", str(path), "its name, or that of what it leads to, is no UTF-8; rename it"
+            )
     # A file that was indexed by its own name may be gone; a folder that is gone is likelier a mistake.
     missing = [path for path in given if not os.path.lexists(path)]
     gone = {path for path in missing if store and any(file.path == path for file in store.files_at(path))}

@@ -131,7 +131,7 @@ class _Walk:
         folders: list[Path] = []
         for entry in entries:
             path, is_folder = folder / entry.name, entry.is_dir(follow_symlinks=False)
-            if not _is_utf8(entry.name):
+            if not is_utf8(entry.name):
                 self._skip(path, root, _NO_UTF8)
             elif entry.name.startswith("."):
                 self._skip(path, root, _HIDDEN)
@@ -185,7 +185,7 @@ class _Walk:
 
 
 def _check(path: Path) -> None:
-    if not _is_utf8(str(path)):
+    if not is_utf8(str(path)):
         raise InputError("path", str(path), _NO_UTF8)
     try:
         mode = path.stat().st_mode
@@ -211,7 +211,8 @@ def _distinct(files: list[SourceFile]) -> list[SourceFile]:
     return [replace(file, source=file.path.as_posix()) if count[file.source] > 1 else file for file in files]
 
 
-def _is_utf8(name: str) -> bool:
+def is_utf8(name: str) -> bool:
+    """Whether a name can be written down; that of a file is any bytes."""
     try:
         name.encode()
     except UnicodeEncodeError:
