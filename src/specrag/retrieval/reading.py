@@ -99,10 +99,10 @@ def find_changes(paths: Sequence[Path], folder: Path, store: PassageStore | None
         KnowledgeBaseError: what it holds is damaged.
     """
     given = [os.path.realpath(path) for path in paths]
-    for path, real in zip(paths, given, strict=True):
+    for asked_for, real in zip(paths, given, strict=True):
         if not is_utf8(real):
             raise InputError(
-                "path", str(path), "its name, or that of what it leads to, is no UTF-8; rename it"
+                "path", str(asked_for), "its name, or that of what it leads to, is no UTF-8; rename it"
             )
     # A file that was indexed by its own name may be gone; a folder that is gone is likelier a mistake.
     missing = [path for path in given if not os.path.lexists(path)]
