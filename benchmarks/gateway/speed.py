@@ -98,12 +98,11 @@ def _replicas(rounds: int) -> dict[str, Any]:
         one, two = (_entered(stack, _gateway(stack, {MODEL: members})) for members in (ports[:1], ports))
         cells = {"one, 16": (one, 16), "one, 8": (one, 8), "two, 16": (two, 16), "two, 32": (two, 32)}
         found = _in_turns(cells, lambda name: bodies[: 3 * cells[name][1]], rounds)
-    speeds = {name: median(each) for name, each in found["tokens a second"].items()}
     return {
         **found,
-        "two over one": round(speeds["two, 16"] / speeds["one, 16"], 2),
-        "its ceiling": round(2 * speeds["one, 8"] / speeds["one, 16"], 2),
-        "two over one, as many clients each": round(speeds["two, 32"] / speeds["one, 16"], 2),
+        "two over one": _over(found, "two, 16", "one, 16"),
+        "its ceiling": _over(found, "one, 8", "one, 16", times=2),
+        "two over one, as many clients each": _over(found, "two, 32", "one, 16"),
     }
 
 
@@ -118,8 +117,7 @@ def _reading(rounds: int) -> dict[str, Any]:
         ports = [_entered(stack, _replica([core], prefix_cache_bytes=0)) for core in _cores()[:2]]
         one, two = (_entered(stack, _gateway(stack, {MODEL: members})) for members in (ports[:1], ports))
         found = _in_turns({"one": (one, 16), "two": (two, 16)}, lambda _: bodies, rounds)
-    speeds = {name: median(each) for name, each in found["tokens a second"].items()}
-    return {**found, "two over one": round(speeds["two"] / speeds["one"], 2)}
+    return {**found, "two over one": _over(found, "two", "one")}
 
 
 def _pools(rounds: int) -> dict[str, Any]:
@@ -144,8 +142,7 @@ def _pools(rounds: int) -> dict[str, Any]:
             return [{**_chat(f"What is {what}?", models[name]), "specrag": wish} for what in asked]
 
         found = _in_turns({name: (port, 4) for name, port in gateways.items()}, bodies, rounds)
-    speeds = {name: median(each) for name, each in found["tokens a second"].items()}
-    return {**found, "apart over together": round(speeds["apart"] / speeds["together"], 2)}
+    return {**found, "apart over together": _over(found, "apart", "together")}
 
 
 def _in_turns(
@@ -172,6 +169,12 @@ def _in_turns(
                 speeds[name].append(round(sum(answer.tokens for answer in run.answers) / whole, 1))
     same = [len(set(written)) == 1 for written in zip(*texts.values(), strict=False)]
     return {"tokens a second": speeds, "equal texts": f"{sum(same)} of {len(same)}"}
+
+
+def _over(found: Mapping[str, Any], cell: str, other: str, times: int = 1) -> float:
+    """The median speed of a cell, so many times, over another's."""
+    speeds: Mapping[str, Sequence[float]] = found["tokens a second"]
+    return round(times * median(speeds[cell]) / median(speeds[other]), 2)
 
 
 def _chat(prompt: str, model: str = MODEL) -> dict[str, Any]:

@@ -85,9 +85,9 @@ def find_changes(paths: Sequence[Path], folder: Path, store: PassageStore | None
     """Compare the files under some paths with the documents of a knowledge base.
 
     Documents that are gone from below these paths, or that a ``.gitignore`` names now, are removed; those that were
-    indexed from elsewhere stay. A
-    file of the known size and time is taken as unchanged; one of the known size is compared by its content.
-    A document whose file is gone while another file has its name has moved, and is the same document.
+    indexed from elsewhere stay. A file of the known size and time is taken as unchanged; one of the known size is
+    compared by its content. A document whose file is gone while another file has its name has moved, and is the same
+    document.
 
     Args:
         paths: as a user gives them.
@@ -98,20 +98,14 @@ def find_changes(paths: Sequence[Path], folder: Path, store: PassageStore | None
         InputError: a path does not exist, or there is nothing to index.
         KnowledgeBaseError: what it holds is damaged.
     """
-    given = [os.path.realpath(path) for path in paths]
-    for asked_for, real in zip(paths, given, strict=True):
-        if not is_utf8(real):
-            raise InputError(
-                "path", str(asked_for), "its name, or that of what it leads to, is no UTF-8; rename it"
-            )
+    given = [_real(path) for path in paths]
     # A file that was indexed by its own name may be gone; a folder that is gone is likelier a mistake.
     missing = [path for path in given if not os.path.lexists(path)]
-    gone = {path for path in missing if store and any(file.path == path for file in store.files_at(path))}
+    gone = {file.path for path in missing if store for file in store.files_at(path) if file.path == path}
     present = [path for path, real in zip(paths, given, strict=True) if real not in gone]
     found = find_files(present, exclude=[folder]) if present or not gone else FoundFiles((), ())
     now = {str(file.path): file for file in found.files}
-    before = store.state.roots if store else ()
-    roots = _Roots({*before, *given})
+    roots = _Roots({*(store.state.roots if store else ()), *given})
     asked = _Roots(given)
     known = _known(store, given, now, roots)
     old = {file.path: file for file in known}
@@ -151,8 +145,7 @@ def find_changes(paths: Sequence[Path], folder: Path, store: PassageStore | None
     vanished = removed - {file.path for file in moved.values()}
     held = {roots.above(path) or path for path in kept}
     if store and others:
-        lost = Counter(_Roots(before).above(path) or path for path in left)
-        held |= {root for root in before if root not in lost or store.count_at(root) > lost[root]}
+        held |= _roots_left(store, left)
     return Changes(
         entries=tuple(entries),
         roots=tuple(sorted(held)),
@@ -160,6 +153,13 @@ def find_changes(paths: Sequence[Path], folder: Path, store: PassageStore | None
         skipped=found.skipped,
         others=others,
     )
+
+
+def _real(path: Path) -> str:
+    real = os.path.realpath(path)
+    if not is_utf8(real):
+        raise InputError("path", str(path), "its name, or that of what it leads to, is no UTF-8; rename it")
+    return real
 
 
 def _known(
@@ -185,6 +185,12 @@ def _known(
     alike = store.files_named({roots.name(path) for path in {*below, *now}})
     few = below | {file.path: file for file in alike}
     return sorted(few.values(), key=lambda file: (file.source, file.path))  # as all of them are
+
+
+def _roots_left(store: PassageStore, left: Collection[str]) -> set[str]:
+    """The paths indexed earlier below which there is more than the documents that have left."""
+    lost = Counter(_Roots(store.state.roots).above(path) or path for path in left)
+    return {root for root in store.state.roots if root not in lost or store.count_at(root) > lost[root]}
 
 
 class _Roots:
