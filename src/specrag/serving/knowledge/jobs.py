@@ -54,7 +54,7 @@ class Jobs:
         self._metrics = metrics
         self._log = log
         self._settings = settings
-        self._ending = threading.Lock()  # between the end of a job and its cancellation
+        self._ending = threading.Lock()  # between a job's start or end and its cancellation
         self._jobs: dict[str, Job] = {}
         self._waiting: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -194,12 +194,13 @@ class Jobs:
 
     def _do(self, job: Job) -> None:
         started = time.monotonic()
-        job.status = "running"
         job.tries += 1
-        try:
-            self._write(job)
-        except OSError as error:
-            self._log.warning("job record not written", job=job.id, reason=str(error))
+        with self._ending:
+            try:
+                self._write(replace(job, status="running"))
+            except OSError as error:
+                self._log.warning("job record not written", job=job.id, reason=str(error))
+            job.status = "running"  # only now: whoever reads it may kill the server, and this try counts
         try:
             ended = self._outcome(job)
         except OSError as error:  # its documents are between two states, from which the next start goes on
