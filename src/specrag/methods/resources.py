@@ -93,6 +93,7 @@ class Resources:
         datastores: of kNN-LM, by name.
         corpora: that guesses may be copied from, by name.
         drafters: names of models and heads that may be loaded to draft tokens; ``None`` for any.
+        load_reranker: gives a cross-encoder by name; by default any that is found.
         shared: what requests learn together; by default the model's.
         holds_documents: keep the newest long text's keys and values for a next question.
     """
@@ -108,6 +109,7 @@ class Resources:
         datastores: Mapping[str, Datastore] | None = None,
         corpora: Mapping[str, SuffixCorpus] | None = None,
         drafters: Collection[str] | None = None,
+        load_reranker: Callable[[str], Reranker] | None = None,
         shared: SharedMethods | None = None,
         holds_documents: bool = True,
     ) -> None:
@@ -119,6 +121,7 @@ class Resources:
         self.datastores = dict(datastores or {})
         self.corpora = dict(corpora or {})
         self.drafters = drafters
+        self._load_reranker = load_reranker
         self.shared = shared or (SharedMethods() if llm is None else llm.shared)
         self.holds_documents = holds_documents
         self._own: list[Executor] = []  # one at most; copies of this share it
@@ -311,6 +314,8 @@ class Resources:
         """
         if name is None:
             return None
+        if self._load_reranker is not None:
+            return self._load_reranker(name)
         from specrag.retrieval.encoder.reranker import load_reranker
 
         return self.shared.get(load_reranker, name)

@@ -21,6 +21,7 @@ from specrag.artifacts import MANIFEST, Generation, checksum
 from specrag.checks import check_choice, check_text, check_whole
 from specrag.errors import InputError, SpecragError
 from specrag.retrieval.build import check_fingerprint
+from specrag.retrieval.encoder.loaded import Encoders
 from specrag.retrieval.index.base import Index, Query, Ranking
 from specrag.retrieval.index.bm25 import BM25Index
 from specrag.retrieval.index.filters import Where, find_allowed
@@ -55,19 +56,24 @@ class KnowledgeBase:
         folder: as given to :meth:`open`.
         generation: the files.
         store: the passages.
-        encoder: the knowledge base's, if it is loaded already.
+        encoder: the knowledge base's, if it is loaded already; or where it is found.
     """
 
     remote = False
 
     def __init__(
-        self, folder: Path, generation: Generation[Manifest], store: PassageStore, encoder: Encoder | None
+        self,
+        folder: Path,
+        generation: Generation[Manifest],
+        store: PassageStore,
+        encoder: Encoder | Encoders | None,
     ) -> None:
         self.folder = folder
         self.manifest = generation.manifest
         self._generation = generation
         self._store = store
-        self._encoder = encoder
+        self._encoders = encoder if isinstance(encoder, Encoders) else Encoders()
+        self._encoder = None if isinstance(encoder, Encoders) else encoder
         self._indexes: dict[str, Index] = {}
         self._loading = threading.RLock()
         self._database = store.path.stat().st_ino
@@ -108,12 +114,12 @@ class KnowledgeBase:
         return True
 
     @classmethod
-    def open(cls, folder: str | Path, *, encoder: Encoder | None = None) -> KnowledgeBase:
+    def open(cls, folder: str | Path, *, encoder: Encoder | Encoders | None = None) -> KnowledgeBase:
         """Open a knowledge base.
 
         Args:
             folder: made by ``specrag index``.
-            encoder: used in place of loading the one that the manifest names.
+            encoder: used in place of loading the one that the manifest names; or where that one is found.
 
         Raises:
             KnowledgeBaseError: it does not exist, is damaged, has another format or was made with another
@@ -122,7 +128,7 @@ class KnowledgeBase:
         path = Path(folder).expanduser()
         generation = Manifest.open(path)
         try:
-            if encoder is not None:
+            if encoder is not None and not isinstance(encoder, Encoders):
                 check_fingerprint(encoder, path, generation.manifest)
             return cls(path, generation, PassageStore(generation.folder), encoder)
         except BaseException:
@@ -244,10 +250,8 @@ class KnowledgeBase:
         """
         with self._loading:
             if self._encoder is None:
-                from specrag.retrieval.encoder.encoder import load_encoder  # it imports torch
-
                 made = self.manifest.encoder
-                encoder = load_encoder(made.name, dtype=made.dtype)
+                encoder = self._encoders.encoder(made.name, made.dtype)
                 check_fingerprint(encoder, self.folder, self.manifest)
                 self._encoder = encoder
             return self._encoder

@@ -28,6 +28,7 @@ from specrag.serving.operation.setup import add_operation
 from specrag.serving.service import Service
 
 if TYPE_CHECKING:
+    from specrag.retrieval.encoder.loaded import Encoders
     from specrag.serving.settings import Settings
 
 
@@ -37,13 +38,14 @@ _FAILURES: dict[int | str, dict[str, Any]] = {
 }
 
 
-def create_app(settings: Settings) -> FastAPI:
+def create_app(settings: Settings, encoders: Encoders | None = None) -> FastAPI:
     """The application. Its models are loaded in a thread when it starts; until then it answers 503.
 
     Args:
         settings: checked ones, as :func:`~specrag.serving.settings.load_settings` gives.
+        encoders: of the server; by default they are loaded in this process.
     """
-    service = Service(settings)
+    service = Service(settings, encoders)
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:

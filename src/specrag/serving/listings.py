@@ -29,7 +29,7 @@ router = APIRouter(tags=["listings"])
 
 @router.get("/v1/models")
 async def list_models(request: Request) -> dict[str, Any]:
-    """The model that writes, alone and over each knowledge base (``MODEL@KB``), and the one that makes embeddings."""
+    """The model that writes, alone and over each knowledge base (``MODEL@KB``), the encoder, and the reranker."""
     service: Service = request.app.state.service
     return {"object": "list", "data": [_model(service, name) for name in await _names(request)]}
 
@@ -54,17 +54,24 @@ async def list_methods(request: Request) -> list[dict[str, Any]]:
 async def _names(request: Request) -> list[str]:
     service: Service = request.app.state.service
     ids = await anyio.to_thread.run_sync(service.model_ids, request.state.key.may_read)
-    return [*ids, service.settings.encoder]
+    return [*ids, *_kinds(service)]
+
+
+def _kinds(service: Service) -> dict[str, str]:
+    """What the models are for that write no text."""
+    settings = service.settings
+    return {settings.encoder: "embedding"} | ({settings.reranker: "rerank"} if settings.reranker else {})
 
 
 def _model(service: Service, name: str) -> dict[str, Any]:
-    writes = name != service.settings.encoder
+    kind = _kinds(service).get(name)
+    writes = kind is None
     described: dict[str, Any] = {
         "id": name,
         "object": "model",
         "created": service.created,
         "owned_by": "specrag",
-        "specrag": {"kind": "generation" if writes else "embedding", "ready": service.state == "ready"},
+        "specrag": {"kind": kind or "generation", "ready": service.state == "ready"},
     }
     kb = "" if name in service.model_names else name.rpartition("@")[2]
     if writes and kb:
@@ -88,12 +95,14 @@ class Names:
         datastores: of kNN-LM; methods that need one are left out where there is none.
         corpora: that guesses may be copied from.
         drafters: models (``model:NAME``) and heads (``eagle:NAME``) that may draft tokens.
+        rerankers: cross-encoders that may order passages anew.
         sessions: whether there is a model on this machine; methods that decode one are left out where there is none.
     """
 
     datastores: Sequence[str] = ()
     corpora: Sequence[str] = ()
     drafters: Sequence[str] = ()
+    rerankers: Sequence[str] = ()
     sessions: bool = True
 
     def of(self, option: Mapping[str, Any]) -> list[str]:
@@ -197,6 +206,7 @@ def add_options(schema: dict[str, Any], names: Names, default: str) -> None:
     for name, method in methods.items():
         _add_component(components, name, method, names)
     field = components["SpecragField"]
+    field["properties"]["rerank"] |= {"anyOf": [{"enum": list(names.rerankers)}, {"type": "null"}]}
     field["properties"]["method"] |= {"anyOf": [{"enum": list(methods)}, {"type": "null"}]}
     usual = dict.fromkeys([default, default_method(default, has_kb=False)])
     unnamed = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 from specrag.engine.threads import in_own_thread
 from specrag.errors import InputError, SpecragError
 from specrag.methods.resources import Resources, SharedMethods
+from specrag.retrieval.encoder.loaded import Encoders
 from specrag.serving.errors import ApiError, unknown_model
 from specrag.serving.knowledge.bases import Base, KnowledgeBases
 from specrag.serving.listings import Names
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from specrag.models.grammar import GrammarVocabulary
     from specrag.models.loading import LoadedModel
     from specrag.retrieval.encoder.encoder import Encoder
+    from specrag.retrieval.encoder.reranker import Reranker
     from specrag.serving.openai.answering import RunningTexts
     from specrag.serving.operation.metrics import FinishedGeneration
     from specrag.serving.settings import Settings
@@ -86,6 +87,7 @@ class Service:
 
     Args:
         settings: checked ones.
+        encoders: of the server; by default they are loaded in this process.
 
     Attributes:
         admission: places, queue and memory.
@@ -102,7 +104,7 @@ class Service:
         ended_by_failure: called in the event loop when it could not: the server is of no use.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, encoders: Encoders | None = None) -> None:
         self.settings = settings
         self.state: State = "loading"
         self.failure: Exception | None = None
@@ -111,7 +113,8 @@ class Service:
         self.encodings = Admission(1, settings.max_queue, None)
         self.preparations = Admission(PREPARED, settings.max_queue, None)
         self.observers: list[Callable[[FinishedGeneration], None]] = []
-        self.knowledge_bases = KnowledgeBases(settings, self.encoder)
+        self.encoders = encoders or Encoders()
+        self.knowledge_bases = KnowledgeBases(settings, self.encoders)
         self._datastores: dict[str, Datastore] = {}
         self._corpora: dict[str, SuffixCorpus] = {}
         self.created = int(time.time())
@@ -119,8 +122,6 @@ class Service:
         self.upstreams = Upstreams(settings) if settings.upstreams else None
         self._shared = SharedMethods()  # of the upstreams' requests; a model on this machine has its own
         self.rag_drafter: LanguageModel | None = None
-        self._encoder: Encoder | None = None
-        self._encoder_lock = threading.Lock()
         self._loading: asyncio.Task[None] | None = None
         self.running: set[RunningTexts] = set()
         self.searches: Callable[[float, int], None] | None = None
@@ -154,6 +155,8 @@ class Service:
         method = method_class(settings.method, "method")
         for name in settings.kbs:
             self.knowledge_bases.get(name)
+        if settings.reranker is not None:
+            self.encoders.reranker(settings.reranker)
         if self.upstreams is not None:
             refuse_sessions(method, "method")
             self.upstreams.connect()
@@ -243,12 +246,19 @@ class Service:
 
     def encoder(self) -> Encoder:
         """The sentence encoder of ``/v1/embeddings``, loaded on first use; takes a second then."""
-        with self._encoder_lock:
-            if self._encoder is None:
-                from specrag.retrieval.encoder.encoder import load_encoder
+        return self.encoders.encoder(self.settings.encoder)
 
-                self._encoder = load_encoder(self.settings.encoder)
-            return self._encoder
+    def reranker(self, name: str) -> Reranker:
+        """The server's cross-encoder.
+
+        Raises:
+            InputError: it has none of this name.
+            ModelFilesError: its files are missing or damaged.
+        """
+        if name != self.settings.reranker:
+            none = self.settings.reranker is None
+            raise InputError("rerank", name, "this server has none" if none else "GET /v1/models lists one")
+        return self.encoders.reranker(name)
 
     def begin_stop(self, seconds: float) -> None:
         """Let no request in any more, and end those that run after so many seconds; called in the event loop."""
@@ -330,6 +340,7 @@ class Service:
                 drafter=self.upstreams.drafter(model.name),
                 verifier=self.upstreams.verifier(model.name),
                 drafters=(),
+                load_reranker=self.reranker,
                 shared=self._shared,
                 holds_documents=False,
             )
@@ -340,6 +351,7 @@ class Service:
             datastores=self.datastores_of(may_read),
             corpora=self.corpora_of(may_read),
             drafters=self.settings.drafters,
+            load_reranker=self.reranker,
             holds_documents=False,
         )
 
@@ -350,6 +362,7 @@ class Service:
             sorted(filter(may_read, settings.datastores)),
             sorted(filter(may_read, settings.corpora)),
             settings.drafters,
+            [] if settings.reranker is None else [settings.reranker],
             sessions=self.upstreams is None,
         )
 

@@ -200,6 +200,9 @@ class Settings(BaseSettings):
     )
     method: str = Field("adaptive", description="How to decode where a request does not say.")
     encoder: str = Field("minilm-l6-v2", description="Of /v1/embeddings and of knowledge bases made here.")
+    reranker: str | None = Field(
+        None, description="A cross-encoder for /v1/rerank and for requests that name it; none by default."
+    )
     prefix_cache_bytes: int | None = Field(
         None, ge=0, description="For earlier texts; by default a fifth of kv_memory_bytes, at most 4 GiB."
     )

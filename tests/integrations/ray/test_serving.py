@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
+import numpy as np
 import pytest
 
 pytest.importorskip("ray")
@@ -18,7 +20,12 @@ from ray import serve
 
 from benchmarks.gateway.clients import alone, ask_until, mixed_questions
 from specrag.errors import InputError
-from specrag.integrations.ray import AppArgs, app
+from specrag.integrations.ray import AppArgs, Replicas, app
+from specrag.models import catalog
+from specrag.retrieval.encoder.encoder import load_encoder
+from specrag.retrieval.encoder.reranker import load_reranker
+from specrag.retrieval.knowledge_base import KnowledgeBase
+from tests.retrieval.encoder.tiny_networks import write_cross_encoder
 from tests.sample import build_sample
 
 if TYPE_CHECKING:
@@ -38,18 +45,29 @@ def free_port() -> int:
 
 
 @pytest.fixture(scope="module")
-def address(cluster: Cluster, smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Give the address of two gateways in front of two engines."""
-    kb = build_sample(tmp_path_factory.mktemp("ray") / "kb")
+def kb(tmp_path_factory: pytest.TempPathFactory, model_home: Path) -> Path:
+    return build_sample(tmp_path_factory.mktemp("ray") / "kb")
+
+
+@pytest.fixture(scope="module")
+def reranker(tmp_path_factory: pytest.TempPathFactory, model_home: Path) -> Path:
+    return write_cross_encoder(tmp_path_factory.mktemp("reranker"), catalog.resolve("minilm-l6-v2").folder)
+
+
+@pytest.fixture(scope="module")
+def address(cluster: Cluster, smollm2: Path, kb: Path, reranker: Path) -> Iterator[str]:
+    """Give the address of two gateways in front of two engines, with encoders and rerankers of their own."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     two: dict[str, Any] = {"min_replicas": 2, "max_replicas": 2, "num_cpus": 0.1}
     engine = {"model": MODEL, "dtype": "int8", "batch_invariant": True, "page": False}
     upstream = {"name": "small", "urls": [f"{url}/engine/v1"] * 2, "tokenizer": MODEL}
-    gateway = {"upstreams": [upstream], "kbs": {"wiki": str(kb)}, "page": False}
+    ranks = str(reranker)
+    gateway = {"upstreams": [upstream], "kbs": {"wiki": str(kb)}, "reranker": ranks, "page": False}
+    beside = {name: Replicas(**two) for name in ("encoder", "reranker")}
     serve.start(http_options={"port": port})
     serve.run(app(AppArgs(settings=engine, **two)), name="engine", route_prefix="/engine")
-    serve.run(app(AppArgs(settings=gateway, **two)), name="gateway", route_prefix="/")
+    serve.run(app(AppArgs(settings=gateway, **beside, **two)), name="gateway", route_prefix="/")
     yield url
     serve.shutdown()
 
@@ -86,6 +104,76 @@ def test_iterative_retrieval_runs_through_it(method: str, address: str) -> None:
     assert answer["specrag"]["retrievals"] == 2
 
 
+# -- encoders and rerankers -------------------------------------------------------------------------------------
+
+TEXTS = ["Radium was discovered by Marie Curie.", "Tea is a drink."]
+
+
+def test_vectors_are_those_of_an_encoder_here(address: str) -> None:
+    body = {"model": "minilm-l6-v2", "input": TEXTS}
+    told = httpx.post(f"{address}/v1/embeddings", json=body, timeout=120).json()
+    found = np.array([each["embedding"] for each in told["data"]], dtype=np.float32)
+    assert np.array_equal(found, load_encoder().encode_passages(TEXTS))
+
+
+@pytest.mark.parametrize("rerank", [False, True])
+def test_a_search_finds_and_orders_as_one_here(rerank: bool, address: str, kb: Path, reranker: Path) -> None:
+    question = "Who discovered radium?"
+    body = {"query": question, "k": 3, **({"rerank": str(reranker)} if rerank else {})}
+    told = httpx.post(f"{address}/v1/kb/wiki/search", json=body, timeout=120).json()
+    with KnowledgeBase.open(kb) as base:
+        ranks = load_reranker(str(reranker)) if rerank else None
+        (hits,) = base.search([question], 3, reranker=ranks)
+    assert [(each["id"], each["score"]) for each in told["data"]] == [
+        (hit.passage.id, hit.score) for hit in hits
+    ]
+
+
+def test_a_gateway_loads_no_encoder(address: str) -> None:
+    """The weights are where the deployment's replicas are, and only there."""
+    import ray
+
+    counts = {
+        name: ray.get(ray.get_actor(name, namespace="serve").__ray_call__.remote(lambda _: networks_here()))
+        for name in actors("gateway")
+    }
+    by_kind: dict[str, set[int]] = {}
+    for name, count in counts.items():
+        by_kind.setdefault(name.split("#")[1], set()).add(count)
+    assert by_kind["specrag"] == {0}
+    assert max(by_kind["encoder"]) == 1
+
+
+def networks_here() -> int:
+    """Encoders whose weights are in this process."""
+    import gc
+
+    from specrag.retrieval.encoder.bert import Bert
+
+    gc.unfreeze()  # what a server has loaded when it starts is not looked at otherwise
+    return sum(isinstance(each, Bert) for each in gc.get_objects())
+
+
+def test_an_encoder_that_is_killed_in_the_middle_is_asked_again(address: str) -> None:
+    body = {"model": "minilm-l6-v2", "input": [f"{TEXTS[0]} {number}" for number in range(600)]}
+    expected = load_encoder().encode_passages(body["input"][:64])
+    told: list[httpx.Response] = []
+    asking = threading.Thread(
+        target=lambda: told.append(httpx.post(f"{address}/v1/embeddings", json=body, timeout=120))
+    )
+    asking.start()
+    for name in actors("gateway#encoder"):
+        time.sleep(0.5)
+        kill(name)
+    asking.join()
+    assert told[0].status_code == 200, told[0].text
+    found = np.array([each["embedding"] for each in told[0].json()["data"]], dtype=np.float32)
+    assert np.array_equal(found[:64], expected)
+
+
+# -- kills ------------------------------------------------------------------------------------------------------
+
+
 def test_no_answer_is_wrong_lost_or_late_while_engines_are_killed(address: str) -> None:
     """Clients of mixed methods, and now and then an engine's process that is killed and started again."""
     questions = alone(address, mixed_questions("small", "wiki")[:5])  # one of each method
@@ -112,10 +200,20 @@ def test_no_answer_is_wrong_lost_or_late_while_engines_are_killed(address: str) 
 
 def kill_an_engine() -> None:
     """End the process of a replica without a farewell; Ray starts another."""
+    kill(random.choice(actors("engine#")))
+
+
+def actors(prefix: str) -> list[str]:
+    """Names of Serve's replicas, whose application and deployment begin so."""
     import ray
 
     names = [each["name"] for each in ray.util.list_named_actors(all_namespaces=True)]
-    name = random.choice([name for name in names if name.startswith("SERVE_REPLICA::engine#")])
+    return [name for name in names if name.startswith(f"SERVE_REPLICA::{prefix}")]
+
+
+def kill(name: str) -> None:
+    import ray
+
     ray.kill(ray.get_actor(name, namespace="serve"))
 
 

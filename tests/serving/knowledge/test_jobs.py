@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("fastapi")
 
+from specrag import artifacts
 from specrag.serving.knowledge import jobs as jobs_module
 from specrag.serving.knowledge.bases import KnowledgeBases
 from specrag.serving.knowledge.jobs import Jobs
@@ -30,13 +31,12 @@ def test_a_job_is_shown_as_running_only_once_its_try_is_on_the_disk(
     bases.create("metals")
     jobs = Jobs(bases, Metrics(), Log(settings), settings)
     seen: list[tuple[str, int]] = []  # what is shown while a record is written, and the tries on the disk
-    write = jobs_module.atomic_write_json
 
     def looking(path: Path, value: Any) -> None:
         found, record = jobs.find("0" * 32), read_job(path)
         if found is not None and record is not None:
             seen.append((found.status, record.tries))
-        write(path, value)
+        artifacts.atomic_write_json(path, value)
 
     monkeypatch.setattr(jobs_module, "atomic_write_json", looking)
     jobs.add(Job("0" * 32, "metals", "key", "remove", ("tin.md",), created=0.0))

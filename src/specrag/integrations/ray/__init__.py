@@ -12,8 +12,8 @@ from specrag.lazy import lazy_names
 
 if TYPE_CHECKING:
     from specrag.integrations.ray.encoding import ClusterEncoder, connect
-    from specrag.integrations.ray.serving import AppArgs, app
+    from specrag.integrations.ray.serving import AppArgs, Replicas, app
 else:
     __getattr__ = lazy_names(__name__)
 
-__all__ = ["AppArgs", "ClusterEncoder", "app", "connect"]
+__all__ = ["AppArgs", "ClusterEncoder", "Replicas", "app", "connect"]

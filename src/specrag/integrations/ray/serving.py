@@ -21,7 +21,42 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 
-class AppArgs(BaseModel):
+class Replicas(BaseModel):
+    """Replicas of a deployment.
+
+    Args:
+        min_replicas, max_replicas: how many there are.
+        target_ongoing_requests: of one replica, above which another is started.
+        num_cpus, num_gpus: that a replica takes of its node.
+    """
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=(), hide_input_in_errors=True)
+
+    min_replicas: Annotated[int, Field(ge=1)] = 1
+    max_replicas: Annotated[int, Field(ge=1)] = 1
+    target_ongoing_requests: Annotated[float, Field(gt=0)] = 16
+    num_cpus: Annotated[float, Field(ge=0)] = 1
+    num_gpus: Annotated[float, Field(ge=0)] = 0
+
+    @model_validator(mode="after")
+    def _check(self) -> "Replicas":
+        if self.max_replicas < self.min_replicas:
+            raise ValueError(f"max_replicas is less than min_replicas ({self.min_replicas}); raise it")
+        return self
+
+    def options(self) -> dict[str, Any]:
+        """The same as options of ``serve.deployment``."""
+        return {
+            "autoscaling_config": {
+                "min_replicas": self.min_replicas,
+                "max_replicas": self.max_replicas,
+                "target_ongoing_requests": self.target_ongoing_requests,
+            },
+            "ray_actor_options": {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus},
+        }
+
+
+class AppArgs(Replicas):
     """Arguments of :func:`app`.
 
     They stand as ``args`` of an application in a file of Ray Serve, or as ``NAME=VALUE`` behind ``serve run``.
@@ -30,26 +65,13 @@ class AppArgs(BaseModel):
         config: a TOML file of ``specrag serve``, read where the application is built.
         settings: the same, one by one; they win over the file. Ray shows them to whoever sees its dashboard: name
             keys by ``key_file``.
-        min_replicas, max_replicas: how many there are.
-        target_ongoing_requests: of one replica, above which another is started.
-        num_cpus, num_gpus: that a replica takes of its node.
+        encoder, reranker: replicas that encode and that rerank for all others; by default each does it itself.
     """
-
-    model_config = ConfigDict(extra="forbid", protected_namespaces=(), hide_input_in_errors=True)
 
     config: Path | None = None
     settings: dict[str, Any] = {}
-    min_replicas: Annotated[int, Field(ge=1)] = 1
-    max_replicas: Annotated[int, Field(ge=1)] = 1
-    target_ongoing_requests: Annotated[float, Field(gt=0)] = 16
-    num_cpus: Annotated[float, Field(ge=0)] = 1
-    num_gpus: Annotated[float, Field(ge=0)] = 0
-
-    @model_validator(mode="after")
-    def _check(self) -> "AppArgs":
-        if self.max_replicas < self.min_replicas:
-            raise ValueError(f"max_replicas is less than min_replicas ({self.min_replicas}); raise it")
-        return self
+    encoder: Replicas | None = None
+    reranker: Replicas | None = None
 
 
 def app(args: AppArgs) -> Application:
@@ -68,25 +90,36 @@ def app(args: AppArgs) -> Application:
         from specrag.serving.settings import load_settings
 
     settings = load_settings(None, values)
+    others = {name: replicas for name in ("encoder", "reranker") if (replicas := getattr(args, name))}
     deployment = serve.deployment(
-        serve.ingress(_builder(values))(_Replica),
+        serve.ingress(_builder(values, list(others)))(_Replica),
         name="specrag",
         max_ongoing_requests=settings.max_concurrent + settings.max_queue,
         graceful_shutdown_timeout_s=settings.shutdown_seconds,
-        autoscaling_config={
-            "min_replicas": args.min_replicas,
-            "max_replicas": args.max_replicas,
-            "target_ongoing_requests": args.target_ongoing_requests,
-        },
-        ray_actor_options={"num_cpus": args.num_cpus, "num_gpus": args.num_gpus},
+        **args.options(),
     )
-    return deployment.bind()
+    return deployment.bind(*(_beside(name, replicas) for name, replicas in others.items()))
+
+
+def _beside(name: str, replicas: Replicas) -> Application:
+    """Replicas that encode or rerank for the others, one call after the other each."""
+    from specrag.integrations.ray.encoders import EncoderReplica
+
+    made = serve.deployment(EncoderReplica, name=name, **replicas.options())
+    return made.bind()
 
 
 class _Replica:
-    """What Ray asks of a replica beside its answers."""
+    """What Ray asks of a replica beside its answers.
+
+    Args:
+        deployments: that it calls; they belong to its application by being named here.
+    """
 
     app: "FastAPI"
+
+    def __init__(self, *deployments: Any) -> None:
+        self._deployments = deployments
 
     def check_health(self) -> None:
         """Raise where only a restart helps; endpoints that do not answer are none of these cases."""
@@ -113,14 +146,23 @@ def _values(args: AppArgs) -> dict[str, Any]:
     return {"log_level": "warning", **written, **args.settings}
 
 
-def _builder(values: dict[str, Any]) -> "Callable[[], FastAPI]":
-    """Makes the server's application on a replica."""
+def _builder(values: dict[str, Any], deployments: list[str]) -> "Callable[[], FastAPI]":
+    """Makes the server's application on a replica.
+
+    Args:
+        deployments: that encode or rerank.
+    """
 
     def build() -> "FastAPI":
         from specrag.serving.app import create_app
         from specrag.serving.settings import load_settings
 
-        made = create_app(load_settings(None, values))
+        encoders = None
+        if deployments:
+            from specrag.integrations.ray.encoders import DeployedEncoders
+
+            encoders = DeployedEncoders(deployments)
+        made = create_app(load_settings(None, values), encoders)
         begin = made.router.lifespan_context
 
         @asynccontextmanager

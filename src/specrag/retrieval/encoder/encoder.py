@@ -207,17 +207,12 @@ def load_encoder(
         InputError: there is no such model, it is no sentence encoder, or a setting cannot be used.
         ModelFilesError: files are missing, damaged or only there as pickles.
     """
-    if not isinstance(name, str | Path) or not str(name):
-        raise InputError("encoder", name, f"give a name such as {DEFAULT_ENCODER!r}, a folder or a hub id")
+    known, files, settings = find_encoder(name)
     dtype = default_dtype() if dtype is None else dtype
     if dtype not in DTYPES:
         raise InputError("encoder_dtype", dtype, f"use one of {', '.join(DTYPES)}")
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    files = resolve(name)
-    # The folder is read again later, from wherever the program is then.
-    files = replace(files, folder=files.folder.resolve())
-    settings = read_settings(name, files)
     shape = BertShape.read(read_config_json(files))
     network: Network
     if lean and shape is not None and settings.pooling is not None:
@@ -239,9 +234,23 @@ def load_encoder(
         network = SentenceTransformersNetwork(
             files.folder, max_tokens=settings.max_tokens, dtype=DTYPES[dtype], device=device
         )
-    # A folder is found again from anywhere by its whole path.
-    known = str(name) if str(name) in SOURCES or files.name == str(name) else str(files.folder)
     return Encoder(known, files, settings, network, dtype)
+
+
+def find_encoder(name: str) -> tuple[str, ModelFiles, EncoderSettings]:
+    """A sentence encoder's name, by which it is found from anywhere, its files, and what they say.
+
+    Raises:
+        InputError: there is no such model, or it is no sentence encoder.
+        ModelFilesError: files are missing, damaged or only there as pickles.
+    """
+    if not isinstance(name, str | Path) or not str(name):
+        raise InputError("encoder", name, f"give a name such as {DEFAULT_ENCODER!r}, a folder or a hub id")
+    files = resolve(name)
+    # The folder is read again later, from wherever the program is then.
+    files = replace(files, folder=files.folder.resolve())
+    known = str(name) if str(name) in SOURCES or files.name == str(name) else str(files.folder)
+    return known, files, read_settings(name, files)
 
 
 def _list_of_texts(texts: Sequence[str]) -> Sequence[str]:

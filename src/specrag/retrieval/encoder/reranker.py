@@ -25,12 +25,20 @@ class Reranker:
 
     Args:
         name: what :func:`load_reranker` finds it by.
+        files: its folder.
         model: the ``sentence_transformers.CrossEncoder``.
     """
 
-    def __init__(self, name: str, model: Any) -> None:
+    def __init__(self, name: str, files: ModelFiles, model: Any) -> None:
         self.name = name
+        self._files = files
         self._model = model
+
+    @property
+    def tokenizer_file(self) -> Path | None:
+        """Path of ``tokenizer.json``, for counting tokens, where there is one."""
+        file = self._files.folder / "tokenizer.json"
+        return file if file.is_file() else None
 
     def score(self, question: str, texts: Sequence[str]) -> np.ndarray:
         """How well each text fits the question, float32 ``[texts]``; more is better, the range is the model's own.
@@ -50,11 +58,12 @@ class Reranker:
                 raise InputError(f"texts[{number}]", text, "give a text")
         if not texts:
             return np.empty(0, dtype=np.float32)
+        return self._score(_clean(question), [_clean(text) for text in texts])
+
+    def _score(self, question: str, texts: list[str]) -> np.ndarray:
+        pairs = [(question, text) for text in texts]
         scores: torch.Tensor = self._model.predict(
-            [(_clean(question), _clean(text)) for text in texts],
-            batch_size=1,
-            convert_to_tensor=True,
-            show_progress_bar=False,
+            pairs, batch_size=1, convert_to_tensor=True, show_progress_bar=False
         )
         return scores.float().reshape(-1).cpu().numpy()
 
@@ -79,13 +88,18 @@ def load_reranker(name: str, *, dtype: str = "fp32", device: str | None = None) 
         raise InputError("reranker_dtype", dtype, f"use one of {', '.join(_DTYPES)}")
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    files = checked_reranker(name)
+    return Reranker(str(name), files, _load(files, _DTYPES[dtype], device))
+
+
+def checked_reranker(name: str | Path) -> ModelFiles:
+    """The files of a cross-encoder.
+
+    Raises:
+        InputError: there is no such model, it has not exactly one trained score, or would run foreign code.
+        ModelFilesError: files are missing, damaged or only there as pickles.
+    """
     files = resolve(name)
-    _check(name, files)
-    return Reranker(str(name), _load(files, _DTYPES[dtype], device))
-
-
-def _check(name: str | Path, files: ModelFiles) -> None:
-    """Refuse models without exactly one trained score, and those that would run foreign code."""
     config = read_config_json(files)
     architectures = config.get("architectures") or []
     labels = config.get("num_labels") or len(config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"})
@@ -96,6 +110,7 @@ def _check(name: str | Path, files: ModelFiles) -> None:
     if labels != 1:
         raise InputError("reranker", str(name), f"it has {labels} labels: give a model with one score")
     check_modules("reranker", name, files.folder)
+    return files
 
 
 def _load(files: ModelFiles, dtype: torch.dtype, device: str) -> Any:

@@ -19,6 +19,7 @@ from specrag.retrieval.stores.base import Collection, Limits, Loading, StoreType
 
 if TYPE_CHECKING:
     from specrag.retrieval.encoder.encoder import Encoder
+    from specrag.retrieval.encoder.loaded import Encoders
     from specrag.retrieval.index.filters import Where
     from specrag.retrieval.knowledge_base import KnowledgeBase, SingleIndex
     from specrag.retrieval.stores.retriever import StoreRetriever
@@ -93,7 +94,7 @@ def open_store(
     index: str | None = None,
     where: Where | None = None,
     breadth: int | None = None,
-    encoder: Encoder | None = None,
+    encoder: Encoder | Encoders | None = None,
     limits: Limits | None = None,
 ) -> Opened:
     """Open a store, or several as one, for searching; the caller closes it.
@@ -103,7 +104,7 @@ def open_store(
         index: ``flat`` (exact, the default) or ``hnsw``; of folders also ``bm25`` and ``hybrid``.
         where: only passages that satisfy these conditions are found.
         breadth: candidates of an approximate search.
-        encoder: used in place of loading the one that the store names.
+        encoder: used in place of loading the one that the store names; or where that one is found.
         limits: time-outs.
 
     Raises:
@@ -159,7 +160,7 @@ def open_store(
         return found
 
 
-def _single(folder: str, opened: ExitStack, index: str, encoder: Encoder | None) -> Any:
+def _single(folder: str, opened: ExitStack, index: str, encoder: Encoder | Encoders | None) -> Any:
     from specrag.retrieval.knowledge_base import KnowledgeBase, SingleIndex
 
     base = opened.enter_context(KnowledgeBase.open(Path(folder).expanduser(), encoder=encoder))
@@ -167,7 +168,7 @@ def _single(folder: str, opened: ExitStack, index: str, encoder: Encoder | None)
 
 
 def _merged(
-    addresses: Sequence[str], index: str, where: Where | None, encoder: Encoder | None
+    addresses: Sequence[str], index: str, where: Where | None, encoder: Encoder | Encoders | None
 ) -> MergedBases:
     from specrag.retrieval.knowledge_base import KnowledgeBase
     from specrag.retrieval.stores.sharded import MergedBases

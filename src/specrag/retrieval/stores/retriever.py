@@ -15,6 +15,7 @@ import numpy as np
 
 from specrag.checks import check_whole
 from specrag.errors import InputError
+from specrag.retrieval.encoder.loaded import Encoders
 from specrag.retrieval.index.base import Query, Ranking, best_of, checked_k, norms, query_vectors
 from specrag.retrieval.index.filters import Filter, Where, all_of, check_fields, matches, read_filter
 from specrag.retrieval.index.scoring import Floats, Longs, dense_scores, dense_slack
@@ -45,7 +46,7 @@ class StoreRetriever(Closing):
         where: only passages that satisfy these conditions are found; searches with conditions are exact.
         breadth: candidates of an approximate search, and the most passages that it returns; by default the store's.
         remembered: passages kept in memory.
-        encoder: the store's, if it is loaded already.
+        encoder: the store's, if it is loaded already; or where it is found.
         record: what is known of the store; by default it is asked.
 
     Raises:
@@ -62,7 +63,7 @@ class StoreRetriever(Closing):
         where: Where | None = None,
         breadth: int | None = None,
         remembered: int = REMEMBERED,
-        encoder: Encoder | None = None,
+        encoder: Encoder | Encoders | None = None,
         record: StoreInfo | None = None,
     ) -> None:
         self.store = store
@@ -70,12 +71,13 @@ class StoreRetriever(Closing):
         self._where = where
         self.record = store.info() if record is None else record
         self._filter = read_filter(where)
-        self._encoder = encoder
+        self._encoders = encoder if isinstance(encoder, Encoders) else Encoders()
+        self._encoder = None if isinstance(encoder, Encoders) else encoder
         self._loading = threading.Lock()
         self._breadth = self._checked_breadth(index, breadth)
         self._seen = SeenPassages(remembered, self.dimension)
-        if encoder is not None:
-            check_encoder(encoder, self.record, store.place)
+        if self._encoder is not None:
+            check_encoder(self._encoder, self.record, store.place)
         if self._filter is not None:
             check_fields(self._filter, self.record.fields)
             if not self._finds_any():
@@ -106,7 +108,7 @@ class StoreRetriever(Closing):
             where=all_of([self._where, where]),
             breadth=self._breadth,
             remembered=self._seen.capacity,
-            encoder=self._encoder,
+            encoder=self._encoder or self._encoders,
             record=self.record,
         )
 
@@ -142,10 +144,8 @@ class StoreRetriever(Closing):
         """
         with self._loading:
             if self._encoder is None:
-                from specrag.retrieval.encoder.encoder import load_encoder  # it imports torch
-
                 made = self.record.encoder
-                encoder = load_encoder(made.name, dtype=made.dtype)
+                encoder = self._encoders.encoder(made.name, made.dtype)
                 check_encoder(encoder, self.record, self.store.place)
                 self._encoder = encoder
             return self._encoder

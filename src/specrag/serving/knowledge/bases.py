@@ -7,7 +7,7 @@ import json
 import shutil
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -16,6 +16,7 @@ from specrag.artifacts import atomic_write_json, fsync, make_folder
 from specrag.errors import InputError, ModelFilesError, SpecragError
 from specrag.extras import needed_by
 from specrag.retrieval.build import BuildSettings, settle
+from specrag.retrieval.encoder.loaded import Encoders
 from specrag.retrieval.knowledge_base import KnowledgeBase
 from specrag.retrieval.manifest import Manifest
 from specrag.retrieval.passage_store import StoredFile
@@ -24,12 +25,14 @@ from specrag.serving.knowledge.places import Description, Place, check_name, is_
 from specrag.serving.settings import Settings
 
 if TYPE_CHECKING:
-    from specrag.retrieval.encoder.encoder import Encoder
     from specrag.serving.settings import StoreSettings, Table
 
 
-def open_elsewhere(given: Table | StoreSettings) -> QuestionSearch:
+def open_elsewhere(given: Table | StoreSettings, encoders: Encoders) -> QuestionSearch:
     """Connect to a table or another store.
+
+    Args:
+        encoders: among which questions are encoded.
 
     Raises:
         StoreUnavailable: the database cannot be reached.
@@ -41,11 +44,12 @@ def open_elsewhere(given: Table | StoreSettings) -> QuestionSearch:
 
     if isinstance(given, StoreSettings):
         limits = Limits(given.timeout, given.connect_timeout)
-        return QuestionSearch(open_store(given.address.get_secret_value(), index=given.index, limits=limits))
+        address = given.address.get_secret_value()
+        return QuestionSearch(open_store(address, index=given.index, limits=limits, encoder=encoders))
     with needed_by("pgvector"):
         from specrag.retrieval.stores.pgvector.store import table_address
     address = table_address(given.url.get_secret_value(), given.table)
-    return QuestionSearch(open_store(address, index=given.index))
+    return QuestionSearch(open_store(address, index=given.index, encoder=encoders))
 
 
 _DELETED = ".deleted-"  # no knowledge base is called so
@@ -76,14 +80,13 @@ class KnowledgeBases:
 
     Args:
         settings: where they are.
-        encoder: the server's own encoder, loaded on first use; bases made with another load theirs.
+        encoders: that encode their questions.
     """
 
-    def __init__(self, settings: Settings, encoder: Callable[[], Encoder] | None = None) -> None:
+    def __init__(self, settings: Settings, encoders: Encoders | None = None) -> None:
         self._settings = settings
         self._elsewhere: dict[str, Table | StoreSettings] = {**settings.tables, **settings.stores}
-        self._encoder = encoder
-        self._others: dict[tuple[str, str], Encoder] = {}
+        self._encoders = encoders or Encoders()
         self._opened: dict[str, _Opened] = {}
         self._lock = threading.RLock()
 
@@ -163,9 +166,10 @@ class KnowledgeBases:
         opened = self._opened.get(name)
         if opened is not None and (not isinstance(opened.base, KnowledgeBase) or opened.base.is_current()):
             return opened
-        fresh = _Opened(
-            open_elsewhere(self._elsewhere[name]) if self.kind(name) == "table" else self._open_folder(name)
-        )
+        if self.kind(name) == "table":
+            fresh = _Opened(open_elsewhere(self._elsewhere[name], self._encoders))
+        else:
+            fresh = _Opened(self._open_folder(name))
         self._opened[name] = fresh
         if opened is not None:
             opened.stale = True
@@ -178,21 +182,10 @@ class KnowledgeBases:
             raise InputError("kb", name, "it holds no documents yet; upload some first")
         made = Manifest.read(folder).encoder
         try:
-            encoder = self._encoder_of(made.name, made.dtype)
+            encoder = self._encoders.encoder(made.name, made.dtype)
         except (InputError, ModelFilesError):
             encoder = None  # BM25 needs none; a dense search says what is missing
         return KnowledgeBase.open(folder, encoder=encoder)
-
-    def _encoder_of(self, name: str, dtype: str) -> Encoder:
-        if self._encoder is not None and name == self._settings.encoder:
-            encoder = self._encoder()
-            if encoder.dtype == dtype:
-                return encoder
-        if (name, dtype) not in self._others:
-            from specrag.retrieval.encoder.encoder import load_encoder  # it imports torch
-
-            self._others[name, dtype] = load_encoder(name, dtype=dtype)
-        return self._others[name, dtype]
 
     def close(self) -> None:
         """Let all of them go."""

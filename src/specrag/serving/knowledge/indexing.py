@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specrag.errors import InputError, SpecragError
+from specrag.retrieval.encoder.loaded import Encoders
 
 if TYPE_CHECKING:
     from specrag.retrieval.encoder.encoder import Encoder
@@ -56,7 +57,7 @@ class Indexer:
 
     def __init__(self, tell: Callable[[dict[str, Any]], None]) -> None:
         self._tell = tell
-        self._encoders: dict[tuple[str, str], Encoder] = {}
+        self._encoders = Encoders()
 
     def run(self, order: Order) -> None:
         """Index, and tell how far it is and how it ended."""
@@ -86,16 +87,12 @@ class Indexer:
     def _encoder(self, folder: Path, name: str | None) -> Encoder:
         """That of the knowledge base; for a new one that of the order."""
         from specrag.retrieval.build import DEFAULT_ENCODER
-        from specrag.retrieval.encoder.encoder import default_dtype, load_encoder
         from specrag.retrieval.manifest import Manifest
 
-        key = (name or DEFAULT_ENCODER, default_dtype())
-        if Manifest.exists(folder):
-            made = Manifest.read(folder).encoder
-            key = (made.name, made.dtype)
-        if key not in self._encoders:
-            self._encoders[key] = load_encoder(key[0], dtype=key[1])
-        return self._encoders[key]
+        if not Manifest.exists(folder):
+            return self._encoders.encoder(name or DEFAULT_ENCODER)
+        made = Manifest.read(folder).encoder
+        return self._encoders.encoder(made.name, made.dtype)
 
 
 def main() -> None:

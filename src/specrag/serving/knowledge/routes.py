@@ -26,7 +26,9 @@ from specrag.serving.openai.schemas import Body
 from specrag.serving.operation.limits import JsonRoute
 
 if TYPE_CHECKING:
+    from specrag.retrieval.encoder.reranker import Reranker
     from specrag.serving.operation.setup import Operation
+    from specrag.serving.service import Service
 
 
 class NewKnowledgeBase(Body):
@@ -123,6 +125,7 @@ class SearchBody(Body):
         index: ``flat`` and ``hnsw`` compare meaning, ``bm25`` words, ``hybrid`` both; of a table its own.
         where: conditions on the passages' fields, such as ``{"year": {">=": 2000}, "source": "a.md"}`` or the text
             ``year >= 2000 and not source = a.md``.
+        rerank: a cross-encoder of this server that orders the best ones anew.
     """
 
     query: Annotated[str, Field(min_length=1, max_length=20_000)]
@@ -133,6 +136,7 @@ class SearchBody(Body):
         | Annotated[str, Field(min_length=1, max_length=20_000)]
         | None
     ) = None
+    rerank: Annotated[str, Field(max_length=128)] | None = None
 
 
 # -- knowledge bases ------------------------------------------------------------------------------------------
@@ -203,14 +207,15 @@ async def search(request: Request, name: str, body: SearchBody) -> dict[str, Any
         raise ApiError(
             429, "too many searches wait; try again later", code="queue_full", headers={"Retry-After": "2"}
         )
+    service: Service = request.app.state.service
     started = time.perf_counter()
-
     began = time.monotonic()
 
     def work() -> tuple[list[Hit], tuple[str, ...]]:
         use_one_thread()
         with operation.bases.lease(name) as base:
-            return _search(base, body), missing_since(base, began)
+            reranker = None if body.rerank is None else service.reranker(body.rerank)
+            return _search(base, body, reranker), missing_since(base, began)
 
     try:
         with anyio.fail_after(operation.settings.search_seconds):
@@ -231,10 +236,11 @@ async def search(request: Request, name: str, body: SearchBody) -> dict[str, Any
     }
 
 
-def _search(base: Base, body: SearchBody) -> list[Hit]:
-    return base.search([body.query], min(body.k, len(base)), index=body.index or "hybrid", where=body.where)[
-        0
-    ]
+def _search(base: Base, body: SearchBody, reranker: Reranker | None) -> list[Hit]:
+    k = min(body.k, len(base))
+    index = body.index or "hybrid"
+    (hits,) = base.search([body.query], k, index=index, where=body.where, reranker=reranker)
+    return hits
 
 
 def _describe_hit(rank: int, hit: Hit) -> dict[str, Any]:

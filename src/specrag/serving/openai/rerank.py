@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from specrag.serving.openai.streaming import unless_gone
 from specrag.serving.operation.limits import JsonRoute
 
 if TYPE_CHECKING:
+    from specrag.retrieval.encoder.encoder import Encoder
+    from specrag.retrieval.encoder.reranker import Reranker
     from specrag.serving.service import Service
 
 router = APIRouter(route_class=JsonRoute, tags=["rerank"])
@@ -23,9 +26,13 @@ router = APIRouter(route_class=JsonRoute, tags=["rerank"])
 
 @router.post("/v1/rerank")
 async def rerank(body: RerankRequest, request: Request) -> Response:
-    """Order documents by the cosine between their vectors and the query's, the best one first."""
+    """Order documents by how well they fit a query, the best one first.
+
+    By the server's cross-encoder, or by the cosine between the vectors of its sentence encoder.
+    """
     service = service_of(request)
-    if body.model != service.settings.encoder:
+    settings = service.settings
+    if body.model not in (settings.encoder, settings.reranker):
         raise no_encoder(body.model, "ranks nothing", service)
     documents = [document if isinstance(document, str) else document.text for document in body.documents]
     check_texts("query", [body.query])
@@ -36,13 +43,12 @@ async def rerank(body: RerankRequest, request: Request) -> Response:
 async def _ranked(service: Service, body: RerankRequest, documents: list[str]) -> dict[str, Any]:
     ticket = await service.encodings.enter(1, 0)
     try:
-        encoder = await beside(service.encoder)
-        query = await beside(encoder.encode_queries, [body.query])
-        vectors = await encode_in_parts(encoder.encode_passages, documents)
-        count = await beside(count_tokens, str(encoder.tokenizer_file), [body.query, *documents])
+        if body.model == service.settings.reranker:
+            scores, count = await _fits(await beside(service.reranker, body.model), body.query, documents)
+        else:
+            scores, count = await _cosines(await beside(service.encoder), body.query, documents)
     finally:
         ticket.release()
-    scores = vectors @ query[0]
     best = np.argsort(-scores, kind="stable")[: body.top_n]
     results: list[dict[str, Any]] = [
         {"index": int(index), "relevance_score": float(scores[index])} for index in best
@@ -50,9 +56,22 @@ async def _ranked(service: Service, body: RerankRequest, documents: list[str]) -
     if body.return_documents is not False:
         for result in results:
             result["document"] = {"text": documents[result["index"]]}
-    return {
-        "id": f"rerank-{uuid.uuid4().hex}",
-        "model": service.settings.encoder,
-        "results": results,
-        "usage": {"prompt_tokens": count, "total_tokens": count},
-    }
+    answer: dict[str, Any] = {"id": f"rerank-{uuid.uuid4().hex}", "model": body.model, "results": results}
+    if count is not None:
+        answer["usage"] = {"prompt_tokens": count, "total_tokens": count}
+    return answer
+
+
+async def _fits(reranker: Reranker, query: str, documents: list[str]) -> tuple[np.ndarray, int | None]:
+    """Scores of a cross-encoder; the tokens of what it was given, if its files let them be counted."""
+    scores = await encode_in_parts(partial(reranker.score, query), documents)
+    if reranker.tokenizer_file is None:
+        return scores, None
+    given = [query] * len(documents) + documents
+    return scores, await beside(count_tokens, str(reranker.tokenizer_file), given)
+
+
+async def _cosines(encoder: Encoder, query: str, documents: list[str]) -> tuple[np.ndarray, int]:
+    (vector,) = await beside(encoder.encode_queries, [query])
+    vectors = await encode_in_parts(encoder.encode_passages, documents)
+    return vectors @ vector, await beside(count_tokens, str(encoder.tokenizer_file), [query, *documents])

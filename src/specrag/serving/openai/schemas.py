@@ -78,7 +78,6 @@ class SpecragField(Body, SearchOptions):
         description='Conditions on metadata: texts such as "year>=2000 and not title=A,B", or an object such as '
         '{"year": {">=": 2000}}.',
     )
-    rerank: None = Field(None, description="Of Python and the command line alone.")
     fresh: bool = Field(
         False, description="Read the whole prompt, whatever earlier requests left of it; to compare methods."
     )

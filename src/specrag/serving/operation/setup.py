@@ -27,7 +27,7 @@ from specrag.serving.page.routes import page_routes
 from specrag.serving.settings import Settings
 
 if TYPE_CHECKING:
-    from specrag.retrieval.encoder.encoder import Encoder
+    from specrag.retrieval.encoder.loaded import Encoders
     from specrag.serving.service import Service
 
 _SPARE_BYTES = 32 * 2**20
@@ -111,20 +111,18 @@ class Operation:
 
     Args:
         settings: of the server.
-        encoder: the server's own, loaded on first use.
+        encoders: that encode questions.
         log: where lines go; by default standard error.
     """
 
-    def __init__(
-        self, settings: Settings, encoder: Callable[[], Encoder] | None = None, log: Log | None = None
-    ) -> None:
+    def __init__(self, settings: Settings, encoders: Encoders | None = None, log: Log | None = None) -> None:
         self.settings = settings
         self.log = log or Log(settings)
         self.metrics = Metrics()
         self.activity = Activity()
         self.tracing: Tracing = OpenTelemetry() if settings.tracing else Tracing()
         self.keys = KeyRing(settings.all_keys())
-        self.bases = KnowledgeBases(settings, encoder)
+        self.bases = KnowledgeBases(settings, encoders)
         self.jobs = Jobs(self.bases, self.metrics, self.log, settings)
         self.readiness = Readiness(settings.kb_root)
         self.searches = anyio.CapacityLimiter(_SEARCHES)
@@ -169,7 +167,7 @@ def add_operation(app: FastAPI) -> None:
     """
     service: Service = app.state.service
     settings = service.settings
-    operation = Operation(settings, service.encoder)
+    operation = Operation(settings, service.encoders)
     app.state.operation = operation
     service.knowledge_bases = operation.bases
     service.observers.append(operation.observe)
