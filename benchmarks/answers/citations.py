@@ -19,7 +19,7 @@ from typing import Any
 
 from specrag.bench.metrics import contains_answer
 from specrag.methods.citations import find_citations
-from specrag.methods.standard_rag.citing import CitedText
+from specrag.methods.citing import CitedText
 from specrag.retrieval.passage import passage_text
 
 RECORDS = Path("docs/results/quality/answers-records.jsonl.gz")

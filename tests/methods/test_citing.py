@@ -7,8 +7,8 @@ import random
 import pytest
 
 from specrag.methods.citations import Support, find_citations, without_citations
+from specrag.methods.citing import CitedText
 from specrag.methods.prompts import LEAD
-from specrag.methods.standard_rag.citing import CitedText
 
 SOURCES = (
     "Marie Curie\nMarie Curie discovered radium with Pierre Curie in 1898.",

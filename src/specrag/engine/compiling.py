@@ -33,17 +33,23 @@ def fastmath_infinite(function: Callable[Parameters, Result]) -> Callable[Parame
     return _kept(function, fastmath={"reassoc", "contract", "arcp", "nsz", "nnan"})
 
 
+def exact(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Like :func:`compiled`, and a division by 0 is no error, so that loops which divide are vectorised."""
+    return _kept(function, error_model="numpy")
+
+
 def threaded(function: Callable[[int], None]) -> Any:
     """Compile, with :func:`fastmath`'s options, a loop that several threads run side by side (``cpu/threads.py``).
 
     Args:
         function: takes the address of its arguments.
     """
-    options: dict[str, Any] = {"fastmath": True, "error_model": "numpy"}
-    try:
-        return cfunc(types.void(types.int64), cache=True, **options)(function)
-    except RuntimeError:  # nowhere to keep it can be written
-        return cfunc(types.void(types.int64), **options)(function)
+    return _called(function, fastmath=True, error_model="numpy")
+
+
+def threaded_exact(function: Callable[[int], None]) -> Any:
+    """The same with :func:`exact`'s options."""
+    return _called(function, error_model="numpy")
 
 
 def inlined(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
@@ -53,6 +59,12 @@ def inlined(function: Callable[Parameters, Result]) -> Callable[Parameters, Resu
     fetches the loop from the disk.
     """
     made = njit(forceinline=True, fastmath=True, error_model="numpy")(function)
+    return cast(Callable[Parameters, Result], made)
+
+
+def inlined_exact(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """The same of :func:`exact` loops."""
+    made = njit(forceinline=True, error_model="numpy")(function)
     return cast(Callable[Parameters, Result], made)
 
 
@@ -98,6 +110,13 @@ def without_compiling(clock: Callable[[], float]) -> Iterator[Callable[[], float
         yield compilation.now
     finally:
         event.unregister("numba:compiler_lock", compilation)  # type: ignore[no-untyped-call]
+
+
+def _called(function: Callable[[int], None], **options: Any) -> Any:
+    try:
+        return cfunc(types.void(types.int64), cache=True, **options)(function)
+    except RuntimeError:  # nowhere to keep it can be written
+        return cfunc(types.void(types.int64), **options)(function)
 
 
 def _kept(function: Callable[Parameters, Result], **options: Any) -> Callable[Parameters, Result]:

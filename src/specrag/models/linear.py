@@ -9,11 +9,14 @@ import itertools
 import sys
 from collections.abc import Callable
 from functools import cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 
+from specrag.engine.threads import on_one_thread
+from specrag.models import int8_rows
+from specrag.models.int8_product import Int8Product, most_rows
 from specrag.models.row_ops import RowOps
 from specrag.models.tile_linear import TileLinear
 
@@ -26,9 +29,7 @@ _PROBED_ROWS = (2, 3, 4, 6, 8, 12, 16, 17, 24, 32, 33, 40, 48, 64, 65, 96, 128, 
 _ROW_LIMITS = (32, 16, 8, 4, 2)
 
 _INT8_MAX = 127
-_INT8_ZERO_POINT = 128
 _CACHED_NUMBERS = 2**17
-_TINY = torch.tensor([1e-12])
 
 
 class Linear(Protocol):
@@ -131,41 +132,43 @@ class Int8Linear:
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         scale = weight.abs().amax(dim=1).float().clamp_min_(1e-12).div_(_INT8_MAX)
         quantised = _quantise(weight, scale)
-        self._dtype = weight.dtype
-        self._weight = torch.ops.onednn.qlinear_prepack(quantised, None)
+        # Which layout oneDNN chooses depends on the number of threads; the one for a single thread is known here.
+        self._weight = on_one_thread(lambda: torch.ops.onednn.qlinear_prepack(quantised, None))
         self._scale = scale
         self._zero = torch.zeros(len(scale), dtype=torch.int64)
         self._bias = bias
+        int8_rows.compile_loops()
+        self._loop = None
+        if Int8Product.serves(self._weight, quantised):
+            self._loop = Int8Product(self._weight, quantised, scale, bias)
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        scale = self._row_scale(x)
-        y = self._multiply(x, scale)
-        if self._bias is not None:
-            y = torch.addcmul(self._bias, y, scale)
-            return (y if residual is None else y.add_(residual)).to(self._dtype)
-        y = y.mul_(scale) if residual is None else torch.addcmul(residual, y, scale)
-        return y.to(self._dtype)
+        if self._loop is not None and x.shape[0] <= most_rows():
+            return self._loop.linear(x, residual)
+        return int8_rows.rescale(*self._multiply(x), self._bias, residual)
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """The product in float32, without bias."""
-        scale = self._row_scale(x)
-        return self._multiply(x, scale).mul_(scale)
+        if self._loop is not None and x.shape[0] <= most_rows():
+            return self._loop.product(x)
+        y, steps = self._multiply(x)
+        return y.mul_(steps)
 
-    def _row_scale(self, x: torch.Tensor) -> torch.Tensor:
-        """Each row's quantisation step, float32 ``[rows, 1]``; never 0."""
-        return torch.add(_TINY, x.abs().amax(dim=-1, keepdim=True), alpha=1 / _INT8_MAX)
+    def gated(self, x: torch.Tensor) -> torch.Tensor:
+        """SiLU of the first half of the product, without bias, times the second half."""
+        if self._loop is not None and self._loop.gates and x.shape[0] <= most_rows():
+            return self._loop.gated(x)
+        return int8_rows.gate(*self._multiply(x))
 
-    def _multiply(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-        """The integer product times the weights' scales, float32; still to be multiplied by ``scale``."""
-        # oneDNN takes unsigned activations: shifted by the zero point, which it subtracts exactly. Adding 2**23
-        # rounds to an integer and leaves it in the low byte, which is faster than a conversion.
-        shifted = torch.div(x, scale).add_(_INT8_ZERO_POINT + 2.0**23)
-        quantised = shifted.view(torch.int32).to(torch.int8).view(torch.uint8)
+    def _multiply(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The integer product times the weights' scales, float32, still to be multiplied by the rows' steps; these."""
+        numbers, steps = int8_rows.quantise(x)
         if not saturates():
-            return self._product(quantised, _INT8_ZERO_POINT)
-        half = quantised >> 1
-        first, second = self._product(torch.cat([half, quantised - half]), _INT8_ZERO_POINT // 2).chunk(2)
-        return first.add_(second)
+            return self._product(numbers, int8_rows.ZERO_POINT), steps
+        half = numbers >> 1
+        both = torch.cat([half, numbers - half])
+        first, second = self._product(both, int8_rows.ZERO_POINT // 2).chunk(2)
+        return first.add_(second), steps
 
     def _product(self, quantised: torch.Tensor, zero_point: int) -> torch.Tensor:
         return _multiply_int8(quantised, zero_point, self._weight, self._scale, self._zero)
@@ -175,10 +178,16 @@ def _multiply_int8(
     x: torch.Tensor, zero_point: int, weight: torch.Tensor, scale: torch.Tensor, zeros: torch.Tensor
 ) -> torch.Tensor:
     """The product of uint8 ``[rows, in]`` and prepacked int8 weights by oneDNN, float32 ``[rows, out]``."""
-    y: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
+    y: torch.Tensor = _integer_product()(
         x, 1.0, zero_point, weight, scale, zeros, None, 1.0, 0, torch.float32, "none", [], ""
     )
     return y
+
+
+@cache
+def _integer_product() -> Any:
+    """The operation itself: to look it up among its overloads takes as long as to start it."""
+    return torch.ops.onednn.qlinear_pointwise.default
 
 
 @cache
@@ -236,4 +245,6 @@ def build_gated(
     if not int8 and bias is None and TileLinear.fits(weight):
         return TileLinear(weight, gated=True)
     linear = build_linear(weight, bias, int8=int8, invariant=invariant)
+    if isinstance(linear, Int8Linear) and bias is None:
+        return linear.gated
     return lambda x: ops.gate(linear(x))

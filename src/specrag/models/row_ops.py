@@ -133,7 +133,7 @@ class CompiledOps:
         rows, size = x.shape
         out = empty_rows(rows, size)
         places = x.data_ptr(), weight.data_ptr(), out.data_ptr()
-        if not _share(_shared_norm, rows, x.numel(), *places, size, out.stride(0), number=eps):
+        if not share(_shared_norm, rows, x.numel(), *places, size, out.stride(0), number=eps):
             _norm(*places, rows, size, out.stride(0), eps)
         return out
 
@@ -144,14 +144,14 @@ class CompiledOps:
         turns, factors = rotation
         rows, heads, size = x.shape
         given = x.data_ptr(), x.stride(0), size, turns.data_ptr(), factors.data_ptr(), heads
-        if not _share(_shared_rotate, rows, x.numel(), *given):
+        if not share(_shared_rotate, rows, x.numel(), *given):
             _rotate(*given, rows)
         return x
 
     def gate(self, x: torch.Tensor) -> torch.Tensor:
         rows, size = x.shape[0], x.shape[1] // 2
         out = torch.empty((rows, size), dtype=x.dtype)
-        if not _share(_shared_gate, rows, out.numel(), x.data_ptr(), out.data_ptr(), size):
+        if not share(_shared_gate, rows, out.numel(), x.data_ptr(), out.data_ptr(), size):
             _gate(x.data_ptr(), out.data_ptr(), rows, size)
         return out
 
@@ -161,7 +161,7 @@ def row_ops(dtype: torch.dtype, device: torch.device) -> RowOps:
     return CompiledOps() if dtype == torch.bfloat16 and device.type == "cpu" else TorchOps()
 
 
-def _share(loop: Any, rows: int, numbers: int, *given: int, number: float = 0.0) -> bool:
+def share(loop: Any, rows: int, numbers: int, *given: int, number: float = 0.0) -> bool:
     """Run a loop on all threads, if there are enough numbers; whether it did.
 
     Args:
@@ -179,7 +179,7 @@ def _share(loop: Any, rows: int, numbers: int, *given: int, number: float = 0.0)
 
 
 @inlined
-def _mine(given: Any) -> Any:
+def mine(given: Any) -> Any:
     """The rows of this thread: the first, and the one behind the last."""
     thread, threads = call_at(given[1]), call_at(given[2])
     return given[0] * thread // threads, given[0] * (thread + 1) // threads
@@ -238,7 +238,7 @@ def _norm(x: int, weight: int, out: int, rows: int, size: int, out_stride: int, 
 @threaded
 def _shared_norm(address: int) -> None:
     given = longs(address)
-    first, last = _mine(given)
+    first, last = mine(given)
     _norm_rows(given[4], given[5], given[6], first, last, given[7], given[8], floats(address + 24)[0])
 
 
@@ -250,7 +250,7 @@ def _rotate(x: int, row_stride: int, head_dim: int, turns: int, factors: int, he
 @threaded
 def _shared_rotate(address: int) -> None:
     given = longs(address)
-    first, last = _mine(given)
+    first, last = mine(given)
     _rotate_rows(given[4], given[5], given[6], given[7], given[8], given[9], first, last)
 
 
@@ -262,5 +262,5 @@ def _gate(x: int, out: int, rows: int, size: int) -> None:
 @threaded
 def _shared_gate(address: int) -> None:
     given = longs(address)
-    first, last = _mine(given)
+    first, last = mine(given)
     _gate_rows(given[4], given[5], first, last, given[6])

@@ -61,7 +61,9 @@ def _widening(_context: Any, number: Any) -> Any:
 
 
 _as_float = cast(Function, intrinsic(_float_of))
-_as_bits = cast(Function, intrinsic(_bits_of))
+
+#: The bits of a float32.
+as_bits = cast(Function, intrinsic(_bits_of))
 
 #: To float32: of 16 bits the same number, 16 zero bits behind; float32 stays, for loops that read either.
 widen = cast(Function, intrinsic(_widening))
@@ -71,6 +73,9 @@ longs = _numbers_at(types.int64, ir.IntType(64))
 
 #: The same, without a sign.
 bits = _numbers_at(types.uint64, ir.IntType(64))
+
+#: The 32-bit whole numbers that begin at an address.
+integers = _numbers_at(types.int32, ir.IntType(32))
 
 #: The 16-bit numbers that begin at an address.
 halves = _numbers_at(types.uint16, ir.IntType(16))
@@ -85,7 +90,7 @@ floats = _numbers_at(types.float32, ir.FloatType())
 @inlined
 def narrow(number: Any) -> Any:
     """Round float32 to the nearest bfloat16, ties to even; its 16 bits."""
-    bits = _as_bits(number)
+    bits = as_bits(number)
     return np.uint16((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
 
 

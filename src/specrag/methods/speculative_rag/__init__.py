@@ -61,6 +61,10 @@ class SpeculativeRAG(Method):
             description="Who scores the drafts: a model's name, or http://HOST:PORT/v1#MODEL; none: the model.",
             json_schema_extra={"resource": "writers"},
         )
+        form: Literal["paper", "cited"] = Field(
+            "paper",
+            description="What a draft is: a rationale and a few words, or a sentence with its citations.",
+        )
         drafts: Annotated[int, Field(ge=1, le=16)] = Field(5, title="m", description="Drafts.")
         passages_per_draft: Annotated[int, Field(ge=1, le=8)] = Field(
             2, title="k", description="Passages that each is written from."
@@ -82,6 +86,10 @@ class SpeculativeRAG(Method):
             description="What the verifier is asked to say Yes to: a name or a sentence; none: the paper's.",
         )
         chat: bool = Field(False, description="Score in the verifier's chat template, not as bare text.")
+        judge: bool = Field(
+            False,
+            description="Ask the verifier whether the answer is right, and weigh its Yes against its No.",
+        )
         draft_tokens: Annotated[int, Field(ge=16, le=512)] = Field(
             128, description="Most tokens of a draft, its rationale included."
         )
@@ -111,6 +119,7 @@ class SpeculativeRAG(Method):
                 length_normalized=self.length_normalized,
                 statement=DEFAULT_STATEMENT if self.statement is None else self.statement,
                 chat=self.chat,
+                judge=self.judge,
             )
 
         def drafting(self) -> Drafting:
@@ -118,7 +127,7 @@ class SpeculativeRAG(Method):
             from specrag.methods.speculative_rag.drafting import Drafting
 
             most = self.draft_tokens
-            return Drafting(most, self.rationale_tokens or max(most * 5 // 8, 1))
+            return Drafting(most, self.rationale_tokens or max(most * 5 // 8, 1), form=self.form)
 
         def task(self, text: str) -> Task:
             """What is asked.

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal, TypeAlias, get_args
 
 from specrag.engine.passes import Coroutine
 from specrag.errors import ContextLengthError, InputError
 from specrag.methods.events import map_events
 from specrag.methods.generator import LocalGenerator
 from specrag.methods.prompts import FEWEST_WORDS, cut_passage, most_that_fit
+from specrag.methods.speculative_rag.cited import cited_lead, cited_prompt, read_cited
 from specrag.methods.speculative_rag.form import (
     CUE,
     LEAD,
@@ -29,10 +32,14 @@ from specrag.models.roles import (
     TextDelta,
     TextDone,
     TextGenerator,
+    TextPrompt,
     TextRequest,
     assign,
 )
 from specrag.retrieval.passage import Passage
+
+Form: TypeAlias = Literal["paper", "cited"]
+FORMS: tuple[Form, ...] = get_args(Form)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +52,8 @@ class Drafting:
         example: show the form by an example in the prompt; ``None`` shows it to drafters that were not trained on it.
         steer: keep a local drafter to the form (:class:`~specrag.models.roles.Cue`); an endpoint is left to the prompt.
         quote_all: where guesses are copied from passages, also from those that a draft does not see.
+        form: the paper's, a rationale and then the answer in a few words, or a sentence with citations
+            (``speculative_rag/cited.py``). Choices and claims are answered in the paper's form.
 
     Raises:
         InputError: a value cannot be used.
@@ -55,8 +64,11 @@ class Drafting:
     example: bool | None = None
     steer: bool = True
     quote_all: bool = True
+    form: Form = "paper"
 
     def __post_init__(self) -> None:
+        if self.form not in FORMS:
+            raise InputError("form", self.form, f"take one of {', '.join(FORMS)}")
         check_count("max_tokens", self.max_tokens)
         check_count("rationale_tokens", self.rationale_tokens)
         if self.steer and self.rationale_tokens >= self.max_tokens:
@@ -70,10 +82,36 @@ class Drafting:
         return not (isinstance(drafter, LocalGenerator) and drafter.llm.loaded.is_drafter)
 
     def cue(self, task: Task) -> Cue | None:
-        """The form that a drafter is kept to; its answers are the task's own, where it has them."""
+        """The paper's form, to which a drafter is kept; its answers are the task's own, where it has them."""
         if not self.steer:
             return None
         return Cue(CUE, self.rationale_tokens, tuple(f" {choice}" for choice in task.choices))
+
+    def form_of(self, task: Task, drafter: TextGenerator) -> DraftForm:
+        """What this drafter is asked for this task."""
+        if self.form == "cited" and task.kind == "free-form":
+            return DraftForm(partial(cited_prompt, task), cited_lead(task), None, partial(read_cited, task))
+        prompt = partial(draft_prompt, task, example=self.shows_example(drafter))
+        return DraftForm(
+            prompt, LEAD, self.cue(task), lambda text, _passages, _numbers: read_draft(task, text)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DraftForm:
+    """What a drafter is asked, and how its text is read.
+
+    Attributes:
+        prompt: of the passages that it reads.
+        lead: how its text begins.
+        cue: what it is kept to.
+        read: a text, with the passages that it was written from and their numbers.
+    """
+
+    prompt: Callable[[Sequence[Passage]], TextPrompt]
+    lead: str
+    cue: Cue | None
+    read: Callable[[str, Sequence[Passage], Sequence[int]], ParsedDraft | MalformedDraft]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +139,19 @@ def drafting(
     Raises:
         ContextLengthError: the question leaves no room for a passage.
     """
-    fitted = [_fit(drafter, task, [passages[index] for index in subset], settings) for subset in subsets]
+    form = settings.form_of(task, drafter)
+    fitted = [
+        _fit(drafter, task, form, [passages[index] for index in subset], settings.max_tokens)
+        for subset in subsets
+    ]
     quoted = tuple(passage.text for passage in passages)
     requests = [
         TextRequest(
-            draft_prompt(task, fit.passages, example=settings.shows_example(drafter)),
-            lead=LEAD,
+            form.prompt(fit.passages),
+            lead=form.lead,
             max_tokens=settings.max_tokens,
             references=quoted if settings.quote_all else tuple(passage.text for passage in fit.passages),
-            cue=settings.cue(task),
+            cue=form.cue,
         )
         for fit in fitted
     ]
@@ -119,7 +161,7 @@ def drafting(
         if isinstance(event, TextDelta):
             yield DraftDelta(event.request + 1, event.text)
         elif isinstance(event, TextDone):
-            done = _read(task, event.request, subsets[event.request], fitted[event.request], event.generated)
+            done = _read(form, event.request, subsets[event.request], fitted[event.request], event.generated)
             written[event.request] = done
             yield DraftDone(done.draft)
 
@@ -135,15 +177,17 @@ class _Fitted:
     shortened: bool
 
 
-def _fit(drafter: TextGenerator, task: Task, passages: Sequence[Passage], settings: Drafting) -> _Fitted:
+def _fit(
+    drafter: TextGenerator, task: Task, form: DraftForm, passages: Sequence[Passage], max_tokens: int
+) -> _Fitted:
     """The passages, each cut to the same number of words if they do not fit otherwise."""
     limit = drafter.context_length
     if limit is None:
         return _Fitted(passages, False)
-    room = limit - settings.max_tokens
+    room = limit - max_tokens
 
     def count(kept: Sequence[Passage]) -> int:
-        return drafter.count(draft_prompt(task, kept, example=settings.shows_example(drafter)), LEAD)
+        return drafter.count(form.prompt(kept), form.lead)
 
     if count(passages) <= room:
         return _Fitted(passages, False)
@@ -163,11 +207,12 @@ def _fit(drafter: TextGenerator, task: Task, passages: Sequence[Passage], settin
     return _Fitted(cut(words), True)
 
 
-def _read(task: Task, number: int, subset: Sequence[int], fit: _Fitted, text: GeneratedText) -> Written:
-    found = read_draft(task, text.text)
+def _read(form: DraftForm, number: int, subset: Sequence[int], fit: _Fitted, text: GeneratedText) -> Written:
+    sources = tuple(index + 1 for index in subset)
+    found = form.read(text.text, fit.passages, sources)
     draft = Draft(
         number=number + 1,
-        sources=tuple(index + 1 for index in subset),
+        sources=sources,
         text=text.text,
         rationale="",
         answer="",
@@ -186,8 +231,8 @@ def _read(task: Task, number: int, subset: Sequence[int], fit: _Fitted, text: Ge
     )
     if isinstance(found, MalformedDraft):
         return Written(replace(draft, malformed=found.reason), None)
-    measured = measure(text, found)
-    return Written(replace(draft, rationale=found.rationale, answer=found.answer, measured=measured), found)
+    read = replace(draft, rationale=found.rationale, answer=found.answer, measured=measure(text, found))
+    return Written(read if found.cited is None else replace(read, cited=found.cited), found)
 
 
 def measure(text: GeneratedText, parsed: ParsedDraft) -> Measured:

@@ -43,13 +43,15 @@ class ParsedDraft:
     Attributes:
         rationale: why.
         answer: the letter or the label as the task gives it, where it has them.
-        rationale_span, answer_span: where they stand in the text.
+        rationale_span, answer_span: where they stand in the text; a rationale that is not the drafter's has no place.
+        cited: numbers of the sources that the answer cites; ``None`` for a form without citations.
     """
 
     rationale: str
     answer: str
     rationale_span: Span
     answer_span: Span
+    cited: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

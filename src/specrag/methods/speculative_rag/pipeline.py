@@ -243,7 +243,7 @@ class SpeculativeRAGPipeline:
     ) -> SpeculativeAnswer:
         drafts = () if scored is None else scored.drafts
         best = None if judged is None else judged.best
-        used = () if best is None else drafts[best - 1].sources
+        used = () if best is None else drafts[best - 1].used
         return SpeculativeAnswer(
             text=ABSTENTION if judged is None else judged.text,
             best=best,

@@ -25,6 +25,7 @@ class Draft:
     Attributes:
         number: from 1, in the order of the subsets.
         sources: numbers of the passages that it was written from.
+        cited: those of them that its answer cites; ``None`` in a form without citations.
         text: as the drafter wrote it.
         rationale, answer: what it says; empty where the draft is malformed.
         malformed: why the text is no draft; ``None`` if it is one.
@@ -57,6 +58,12 @@ class Draft:
     seconds: float
     drafted_by: Mapping[str, int] = field(default_factory=dict)
     accepted_by: Mapping[str, int] = field(default_factory=dict)
+    cited: tuple[int, ...] | None = None
+
+    @property
+    def used(self) -> tuple[int, ...]:
+        """Numbers of the passages that its answer rests on: those that it cites, or all that it was written from."""
+        return self.sources if self.cited is None else self.cited
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +145,8 @@ class SpeculativeAnswer(Details):
         text: the best draft's answer; where no draft could be scored what `fallback` says.
         best: the number of the draft that it is; ``None`` where there is none.
         drafts: in the order of the subsets.
-        sources: the passages, best first; ``cited`` is said of those that the best draft was written from.
+        sources: the passages, best first; ``cited`` is said of those that the best draft cites or, in the paper's form,
+            was written from.
         question: as it was asked.
         abstained: nothing relevant was found, and nothing was drafted.
         fallback: why the answer is no scored draft, for people; ``None`` where it is one.

@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias, get_args
 
 from specrag.engine.passes import Coroutine
 from specrag.errors import InputError
+from specrag.methods.citations import without_citations
 from specrag.methods.speculative_rag.form import ParsedDraft
 from specrag.methods.speculative_rag.task import Task
 from specrag.models.roles import PartScore, ScoredText, ScoringRequest, TextPart, TextScorer
@@ -30,6 +31,9 @@ STATEMENTS: Mapping[str, str] = {
 }
 DEFAULT_STATEMENT = "explanation"
 
+#: What a verifier that judges is asked.
+JUDGED = "Is this answer right, and does the text above say so? Answer Yes or No."
+
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
@@ -44,6 +48,8 @@ class Scoring:
             short drafts.
         statement: a name of :data:`STATEMENTS` or a sentence that can be answered with "Yes".
         chat: put the question into the verifier's chat template; the paper's verifiers read bare text.
+        judge: in place of the paper's rho_SR the probability of "Yes" among "Yes" and "No", when the verifier is asked
+            in its chat template whether the answer is right.
 
     Raises:
         InputError: a value cannot be used, or no factor is left.
@@ -56,6 +62,7 @@ class Scoring:
     length_normalized: bool = False
     statement: str = DEFAULT_STATEMENT
     chat: bool = False
+    judge: bool = False
 
     def __post_init__(self) -> None:
         if not (self.draft or self.verifies):
@@ -83,7 +90,8 @@ class Measured:
     """The log-probabilities that a score is made of.
 
     Attributes:
-        rationale: of the rationale behind question and passages, by the drafter; ``None`` where it does not tell.
+        rationale: of the rationale behind question and passages, by the drafter; ``None`` where it does not tell, or
+            has not written it.
         answer: of the answer behind all that, by the drafter.
         self_contain: of answer and evidence behind the question, by the verifier; ``None`` where there is none.
         self_reflect: of "Yes" behind question, answer, evidence and statement, by the verifier.
@@ -125,8 +133,9 @@ def score(measured: Measured, scoring: Scoring) -> Scores:
 
     draft = self_contain = self_reflect = None
     if scoring.draft:
-        # A sum of two probabilities, as printed.
-        draft = log_add_exp(size(measured.rationale, "draft"), size(measured.answer, "draft"))
+        draft = size(measured.answer, "draft")
+        if measured.rationale is not None:  # a sum of two probabilities, as printed
+            draft = log_add_exp(size(measured.rationale, "draft"), draft)
     if scoring.self_contain:
         self_contain = size(measured.self_contain, "self_contain")
     if scoring.self_reflect:
@@ -184,9 +193,19 @@ def verifying(
     Raises:
         ContextLengthError: the verifier cannot read a draft with its evidence.
     """
-    requests = [scoring_request(task, claim, scoring, passages) for claim in claims]
-    scored = yield from verifier.scoring(requests)
-    return [_verified(text) for text in scored]
+    judged = scoring.judge and scoring.self_reflect
+    requests: list[ScoringRequest] = []
+    if scoring.self_contain or not judged:
+        requests = [scoring_request(task, claim, scoring, passages) for claim in claims]
+    asked: list[ScoringRequest] = []
+    if judged:
+        asked = [one for claim in claims for one in judging_requests(task, claim, scoring, passages)]
+    scored = yield from verifier.scoring([*requests, *asked])
+    texts, answers = scored[: len(requests)], scored[len(requests) :]
+    verified = [_verified(text) for text in texts] or [Verified(None, None, 0, 0)] * len(claims)
+    if not judged:
+        return verified
+    return [_judged(one, yes, no) for one, yes, no in zip(verified, answers[::2], answers[1::2], strict=True)]
 
 
 def scoring_request(
@@ -200,7 +219,7 @@ def scoring_request(
     wanted = scoring.self_contain
     parts = [
         TextPart("before answer", "Answer:" if scoring.chat else "\nAnswer:", scored=False),
-        TextPart(_ANSWER, f" {task.written(claim.draft.answer)}", scored=wanted),
+        TextPart(_ANSWER, f" {without_citations(task.written(claim.draft.answer))}", scored=wanted),
     ]
     if scoring.evidence in ("passages", "both"):
         parts += [
@@ -214,11 +233,36 @@ def scoring_request(
         ]
     parts += [
         TextPart("statement", f"\n{scoring.sentence}", scored=False),
-        TextPart(_YES, " Yes", scored=scoring.self_reflect),
+        TextPart(_YES, " Yes", scored=scoring.self_reflect and not scoring.judge),
     ]
     asked = f"{_texts(passages)}\n\n{task.asked}" if scoring.evidence == "all-passages" else task.asked
     prompt = [{"role": "user", "content": asked}] if scoring.chat else asked
     return ScoringRequest(prompt, tuple(parts))
+
+
+def judging_requests(
+    task: Task, claim: Claim, scoring: Scoring, passages: Sequence[Passage]
+) -> tuple[ScoringRequest, ScoringRequest]:
+    """The verifier is asked whether a draft is right: its "Yes", and its "No"."""
+    evidence = {
+        "rationale": claim.draft.rationale,
+        "passages": _texts(claim.passages),
+        "both": f"{_texts(claim.passages)}\n\n{claim.draft.rationale}",
+        "all-passages": _texts(passages),
+    }[scoring.evidence]
+    answer = without_citations(task.written(claim.draft.answer))
+    prompt = [{"role": "user", "content": f"{evidence}\n\n{task.asked}\nAnswer: {answer}\n\n{JUDGED}"}]
+    yes, no = (ScoringRequest(prompt, (TextPart(_YES, said),)) for said in ("Yes", "No"))
+    return yes, no
+
+
+def _judged(verified: Verified, yes: ScoredText, no: ScoredText) -> Verified:
+    """With the probability of "Yes" among the two."""
+    said, denied = yes.parts[_YES].total, no.parts[_YES].total
+    share = PartScore((said - log_add_exp(said, denied),))
+    tokens = verified.tokens + yes.prompt_tokens + no.prompt_tokens
+    read = verified.read_tokens + yes.read_tokens + no.read_tokens
+    return Verified(verified.self_contain, share, tokens, read)
 
 
 def _texts(passages: Sequence[Passage]) -> str:

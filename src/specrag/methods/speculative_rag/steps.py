@@ -159,7 +159,7 @@ def scoring_drafts(
     for place in claims:
         measured = drafts[place].measured
         assert measured is not None
-        if scoring.draft and (measured.rationale is None or measured.answer is None):
+        if scoring.draft and measured.answer is None:
             remedy = "its model gives no log-probabilities: leave the draft's factor out of the scoring"
             raise InputError("drafter", f"draft {place + 1}", remedy)
     tokens = read = 0

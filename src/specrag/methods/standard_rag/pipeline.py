@@ -13,6 +13,7 @@ from specrag.errors import InputError
 from specrag.methods.base import Generator as LanguageModel
 from specrag.methods.blocks import Reuse, check_reuse, pasting
 from specrag.methods.citations import Citations, find_citations, support
+from specrag.methods.citing import CitedText
 from specrag.methods.events import map_events, suppress_events
 from specrag.methods.evidence import check_min_score, is_about_nothing, least_similarity
 from specrag.methods.prompts import (
@@ -30,7 +31,6 @@ from specrag.methods.retriever import (
     is_remote,
     similarities,
 )
-from specrag.methods.standard_rag.citing import CitedText
 from specrag.methods.standard_rag.follow_up import MAX_TOKENS, retrieval_question, rewriting_prompt
 from specrag.methods.standard_rag.result import Answer, AnswerStats
 from specrag.methods.wording import Wording, wording

@@ -1,0 +1,66 @@
+"""Drafts that people can use: a sentence with its citations, as standard RAG writes it, and what it was taken from.
+
+Small models answer better so than in the paper's form (PopQA, SmolLM2, the same passages: 76 against 52 %). The
+rationale is not the drafter's: it is the sentence of the cited passages that holds the most of the answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from specrag.methods.citations import Support, find_citations
+from specrag.methods.citing import CitedText
+from specrag.methods.prompts import Message, build_prompt
+from specrag.methods.speculative_rag.form import MalformedDraft, ParsedDraft, Span
+from specrag.methods.speculative_rag.task import Task
+from specrag.methods.wording import wording
+from specrag.retrieval.passage import Passage, passage_text
+
+#: A citation as ``CitedText`` makes it, which leaves no other.
+_MARK = re.compile(r"\[(\d{1,3})\]")
+_SENTENCES = re.compile(r"(?<=[.!?])\s+|\n+")
+
+
+def cited_prompt(task: Task, passages: Sequence[Passage]) -> tuple[Message, ...]:
+    """The conversation that asks for a sentence; the answer begins with :func:`cited_lead`."""
+    words = wording(task.text)
+    return build_prompt(task.text, passages, instruction=words.instruction, label=words.question)
+
+
+def cited_lead(task: Task) -> str:
+    """How a draft begins; it is not shown."""
+    return wording(task.text).lead
+
+
+def read_cited(
+    task: Task, text: str, passages: Sequence[Passage], numbers: Sequence[int]
+) -> ParsedDraft | MalformedDraft:
+    """Read what a drafter wrote behind the lead: its first line. One that no passage holds is no answer.
+
+    Args:
+        passages: that it read.
+        numbers: of these among the sources, which the citations give.
+    """
+    line = text.split("\n", 1)[0]
+    read = [passage_text(passage.title, passage.text) for passage in passages]
+    said = CitedText(task.text, read, cited_lead(task))
+    said.push(line)
+    said.end()
+    answer = said.text.strip()
+    if not answer:
+        return MalformedDraft("it holds no sentence")
+    cited = find_citations(answer, read).numbers
+    if not cited:
+        return MalformedDraft("none of its passages holds what it says")
+    held = _held(task, answer, [read[number - 1] for number in cited])
+    shown = _MARK.sub(lambda mark: f"[{numbers[int(mark[1]) - 1]}]", answer)
+    used = tuple(sorted(numbers[own - 1] for own in cited))
+    return ParsedDraft(held, shown, Span(0, 0), Span(0, len(line)), used)
+
+
+def _held(task: Task, answer: str, sources: Sequence[str]) -> str:
+    """The sentence of the sources that holds the most of an answer."""
+    sentences = [part.strip() for source in sources for part in _SENTENCES.split(source) if part.strip()]
+    chosen = Support(task.text, sentences).choose(answer)
+    return sentences[chosen[0] - 1] if chosen else sentences[0]

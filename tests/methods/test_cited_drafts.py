@@ -1,0 +1,139 @@
+"""Drafts that are cited sentences, and a verifier that weighs its Yes against its No."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import pytest
+
+from specrag.engine.executor import run
+from specrag.errors import InputError
+from specrag.methods.speculative_rag import SpeculativeRAG
+from specrag.methods.speculative_rag.cited import cited_lead, cited_prompt, read_cited
+from specrag.methods.speculative_rag.drafting import Drafting
+from specrag.methods.speculative_rag.form import MalformedDraft, ParsedDraft
+from specrag.methods.speculative_rag.result import SpeculativeAnswer
+from specrag.methods.speculative_rag.scoring import JUDGED, Scoring
+from specrag.methods.speculative_rag.task import Task
+from specrag.models.roles import ScoringRequest, TextPart
+from specrag.models.scoring import LocalScorer
+from tests.methods.rag_toys import PASSAGES, QUESTION, make
+from tests.methods.run import answer_of
+
+if TYPE_CHECKING:
+    from specrag import LanguageModel
+
+TASK = Task(QUESTION)
+CITED = Drafting(max_tokens=24, rationale_tokens=8, form="cited")
+
+
+def test_a_sentence_is_cited_by_the_numbers_of_the_sources() -> None:
+    read = [PASSAGES[2], PASSAGES[0]]
+    found = read_cited(TASK, " 1], Marie Curie discovered radium in 1898.\nQuestion: more", read, (7, 4))
+    assert isinstance(found, ParsedDraft)
+    assert found.answer == "Marie Curie discovered radium in 1898. [4]"
+    assert found.cited == (4,)
+    assert found.rationale == "Marie Curie discovered radium together with Pierre Curie in 1898 in Paris."
+
+
+def test_numbers_that_meet_are_not_given_twice() -> None:
+    read = [PASSAGES[0], PASSAGES[2]]
+    text = " 1], Marie Curie discovered radium. The Danube rises in the Black Forest."
+    found = read_cited(TASK, text, read, (2, 1))
+    assert isinstance(found, ParsedDraft)
+    assert found.answer == "Marie Curie discovered radium. [2] The Danube rises in the Black Forest. [1]"
+    assert found.cited == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "no sentence"),
+        (" 1], ", "no sentence"),
+        ("\nRadium.", "no sentence"),
+        (" 1], Zeppelins fly slowly.", "none of its passages"),
+    ],
+)
+def test_a_draft_that_says_nothing_of_its_passages_is_malformed(text: str, reason: str) -> None:
+    found = read_cited(TASK, text, PASSAGES[:1], (1,))
+    assert isinstance(found, MalformedDraft)
+    assert reason in found.reason
+
+
+@pytest.fixture(scope="module")
+def answer(exact_llm: LanguageModel) -> SpeculativeAnswer:
+    pipeline = make(exact_llm, drafting=CITED, scoring=Scoring(judge=True))
+    found: SpeculativeAnswer = answer_of(pipeline, QUESTION, passages=PASSAGES)
+    return found
+
+
+def test_the_answer_cites_what_it_rests_on(answer: SpeculativeAnswer) -> None:
+    assert answer.best is not None
+    best = answer.drafts[answer.best - 1]
+    assert answer.text == best.answer
+    assert best.used
+    assert set(best.used) <= set(best.sources)
+    assert [source.number for source in answer.sources if source.cited] == list(best.used)
+    assert all(f"[{number}]" in answer.text for number in best.used)
+    assert any(best.rationale in passage.text for passage in PASSAGES)
+
+
+def test_a_draft_is_what_standard_rag_would_write(
+    exact_llm: LanguageModel, answer: SpeculativeAnswer
+) -> None:
+    draft = answer.ranked[0]
+    prompt = exact_llm.tokenizer.chat_text(cited_prompt(TASK, [PASSAGES[n - 1] for n in draft.sources]))
+    line = draft.text.split("\n")[0]
+    parts = (TextPart("lead", cited_lead(TASK), scored=False), TextPart("line", line))
+    (scored,) = run(LocalScorer(exact_llm.loaded).scoring([ScoringRequest(prompt, parts)]))
+    assert draft.measured is not None
+    assert draft.measured.rationale is None
+    assert draft.measured.answer is not None
+    assert draft.measured.answer.log_probs == pytest.approx(scored.parts["line"].log_probs, abs=1e-4)
+    assert draft.scores is not None
+    assert draft.scores.draft == pytest.approx(draft.measured.answer.total)
+
+
+def test_yes_is_weighed_against_no(exact_llm: LanguageModel, answer: SpeculativeAnswer) -> None:
+    draft = answer.ranked[0]
+    plain = draft.answer[: draft.answer.index(" [")]
+    asked = f"{draft.rationale}\n\n{TASK.asked}\nAnswer: {plain}\n\n{JUDGED}"
+    prompt = [{"role": "user", "content": asked}]
+    yes, no = run(
+        LocalScorer(exact_llm.loaded).scoring(
+            [ScoringRequest(prompt, (TextPart("said", word),)) for word in ("Yes", "No")]
+        )
+    )
+    said, denied = math.exp(yes.parts["said"].total), math.exp(no.parts["said"].total)
+    assert draft.scores is not None
+    assert draft.scores.self_reflect is not None
+    assert math.exp(draft.scores.self_reflect) == pytest.approx(said / (said + denied), rel=1e-3)
+    assert draft.scores.self_contain is not None
+
+
+def test_the_verdict_alone_may_count(exact_llm: LanguageModel) -> None:
+    alone = Scoring(draft=False, self_contain=False, judge=True)
+    found = answer_of(make(exact_llm, drafting=CITED, scoring=alone), QUESTION, passages=PASSAGES)
+    scored = [draft for draft in found.drafts if draft.malformed is None]
+    assert scored
+    for draft in scored:
+        assert draft.scores is not None
+        assert (draft.scores.draft, draft.scores.self_contain) == (None, None)
+        assert draft.scores.self_reflect == draft.scores.total < 0
+    assert 0 < found.usage.verifier_read_tokens < found.usage.verifier_tokens
+
+
+def test_a_claim_is_checked_in_the_papers_form(exact_llm: LanguageModel) -> None:
+    task = Task("Marie Curie discovered radium.", "claim-checking")
+    found = answer_of(make(exact_llm, drafting=CITED), task, passages=PASSAGES)
+    assert found.text in {"SUPPORTED", "REFUTED", "NOT ENOUGH INFORMATION"} or found.fallback
+
+
+def test_the_method_takes_both() -> None:
+    options = SpeculativeRAG.Options(form="cited", judge=True)
+    assert options.drafting().form == "cited"
+    assert options.scoring().judge
+    assert SpeculativeRAG.Options().drafting().form == "paper"
+    with pytest.raises(InputError, match="take one of paper, cited"):
+        Drafting(form="letter")  # type: ignore[arg-type]

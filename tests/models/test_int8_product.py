@@ -1,0 +1,101 @@
+"""The compiled 8-bit product gives oneDNN's bits, for any number of rows and threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from specrag.engine.cpu import vnni
+from specrag.models import linear
+from specrag.models.int8_product import Int8Product, most_rows
+from specrag.models.linear import Int8Linear
+
+pytestmark = pytest.mark.skipif(not vnni.available(), reason="this processor has no AVX-512 VNNI")
+
+#: (inputs, outputs): SmolLM2's and Qwen2.5-1.5B's; one panel; few steps.
+SHAPES = [(576, 960), (1536, 576), (1536, 2048), (8960, 1536), (64, 64), (64, 128)]
+
+
+def normal(seed: int, *size: int) -> torch.Tensor:
+    return torch.randn(*size, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture(params=[1, 2, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def both(layer: Int8Linear, call: str, *given: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the loop gives, and what oneDNN's product gives."""
+    own, layer._loop = layer._loop, None
+    assert own is not None
+    theirs = layer(*given) if call == "linear" else getattr(layer, call)(given[0])  # type: ignore[arg-type]
+    layer._loop = own
+    return getattr(own, call)(*given), theirs
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("rows", [1, 2, 5, 6, 7, 13])
+def test_its_bits_are_onednns(shape: tuple[int, int], rows: int, threads: int) -> None:
+    inputs, outputs = shape
+    weight = (normal(1, outputs, inputs) * inputs**-0.5).bfloat16()
+    x = (normal(2, rows, inputs) * torch.logspace(3, -3, rows)[:, None]).bfloat16()
+    bias, residual = normal(3, outputs).bfloat16(), normal(4, rows, outputs).bfloat16()
+    plain, biased = Int8Linear(weight, None), Int8Linear(weight, bias)
+    for layer, more in ((plain, None), (plain, residual), (biased, None), (biased, residual)):
+        own, theirs = both(layer, "linear", x, more)
+        assert torch.equal(own, theirs)
+    own, theirs = both(plain, "product", x)
+    assert own.dtype == torch.float32
+    assert torch.equal(own, theirs)
+    if outputs % 128 == 0:
+        own, theirs = both(plain, "gated", x)
+        assert torch.equal(own, theirs)
+
+
+def test_rows_that_lie_apart_are_read_where_they_are() -> None:
+    layer = Int8Linear(normal(1, 64, 96).bfloat16(), None)
+    wide, tall = normal(2, 5, 200).bfloat16(), normal(3, 64, 5).bfloat16()
+    assert torch.equal(layer(wide[:, 7:103]), layer(wide[:, 7:103].contiguous()))
+    assert torch.equal(layer(wide[:, :96], tall.T), layer(wide[:, :96], tall.T.contiguous()))
+    assert torch.equal(layer(wide.T[:96].T), layer(wide[:, :96]))
+
+
+@pytest.mark.parametrize("shape", [(576, 100), (62, 64), (4, 128)])
+def test_matrices_of_no_whole_panels_or_another_layout_are_left_to_onednn(shape: tuple[int, int]) -> None:
+    layer = Int8Linear(normal(1, shape[1], shape[0]).bfloat16(), None)
+    assert layer._loop is None
+    assert layer(normal(2, 2, shape[0]).bfloat16()).shape == (2, shape[1])
+
+
+def test_another_layout_is_not_read() -> None:
+    weight = torch.randint(-127, 128, (64, 64), dtype=torch.int8)
+    packed = torch.ops.onednn.qlinear_prepack(weight, None)
+    assert Int8Product.serves(packed, weight)
+    assert not Int8Product.serves(packed, weight.flip(0))
+    larger = torch.randint(-127, 128, (192, 64), dtype=torch.int8)
+    packed = torch.ops.onednn.qlinear_prepack(larger, None)
+    assert not Int8Product.serves(packed, torch.cat([larger[:128], weight]))
+
+
+def test_many_rows_are_left_to_matrix_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = Int8Linear(normal(1, 64, 96).bfloat16(), None)
+    assert most_rows() == 16 or not vnni.has_tiles()
+    monkeypatch.setattr(linear, "most_rows", lambda: 3)
+    assert layer._loop is not None
+    ran: list[int] = []
+    own = layer._loop.linear
+
+    def counting(x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        ran.append(len(x))
+        return own(x, residual)
+
+    monkeypatch.setattr(layer._loop, "linear", counting)
+    for rows in (1, 3, 4):
+        layer(normal(2, rows, 96).bfloat16())
+    assert ran == [1, 3]
