@@ -21,13 +21,13 @@ import torch
 
 from specrag.engine.compiling import inlined_exact, threaded_exact
 from specrag.engine.cpu import vnni
-from specrag.engine.cpu.bfloat16 import exp, floats, halves, integers, longs, narrow, widen
+from specrag.engine.cpu.bfloat16 import floats, fma, halves, integers, longs, narrow, widen
 from specrag.engine.cpu.threads import LoopThreads, call_at
 from specrag.engine.cpu.vnni import DEPTH, PANEL, ROWS
 from specrag.models.int8_rows import ZERO_POINT, quantise_rows
 
 #: What becomes of the sums.
-_PLAIN, _GATED, _LOGITS = 0, 1, 2
+_PLAIN, _LOGITS = 0, 1
 #: Bytes of the sums of a panel.
 _SUM_BYTES = ROWS * PANEL * 4
 
@@ -61,6 +61,8 @@ class Int8Product:
         outputs, inputs = weight.shape
         if not vnni.available() or outputs % PANEL or inputs % DEPTH:
             return False
+        if not hasattr(torch.ops.mkldnn, "data_ptr"):  # of another version of torch
+            return False
         panels = np.ctypeslib.as_array((ctypes.c_int8 * weight.numel()).from_address(address_of(packed)))
         found = torch.from_numpy(panels).view(-1, inputs // DEPTH, PANEL, DEPTH)
         wanted = weight.view(-1, PANEL, inputs // DEPTH, DEPTH).transpose(1, 2)
@@ -73,22 +75,11 @@ class Int8Product:
         self._run(x, out, _PLAIN, self._bias, residual)
         return out
 
-    def gated(self, x: torch.Tensor) -> torch.Tensor:
-        """SiLU of the first half of the outputs times the second half, bf16 ``[rows, outputs / 2]``, without bias."""
-        out = torch.empty((x.shape[0], self._outputs // 2), dtype=torch.bfloat16)
-        self._run(x, out, _GATED, None, None)
-        return out
-
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """float32 ``[rows, outputs]``, without bias."""
         out = torch.empty((x.shape[0], self._outputs))
         self._run(x, out, _LOGITS, None, None)
         return out
-
-    @property
-    def gates(self) -> bool:
-        """Whether both halves of the outputs are whole panels."""
-        return self._outputs % (2 * PANEL) == 0
 
     def _run(
         self,
@@ -102,8 +93,8 @@ class Int8Product:
         if x.stride(1) != 1:
             x = x.contiguous()
         threads = LoopThreads()
-        # Of each thread: its rows in 8 bits, their steps, and the sums of two panels.
-        room = _aligned(rows * self._inputs) + _aligned(4 * rows) + 2 * _SUM_BYTES
+        # Of each thread: its rows in 8 bits, their steps, and the sums of a panel.
+        room = _aligned(rows * self._inputs) + _aligned(4 * rows) + _SUM_BYTES
         scratch = torch.empty((threads.size, room), dtype=torch.uint8)
         given = self._given.copy()
         given[0], given[1], given[2] = rows, threads.number, threads.count
@@ -136,29 +127,27 @@ def address_of(packed: torch.Tensor) -> int:
 
 @inlined_exact
 def _write_plain(given: Any, sums: int, row: int, panel: int, step: Any) -> None:
-    numbers, scales, shifts = integers(sums), floats(given[4]), integers(given[5])
-    results, bias, residual = halves(given[10]), halves(given[12]), halves(given[13])
     first, start = panel * PANEL, row * given[6]
-    for i in range(PANEL):
-        value = np.float32(np.int32(numbers[i] - shifts[first + i])) * scales[first + i] * step
-        if given[12]:
-            value += widen(bias[first + i])
-        if given[13]:
-            value += widen(residual[start + first + i])
-        results[start + first + i] = narrow(value)
-
-
-@inlined_exact
-def _write_gated(given: Any, sums: int, above: int, row: int, panel: int, step: Any) -> None:
-    numbers, others = integers(sums), integers(above)
-    scales, shifts, results = floats(given[4]), integers(given[5]), halves(given[10])
-    half = given[6] // 2
-    first, start = panel * PANEL, row * half
-    for i in range(PANEL):
-        one, two = first + i, half + first + i
-        gate = np.float32(np.int32(numbers[i] - shifts[one])) * scales[one] * step
-        up = np.float32(np.int32(others[i] - shifts[two])) * scales[two] * step
-        results[start + first + i] = narrow(gate / (np.float32(1.0) + exp(-gate)) * up)
+    numbers, scales, shifts = integers(sums), floats(given[4] + 4 * first), integers(given[5] + 4 * first)
+    results = halves(given[10] + 2 * (start + first))
+    has_bias, has_residual = given[12] != 0, given[13] != 0
+    bias, residual = halves(given[12] + 2 * first), halves(given[13] + 2 * (start + first))
+    # A loop for each case: one with branches inside is not made of wide instructions.
+    if has_bias and has_residual:
+        for i in range(PANEL):
+            number = np.float32(np.int32(numbers[i] - shifts[i])) * scales[i]
+            results[i] = narrow(fma(number, step, widen(bias[i])) + widen(residual[i]))
+    elif has_bias:
+        for i in range(PANEL):
+            number = np.float32(np.int32(numbers[i] - shifts[i])) * scales[i]
+            results[i] = narrow(fma(number, step, widen(bias[i])))
+    elif has_residual:
+        for i in range(PANEL):
+            number = np.float32(np.int32(numbers[i] - shifts[i])) * scales[i]
+            results[i] = narrow(fma(number, step, widen(residual[i])))
+    else:
+        for i in range(PANEL):
+            results[i] = narrow(np.float32(np.int32(numbers[i] - shifts[i])) * scales[i] * step)
 
 
 @inlined_exact
@@ -184,12 +173,9 @@ def _multiply() -> Any:
         numbers = given[14] + thread * given[15]
         steps = numbers + aligned(rows * inputs)
         sums = steps + aligned(4 * rows)
-        above = sums + _SUM_BYTES
         quantise_rows(given[8], given[9], numbers, steps, inputs, 0, rows)
         scales = floats(steps)
         panels = given[6] // PANEL
-        if mode == _GATED:
-            panels //= 2
         size = PANEL * inputs
         for panel in range(panels * thread // threads, panels * (thread + 1) // threads):
             weight = given[3] + panel * size
@@ -197,13 +183,9 @@ def _multiply() -> Any:
                 count = min(rows - first, ROWS)
                 x = numbers + first * inputs
                 vnni.multiply(x, weight, sums, inputs // DEPTH, count)
-                if mode == _GATED:
-                    vnni.multiply(x, weight + panels * size, above, inputs // DEPTH, count)
                 for row in range(count):
                     own, step = sums + row * PANEL * 4, scales[first + row]
-                    if mode == _GATED:
-                        _write_gated(given, own, above + row * PANEL * 4, first + row, panel, step)
-                    elif mode == _LOGITS:
+                    if mode == _LOGITS:
                         _write_logits(given, own, first + row, panel, step)
                     else:
                         _write_plain(given, own, first + row, panel, step)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from specrag.engine.compiling import exact, inlined_exact, threaded_exact
-from specrag.engine.cpu.bfloat16 import as_bits, exp, floats, halves, longs, narrow, octets, widen
+from specrag.engine.cpu.bfloat16 import as_bits, floats, fma, halves, longs, narrow, octets, widen
 from specrag.models.row_ops import mine, share
 
 _LARGEST = 127
@@ -67,22 +67,11 @@ def rescale(
     return out
 
 
-def gate(product: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
-    """SiLU of the first half of ``product * steps`` times the second half: bf16 ``[rows, size / 2]``."""
-    rows, size = product.shape[0], product.shape[1] // 2
-    out = torch.empty((rows, size), dtype=torch.bfloat16)
-    given = product.data_ptr(), steps.data_ptr(), out.data_ptr(), size
-    if not share(_shared_gate, rows, out.numel(), *given):
-        _gate(*given, rows)
-    return out
-
-
 @cache
 def compile_loops() -> None:
     """Compile, or fetch from the disk, before a pass waits for it."""
     numbers, steps = quantise(torch.zeros((1, 2), dtype=torch.bfloat16))
     rescale(numbers.float(), steps, None, None)
-    gate(numbers.float(), steps)
 
 
 @inlined_exact
@@ -96,7 +85,7 @@ def quantise_rows(x: int, apart: int, out: int, steps: int, size: int, first: in
             # Without its sign, a number's bits are the larger the larger it is.
             value = np.uint16(numbers[start + i] & np.uint16(0x7FFF))
             largest = max(largest, value)
-        step = widen(largest) * _STEP + _TINY
+        step = fma(widen(largest), _STEP, _TINY)
         found[row] = step
         for i in range(size):
             results[row * size + i] = np.int8(as_bits(widen(numbers[start + i]) / step + _ROUND))
@@ -111,23 +100,16 @@ def _rescale_rows(
     for row in range(first, last):
         step = scales[row]
         for i in range(size):
-            value = numbers[row * size + i] * step
+            number = numbers[row * size + i]
             if bias:
-                value += widen(shifts[i])
-            if residual:
-                value += widen(added[row * size + i])
+                value = fma(number, step, widen(shifts[i]))
+                if residual:
+                    value += widen(added[row * size + i])
+            elif residual:
+                value = fma(number, step, widen(added[row * size + i]))
+            else:
+                value = number * step
             results[row * size + i] = narrow(value)
-
-
-@inlined_exact
-def _gate_rows(product: int, steps: int, out: int, size: int, first: int, last: int) -> None:
-    numbers, scales, results = floats(product), floats(steps), halves(out)
-    for row in range(first, last):
-        step, start = scales[row], 2 * row * size
-        for i in range(size):
-            gate = numbers[start + i] * step
-            up = numbers[start + size + i] * step
-            results[row * size + i] = narrow(gate / (np.float32(1.0) + exp(-gate)) * up)
 
 
 @exact
@@ -138,11 +120,6 @@ def _quantise(x: int, apart: int, out: int, steps: int, size: int, rows: int) ->
 @exact
 def _rescale(product: int, steps: int, bias: int, residual: int, out: int, size: int, rows: int) -> None:
     _rescale_rows(product, steps, bias, residual, out, size, 0, rows)
-
-
-@exact
-def _gate(product: int, steps: int, out: int, size: int, rows: int) -> None:
-    _gate_rows(product, steps, out, size, 0, rows)
 
 
 @threaded_exact
@@ -157,10 +134,3 @@ def _shared_rescale(address: int) -> None:
     given: Any = longs(address)
     first, last = mine(given)
     _rescale_rows(given[4], given[5], given[6], given[7], given[8], given[9], first, last)
-
-
-@threaded_exact
-def _shared_gate(address: int) -> None:
-    given: Any = longs(address)
-    first, last = mine(given)
-    _gate_rows(given[4], given[5], given[6], given[7], first, last)

@@ -154,12 +154,6 @@ class Int8Linear:
         y, steps = self._multiply(x)
         return y.mul_(steps)
 
-    def gated(self, x: torch.Tensor) -> torch.Tensor:
-        """SiLU of the first half of the product, without bias, times the second half."""
-        if self._loop is not None and self._loop.gates and x.shape[0] <= most_rows():
-            return self._loop.gated(x)
-        return int8_rows.gate(*self._multiply(x))
-
     def _multiply(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The integer product times the weights' scales, float32, still to be multiplied by the rows' steps; these."""
         numbers, steps = int8_rows.quantise(x)
@@ -245,6 +239,4 @@ def build_gated(
     if not int8 and bias is None and TileLinear.fits(weight):
         return TileLinear(weight, gated=True)
     linear = build_linear(weight, bias, int8=int8, invariant=invariant)
-    if isinstance(linear, Int8Linear) and bias is None:
-        return linear.gated
     return lambda x: ops.gate(linear(x))

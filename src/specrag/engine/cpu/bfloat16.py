@@ -36,6 +36,13 @@ def _bits_of(_context: Any, number: Any) -> Any:  # noqa: ARG001
     return types.uint32(types.float32), generate
 
 
+def _multiplying_and_adding(_context: Any, one: Any, two: Any, added: Any) -> Any:  # noqa: ARG001
+    def generate(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.fma(*arguments)
+
+    return types.float32(types.float32, types.float32, types.float32), generate
+
+
 def _numbers_at(kind: Any, stored: Any) -> Function:
     """An intrinsic that reads an address as a pointer to numbers of this kind."""
 
@@ -64,6 +71,9 @@ _as_float = cast(Function, intrinsic(_float_of))
 
 #: The bits of a float32.
 as_bits = cast(Function, intrinsic(_bits_of))
+
+#: ``fma(one, two, added)``: one * two + added of float32, rounded once.
+fma = cast(Function, intrinsic(_multiplying_and_adding))
 
 #: To float32: of 16 bits the same number, 16 zero bits behind; float32 stays, for loops that read either.
 widen = cast(Function, intrinsic(_widening))
