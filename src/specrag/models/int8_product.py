@@ -36,7 +36,7 @@ class Int8Product:
     """The products of rows with one matrix.
 
     Args:
-        packed: by oneDNN, for :attr:`address`; kept.
+        packed: by oneDNN, where its weights are read; kept.
         weight: int8 ``[outputs, inputs]``, the same.
         scale: of each output, float32 ``[outputs]``.
         bias: bf16 ``[outputs]``.
