@@ -1,10 +1,12 @@
-"""A home of its own for tests that make, break or remove models."""
+"""Homes for tests that make, break or remove models, and numbers of threads."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from specrag.models import catalog
 from specrag.models.catalog import ModelFiles
@@ -45,3 +47,12 @@ def tiny_files(tiny_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Mod
 def smollm2_files(model_home: Path) -> ModelFiles:
     """SmolLM2-135M-Instruct."""
     return catalog.resolve("smollm2-135m")
+
+
+@pytest.fixture(params=[1, 2, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Give the number of torch's threads, each in turn; leave it as it was."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -20,14 +18,6 @@ SHAPES = [(576, 960), (1536, 576), (1536, 2048), (8960, 1536), (64, 64), (64, 12
 
 def normal(seed: int, *size: int) -> torch.Tensor:
     return torch.randn(*size, generator=torch.Generator().manual_seed(seed))
-
-
-@pytest.fixture(params=[1, 2, 3])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 def both(layer: Int8Linear, call: str, *given: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -19,14 +17,6 @@ def by_torch(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     largest = x.abs().amax(dim=1, keepdim=True)
     steps = torch.add(torch.tensor([1e-12]), largest, alpha=1 / 127)
     return (torch.round(x.float() / steps) + int8_rows.ZERO_POINT).to(torch.uint8), steps
-
-
-@pytest.fixture(params=[1, 2, 3])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 #: Few rows, and so many that threads share them; sizes that fill no vector.

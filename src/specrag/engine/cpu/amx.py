@@ -12,7 +12,7 @@ import ctypes
 import os
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -44,14 +44,19 @@ _ARCH_PRCTL, _ASK_FOR, _TILE_DATA = 158, 0x1023, 18
 
 
 @cache
+def features() -> Mapping[str, bool]:
+    """What this processor has, by LLVM's names; nothing where numba does not compile for it, or off Linux on x86-64."""
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return {}
+    if any(os.environ.get(f"NUMBA_{name}") for name in ("CPU_NAME", "CPU_FEATURES", "DISABLE_JIT")):
+        return {}  # compiled for another processor, or not at all
+    return dict(binding.get_host_cpu_features())
+
+
+@cache
 def available() -> bool:
     """Whether this machine has AMX tiles for bfloat16, and Linux lets this process use them."""
-    if sys.platform != "linux" or platform.machine() != "x86_64":
-        return False
-    if any(os.environ.get(f"NUMBA_{name}") for name in ("CPU_NAME", "CPU_FEATURES", "DISABLE_JIT")):
-        return False  # compiled for another processor, or not at all
-    features = binding.get_host_cpu_features()
-    if not all(features.get(name) for name in ("amx-tile", "amx-bf16", "avx512f", "avx512bf16")):
+    if not all(features().get(name) for name in ("amx-tile", "amx-bf16", "avx512f", "avx512bf16")):
         return False
     return bool(ctypes.CDLL(None).syscall(_ARCH_PRCTL, _ASK_FOR, _TILE_DATA) == 0)
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import platform
-import sys
 from functools import cache
 from typing import Any
 
@@ -14,7 +11,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from specrag.engine.compiling import inlined_exact
-from specrag.engine.cpu.amx import address
+from specrag.engine.cpu.amx import address, features
 from specrag.engine.cpu.avx512 import WORDS, spread, words
 
 #: Columns that are multiplied at once, in four vectors of 16; and numbers that one instruction adds to each.
@@ -31,12 +28,7 @@ ROWS = 6
 @cache
 def available() -> bool:
     """Whether this processor has the instructions, and numba compiles for it."""
-    if sys.platform != "linux" or platform.machine() != "x86_64":
-        return False
-    if any(os.environ.get(f"NUMBA_{name}") for name in ("CPU_NAME", "CPU_FEATURES", "DISABLE_JIT")):
-        return False
-    features = binding.get_host_cpu_features()
-    if not all(features.get(name) for name in ("avx512f", "avx512vnni")):
+    if not all(features().get(name) for name in ("avx512f", "avx512vnni")):
         return False
     binding.initialize_native_asmparser()  # for the instruction by its name
     return True
@@ -44,7 +36,7 @@ def available() -> bool:
 
 def has_tiles() -> bool:
     """Whether the processor multiplies tiles of 8-bit numbers, too."""
-    return bool(binding.get_host_cpu_features().get("amx-int8"))
+    return bool(features().get("amx-int8"))
 
 
 def _add_products(builder: Any, sums: Any, unsigned: Any, signed: Any) -> Any:
