@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,12 +27,10 @@ from specrag.speculation.suffix import SuffixAutomaton, build_corpus
 from tests.integrations.vllm_batches import Asked, Engine, config
 from tests.processor import slowness
 
-RANDOM = np.random.default_rng(7)
-
 
 def text(length: int, first: int = 0, size: int = 1000) -> list[int]:
     """Tokens from ``first`` on, of which hardly any stand side by side twice."""
-    return [int(token) for token in first + RANDOM.integers(0, size, length)]
+    return [first + random.randrange(size) for _ in range(length)]
 
 
 def quoting(name: str, first: int = 0, quoted: int = 60, extra: Any = None, reading: int = 1) -> Asked:
@@ -502,7 +501,7 @@ def test_the_runner_shows_its_requests(
 
 def test_a_line_in_the_log_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
     engine = Engine(config(), lambda *_: 1.0)
-    engine.add(Asked("a", text(30), text(35, 1000)))
+    engine.add(Asked("a", list(range(30)), list(range(1000, 1035))))
     with caplog.at_level(logging.INFO, "vllm.specrag"):
         engine.run()
     assert len(caplog.records) == 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import random
 import stat
 import time
 from collections.abc import Callable
@@ -18,12 +19,12 @@ from specrag.integrations.vllm.memory import FILE, AnswerFile, AnswerMemory
 from specrag.integrations.vllm.requests import TENANT
 from tests.integrations.vllm_batches import Asked, Engine, config
 
-RANDOM = np.random.default_rng(11)
 MODEL = {"name": "a", "tokenizer": "b"}
 
 
 def answer(length: int = 60, first: int = 0) -> np.ndarray:
-    return (first + RANDOM.integers(0, 1000, length)).astype(np.int32)
+    """Tokens of which none comes twice."""
+    return np.array(random.sample(range(first, first + 1000), length), dtype=np.int32)
 
 
 def file(folder: Path, model: dict[str, str] = MODEL, vocabulary: int = 10_000) -> AnswerFile:
