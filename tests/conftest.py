@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -76,14 +74,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 _MEASURING_DATA = os.environ.get("SPECRAG_DATA", "")
-
-
-@pytest.fixture(autouse=True)
-def same_numbers() -> None:
-    """Let each test draw the same random numbers, whatever ran before it in its process."""
-    random.seed(7)
-    if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(7)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,12 @@ import pytest
 from specrag.integrations.transformers import Speculate, speculate
 from specrag.methods.retrieval_decoder import RetrievalDecoder
 from tests.integrations.small_modules import build
+
+
+@pytest.fixture(autouse=True)
+def same_numbers() -> None:
+    """Let each test draw the same random numbers, whatever ran before it in its process."""
+    random.seed(7)
 
 
 @pytest.fixture(scope="module")
