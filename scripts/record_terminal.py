@@ -53,8 +53,10 @@ def run_in_terminal(command: list[str]) -> str:
 
 def final_state(output: str) -> str:
     """Keep of each line what a reader sees last: progress bars redraw theirs after a carriage return."""
-    # Cursor movements and erasures mean nothing in a still picture; colours do.
-    colours_only = re.sub(r"\x1b\[[0-9;?]*[A-Za-ln-z]", "", output.replace("\r\n", "\n"))
+    # A spinner goes: up a line, and erase it.
+    stayed = re.sub(r"[^\n]*\n(\x1b\[\?25[hl])*\r?\x1b\[1A\x1b\[2K", "", output.replace("\r\n", "\n"))
+    # Other cursor movements and erasures mean nothing in a still picture; colours do.
+    colours_only = re.sub(r"\x1b\[[0-9;?]*[A-Za-ln-z]", "", stayed)
     lines = [line.rstrip("\r").rsplit("\r", 1)[-1] for line in colours_only.split("\n")]
     return "\n".join(lines).strip("\n")
 
@@ -65,7 +67,9 @@ def render(prompt: str, output: str, title: str) -> str:
         record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor"
     )
     console.print(Text.assemble(("$ ", "bold green"), (prompt, "bold")))
-    console.print(Text.from_ansi(final_state(output)))
+    console.print(
+        Text.from_ansi(final_state(output)), end="\n\n"
+    )  # the frame cuts what reaches below the last line
     picture = console.export_svg(title=title, unique_id="terminal")
     # rich would load a font from the network; the reader's own fixed-width font does.
     return re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.S)

@@ -6,7 +6,9 @@ import json
 import os
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -278,22 +280,38 @@ def test_question_longer_than_the_context(kb: str) -> None:
     _assert_one_line(result.code, result.out, result.err, ("question", "why why", "shorten the question"))
 
 
-def test_notes_tell_what_a_reader_should_know(capsys: pytest.CaptureFixture[str]) -> None:
-    passage = Passage(0, "a\x1b[31m.txt", "Copper", "line 1", "Copper is a soft metal.", {})
-    text = "Gold conducts heat well [1]. Tin too [4]."
-    answer = Answer(
+def _answer(text: str, *passages: Passage, **changes: Any) -> Answer:
+    sources = [Source(number, passage, 0.5, 0.5, cited=True) for number, passage in enumerate(passages, 1)]
+    found = Answer(
         text=text,
-        sources=(Source(1, passage, 0.5, 0.5, cited=True),),
+        sources=tuple(sources),
         question="?",
         abstained=False,
         least_similarity=None,
-        citations=find_citations(text, [passage.text]),
-        unheld=("1898",),
+        citations=find_citations(text, [passage.text for passage in passages]),
+        unheld=(),
         left_out=(),
-        shortened=True,
+        shortened=False,
         generation=None,
         stats=AnswerStats(0.0, 0.1, 0.0, 0.0, 0, 0),
     )
+    return replace(found, **changes)
+
+
+def test_a_second_passage_need_not_hold_what_the_first_one_has() -> None:
+    text = "Leonardo painted the Mona Lisa, and it hangs in the Louvre. [1][2]"
+    painter = Passage(0, "a.txt", "", "line 1", "Leonardo da Vinci painted the Mona Lisa in Florence.", {})
+    museum = Passage(1, "a.txt", "", "line 2", "The Louvre is a museum.", {})
+    assert [one.number for one in _answer(text, painter, museum).citations.unsupported] == [2]
+    assert _answer(text, painter, museum).notes() == []
+    (note,) = _answer(text.replace("[2]", ""), museum).notes()
+    assert note.startswith("[1] holds little")
+
+
+def test_notes_tell_what_a_reader_should_know(capsys: pytest.CaptureFixture[str]) -> None:
+    passage = Passage(0, "a\x1b[31m.txt", "Copper", "line 1", "Copper is a soft metal.", {})
+    text = "Gold conducts heat well [1]. Tin too [4]."
+    answer = _answer(text, passage, unheld=("1898",), shortened=True)
     render.show_result(answer.result(), details=False)
     shown = capsys.readouterr()
     assert "\x1b[31m" not in shown.out  # a source's name says nothing to the terminal

@@ -109,8 +109,11 @@ class Answer(Details):
         if self.citations.invalid:
             numbers = ", ".join(f"[{number}]" for number in self.citations.invalid)
             notes.append(f"the answer cites {numbers}, which is no source")
+        # A second passage is cited for what the first one has not.
+        held = {citation.sentence for citation in self.citations.found if citation.supported}
         for citation in self.citations.unsupported:
-            notes.append(f"[{citation.number}] holds little of what it is cited for: {citation.sentence}")
+            if citation.sentence not in held:
+                notes.append(f"[{citation.number}] holds little of what it is cited for: {citation.sentence}")
         if self.unheld:
             notes.append(f"in no cited passage: {', '.join(self.unheld)}")
         usage = None if self.generation is None else self.generation.usage
