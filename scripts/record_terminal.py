@@ -67,9 +67,8 @@ def render(prompt: str, output: str, title: str) -> str:
         record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor"
     )
     console.print(Text.assemble(("$ ", "bold green"), (prompt, "bold")))
-    console.print(
-        Text.from_ansi(final_state(output)), end="\n\n"
-    )  # the frame cuts what reaches below the last line
+    # An empty line behind it: the frame cuts what reaches below the last one.
+    console.print(Text.from_ansi(final_state(output)), end="\n\n")
     picture = console.export_svg(title=title, unique_id="terminal")
     # rich would load a font from the network; the reader's own fixed-width font does.
     return re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.S)
