@@ -20,6 +20,7 @@ from typing import Any
 
 import specrag
 from benchmarks.documents.questions import FILES, KINDS, Question, load_questions
+from benchmarks.records import read_records
 from specrag.methods.evidence import is_about_nothing
 from specrag.methods.registry import method_class
 from specrag.methods.retriever import similarities
@@ -43,7 +44,7 @@ def main() -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     records = given.out / "answers.jsonl"
     configuration = " ".join([given.model, *given.option])
-    known = {(record["configuration"], record["id"]) for record in _read(records)}
+    known = {(record["configuration"], record["id"]) for record in read_records(records)}
     questions = load_questions()
     left = [one for one in questions if (configuration, one.identifier) not in known][: given.most]
     build([FILES], given.out / "kb")
@@ -57,7 +58,7 @@ def main() -> None:
                 file.flush()
     with specrag.KnowledgeBase.open(given.out / "kb") as kb:
         asked = {one.identifier: one for one in questions}
-        sys.stdout.write(table([judge(kb, asked[record["id"]], record) for record in _read(records)]))
+        sys.stdout.write(table([judge(kb, asked[record["id"]], record) for record in read_records(records)]))
 
 
 def ask(
@@ -119,13 +120,6 @@ def table(records: Iterable[Mapping[str, Any]]) -> str:
 
 def _share(entries: Sequence[Mapping[str, Any]], name: str) -> str:
     return f"{sum(entry[name] for entry in entries)} of {len(entries)}"
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
-    if not path.is_file():
-        return []
-    with path.open(encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
 
 
 if __name__ == "__main__":

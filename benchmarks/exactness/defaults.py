@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import specrag
+from benchmarks.records import read_records
 from specrag.bench.data import find_file, load_spec_bench
 from specrag.methods.registry import make_method
 from specrag.models.catalog import default_model
@@ -45,10 +46,10 @@ def main() -> None:
     if methods:
         prompts = _prompts(given.data, given.most)
         with records.open("a", encoding="utf-8") as file:
-            for record in _write(given, methods, prompts, _read(records)):
+            for record in _write(given, methods, prompts, read_records(records)):
                 file.write(json.dumps(record) + "\n")
                 file.flush()
-    sys.stdout.write(table([one for one in _read(records) if one["model"] == given.model]))
+    sys.stdout.write(table([one for one in read_records(records) if one["model"] == given.model]))
 
 
 def _arguments() -> argparse.Namespace:
@@ -90,15 +91,20 @@ def _write(
             for method in [PLAIN] if run == "alone" else methods:
                 told = {"model": given.model, "new": given.new, "method": method, "run": run}
                 numbers = [place for place in range(len(prompts)) if (*told.values(), place) not in done]
-                if "kept" in run:
-                    numbers.reverse()
-                for start in range(0, len(numbers), RUNS[run]):
-                    together = numbers[start : start + RUNS[run]]
-                    results = _answers(llm, method, [prompts[number] for number in together], given.new)
-                    for number, result in zip(together, results, strict=True):
-                        tokens = [token.token for token in result.tokens]
-                        cached = result.usage.cached_tokens
-                        yield {**told, "prompt": number, "tokens": tokens, "cached": cached}
+                yield from _texts(llm, told, prompts, numbers[::-1] if "kept" in run else numbers)
+
+
+def _texts(
+    llm: LanguageModel, told: Mapping[str, Any], prompts: Sequence[str], numbers: Sequence[int]
+) -> Iterator[dict[str, Any]]:
+    """Records of these prompts, as many at once as the run has."""
+    count = RUNS[told["run"]]
+    for start in range(0, len(numbers), count):
+        together = numbers[start : start + count]
+        results = _answers(llm, told["method"], [prompts[number] for number in together], told["new"])
+        for number, result in zip(together, results, strict=True):
+            tokens = [token.token for token in result.tokens]
+            yield {**told, "prompt": number, "tokens": tokens, "cached": result.usage.cached_tokens}
 
 
 def _answers(llm: LanguageModel, method: str, prompts: Sequence[str], new: int) -> list[Result]:
@@ -119,13 +125,6 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
         kept = sum(one["cached"] for one in group)
         lines.append(f"| {method} | {run} | {len(group)} | {equal} | {kept:,} |")
     return "\n".join(lines) + "\n"
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
-    if not path.is_file():
-        return []
-    with path.open(encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.rag.questions import Draw, RagQuestion, drawn, load
+from benchmarks.records import read_records
 from benchmarks.server.clients import Answered, answers_of
 from benchmarks.server.subjects import (
     ADAPTIVE,
@@ -62,10 +63,10 @@ def main() -> None:
     setting = {"model": given.model, "new": given.new, "each": given.each}
     if given.rounds:
         with records.open("a", encoding="utf-8") as file:
-            for answers in measure(given, setting, _read(records)):
+            for answers in measure(given, setting, read_records(records)):
                 file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in answers)
                 file.flush()
-    sys.stdout.write(table([record for record in _read(records) if record["setting"] == setting]))
+    sys.stdout.write(table([record for record in read_records(records) if record["setting"] == setting]))
 
 
 def _arguments() -> argparse.Namespace:
@@ -212,13 +213,6 @@ def _ratio(own: Mapping[Any, Mapping[str, Any]], theirs: Mapping[Any, Mapping[st
     pairs = [PairedTimes((theirs[key]["total"],), (own[key]["total"],)) for key in both]
     found = overall_speedup(pairs)
     return f"{1 / found.value:.2f} ({1 / found.high:.2f} to {1 / found.low:.2f})"
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
-    if not path.is_file():
-        return []
-    with path.open(encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
 
 
 if __name__ == "__main__":

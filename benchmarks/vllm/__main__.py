@@ -30,6 +30,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.records import read_records
 from benchmarks.server.clients import answers_of, outcome_of, run_clients
 from benchmarks.server.subjects import (
     VLLM,
@@ -73,10 +74,10 @@ def main() -> None:
     setting = {"model": given.model, "dtype": given.dtype, "new": given.new, "each": given.each}
     if given.rounds:
         with records.open("a", encoding="utf-8") as file:
-            for record in measure(given, setting, _read(records)):
+            for record in measure(given, setting, read_records(records)):
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
                 file.flush()
-    sys.stdout.write(table([record for record in _read(records) if record["setting"] == setting]))
+    sys.stdout.write(table([record for record in read_records(records) if record["setting"] == setting]))
 
 
 def _arguments() -> argparse.Namespace:
@@ -282,13 +283,6 @@ def _whole_answers(rounds: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]
 def _each(run: Mapping[str, Any]) -> float:
     """Seconds of a token."""
     return float(run["seconds"] / run["tokens"])
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
-    if not path.is_file():
-        return []
-    with path.open(encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
 
 
 if __name__ == "__main__":

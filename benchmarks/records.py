@@ -1,0 +1,15 @@
+"""Records that a bench writes line by line, so that one that was stopped goes on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """What has been recorded so far; nothing where the file is not there yet."""
+    if not path.is_file():
+        return []
+    with path.open(encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
