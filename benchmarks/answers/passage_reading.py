@@ -150,8 +150,11 @@ def choose(task: Task, text: str) -> str:
 
 
 def _first_named(names: Mapping[str, str], text: str) -> str:
-    """The key of the text that is named first; of two at one place the longer one."""
+    """The key of the text that is named first; of two at one place the longer one. What is denied is not named."""
     said = f" {plain(text)} "
-    places = [(said.find(f" {plain(name)} "), -len(name), key) for key, name in names.items()]
-    found = [place for place in places if place[0] >= 0]
-    return min(found)[2] if found else ""
+    places = []
+    for key, name in names.items():
+        found = re.search(rf"(?<! not)(?<!n t) {re.escape(plain(name))} ", said)
+        if found is not None:
+            places.append((found.start(), -len(name), key))
+    return min(places)[2] if places else ""

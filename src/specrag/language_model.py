@@ -208,6 +208,8 @@ class OpenResources(Resources):
         given: as of :class:`~specrag.methods.resources.Resources`.
     """
 
+    opens_models = True
+
     def __init__(self, llm: LanguageModel | None = None, **given: Any) -> None:
         super().__init__(llm, **given)
         self._opened: dict[tuple[str, str | None], Any] = {}
@@ -233,15 +235,16 @@ class OpenResources(Resources):
         return None if path is None else Path(path).expanduser()
 
     def writer(self, name: str | None = None, adapter: str | None = None) -> TextGenerator | LocalModel:
-        """The model or endpoint of a name; by default the one given, or the model with the adapter tuned for it."""
+        """The model or endpoint of a name; by default the one given, or SmolLM2; with the adapter tuned for it."""
         from specrag.models.adapters import shipped_adapters
+        from specrag.models.catalog.sources import SMALL
 
         if name is None and adapter is None and self._drafter is not None:
             return self._drafter
         if name is not None and is_endpoint(name):
             writer: TextGenerator = self._endpoint(name)
             return writer
-        wanted = name or self.model_name
+        wanted = name or SMALL
         tuned = adapter or next((str(folder) for folder in shipped_adapters(wanted)), None)
         return self._named(wanted, None if tuned == NO_ADAPTER else tuned)
 

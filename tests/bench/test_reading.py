@@ -105,6 +105,8 @@ def test_options_are_recognised(text: str, chosen: str) -> None:
         ("The claim is REFUTED by passage 2, not supported.", "REFUTED"),
         ("Not enough information.", "NOT ENOUGH INFORMATION"),
         ("Unsupported", ""),
+        ("The claim is not supported by the passages.", ""),
+        ("It isn't refuted, it is supported.", "SUPPORTED"),
     ],
 )
 def test_labels_are_recognised(text: str, chosen: str) -> None:

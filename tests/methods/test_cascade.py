@@ -17,7 +17,7 @@ from specrag.engine.executor import run
 from specrag.engine.outputs import LOGITS
 from specrag.engine.session import Session
 from specrag.methods.standard_rag.cascade import Cascade, CascadeAnswer, Checked, check_prompt
-from specrag.request import ABSTENTION, Result, Sources
+from specrag.request import ABSTENTION, Request, Result, Sources
 from specrag.retrieval.passage import Passage
 from specrag.speculation.decode import Step
 from specrag.speculation.tree import DraftTree
@@ -92,8 +92,35 @@ def test_an_answer_that_does_not_is_the_models_own(
     assert [source.score for source in result.sources] == [source.score for source in expected.sources]
     assert result.sources == expected.sources
     assert result.timing.phases["draft"] > 0
+    # What was read for the verdict is not read again, and nothing of it is held afterwards.
+    assert result.usage.cached_tokens > 50
+    assert expected.usage.cached_tokens < result.usage.cached_tokens
+    assert not llm.prefixes.nbytes
+    assert told(host, method=StandardRAG(), kb=kb, k=3)[1].usage.cached_tokens == expected.usage.cached_tokens
     assert "doubted" in details.figures()[0]
     assert result.timing.total > result.timing.prefill + result.timing.decode + result.timing.phases["draft"]
+
+
+def test_a_small_model_reads_the_best_passages_and_the_model_all(
+    host: Answerer, llm: LanguageModel, small: LanguageModel, kb: KnowledgeBase
+) -> None:
+    little = StandardRAG(prompt_tokens=200)
+    draft = small.generate(QUESTION, method=little, kb=kb, k=3, max_tokens=TOKENS)
+    expected = llm.generate(QUESTION, method=StandardRAG(), kb=kb, k=3, max_tokens=TOKENS)
+    assert len(draft.sources) < len(expected.sources) == 3
+    events, result = told(host, method=Cascade(confidence=1.0, draft_prompt_tokens=200), kb=kb, k=3)
+    assert isinstance(result.details, CascadeAnswer)
+    assert result.details.draft.text == draft.text
+    assert result.text == expected.text
+    assert [source.score for source in result.sources] == [source.score for source in expected.sources]
+    # What is cited is told: the sources once more, since the small model had room for fewer.
+    first, second = (event for event in events if isinstance(event, Sources))
+    assert [len(event.sources) for event in (first, second)] == [len(draft.sources), 3]
+    assert [one.score for one in second.sources] == [one.score for one in expected.sources]
+    assert second.question == first.question == QUESTION
+    _, taken = told(host, method=Cascade(confidence=0.0, draft_prompt_tokens=200), kb=kb, k=3)
+    assert taken.text == draft.text
+    assert taken.retrieved == 3
 
 
 def test_what_decides_is_the_models_yes_against_its_no(
@@ -102,15 +129,15 @@ def test_what_decides_is_the_models_yes_against_its_no(
     _, result = told(host, method=Cascade(confidence=0.0), kb=kb, k=3)
     details = result.details
     assert isinstance(details, CascadeAnswer)
-    prompt = check_prompt(QUESTION, details.draft)
-    cited = [source.passage.text for source in details.draft.sources if source.cited]
-    others = [source.passage.text for source in details.draft.sources if not source.cited]
-    assert cited[0].strip() in prompt
-    assert others[0].strip() not in prompt
-    assert "[" not in prompt.split("Proposed answer: ")[1]
+    prompt = check_prompt(Request(QUESTION), details.draft)
+    (asked,) = [message["content"] for message in prompt]
+    last = max(source.number for source in details.draft.sources if source.cited)
+    read = [source.passage.text.strip() in asked for source in details.draft.sources]
+    assert read == [source.number <= last for source in details.draft.sources]
+    assert "[" not in asked.split("Proposed answer: ")[1]
 
     session = Session(llm.model)
-    run(session.extend(llm.encode([{"role": "user", "content": prompt}])))
+    run(session.extend(llm.encode(prompt)))
     (row,) = run(session.score(DraftTree(), LOGITS))
     assert row.logits is not None
     yes, no = (llm.tokenizer.encode(word, special=False)[0] for word in ("Yes", "No"))

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
+from copy import copy
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
+import specrag
 from specrag.engine.executor import run
 from specrag.errors import InputError
+from specrag.methods.generator import LocalGenerator
+from specrag.methods.prompts import LEAD
 from specrag.methods.speculative_rag import SpeculativeRAG
 from specrag.methods.speculative_rag.cited import cited_lead, cited_prompt, read_cited
 from specrag.methods.speculative_rag.drafting import Drafting
@@ -30,7 +36,9 @@ CITED = Drafting(max_tokens=24, rationale_tokens=8, form="cited")
 
 def test_a_sentence_is_cited_by_the_numbers_of_the_sources() -> None:
     read = [PASSAGES[2], PASSAGES[0]]
-    found = read_cited(TASK, " 1], Marie Curie discovered radium in 1898.\nQuestion: more", read, (7, 4))
+    found = read_cited(
+        TASK, " 1], Marie Curie discovered radium in 1898.\nQuestion: more", read, (7, 4), LEAD
+    )
     assert isinstance(found, ParsedDraft)
     assert found.answer == "Marie Curie discovered radium in 1898. [4]"
     assert found.cited == (4,)
@@ -40,7 +48,7 @@ def test_a_sentence_is_cited_by_the_numbers_of_the_sources() -> None:
 def test_numbers_that_meet_are_not_given_twice() -> None:
     read = [PASSAGES[0], PASSAGES[2]]
     text = " 1], Marie Curie discovered radium. The Danube rises in the Black Forest."
-    found = read_cited(TASK, text, read, (2, 1))
+    found = read_cited(TASK, text, read, (2, 1), LEAD)
     assert isinstance(found, ParsedDraft)
     assert found.answer == "Marie Curie discovered radium. [2] The Danube rises in the Black Forest. [1]"
     assert found.cited == (1, 2)
@@ -56,7 +64,7 @@ def test_numbers_that_meet_are_not_given_twice() -> None:
     ],
 )
 def test_a_draft_that_says_nothing_of_its_passages_is_malformed(text: str, reason: str) -> None:
-    found = read_cited(TASK, text, PASSAGES[:1], (1,))
+    found = read_cited(TASK, text, PASSAGES[:1], (1,), LEAD)
     assert isinstance(found, MalformedDraft)
     assert reason in found.reason
 
@@ -85,7 +93,7 @@ def test_a_draft_is_what_standard_rag_would_write(
     draft = answer.ranked[0]
     prompt = exact_llm.tokenizer.chat_text(cited_prompt(TASK, [PASSAGES[n - 1] for n in draft.sources]))
     line = draft.text.split("\n")[0]
-    parts = (TextPart("lead", cited_lead(TASK), scored=False), TextPart("line", line))
+    parts = (TextPart("lead", LEAD, scored=False), TextPart("line", line))
     (scored,) = run(LocalScorer(exact_llm.loaded).scoring([ScoringRequest(prompt, parts)]))
     assert draft.measured is not None
     assert draft.measured.rationale is None
@@ -112,6 +120,34 @@ def test_yes_is_weighed_against_no(exact_llm: LanguageModel, answer: Speculative
     assert draft.scores.self_contain is not None
 
 
+def test_what_the_verifier_would_believe_anyway_counts_for_nothing(exact_llm: LanguageModel) -> None:
+    judged = Scoring(draft=False, self_contain=False, judge=True, evidence="passages")
+    plain, calibrated = (
+        answer_of(make(exact_llm, drafting=CITED, scoring=scoring), QUESTION, passages=PASSAGES)
+        for scoring in (judged, replace(judged, calibrated=True))
+    )
+    both = [pair for pair in zip(plain.drafts, calibrated.drafts, strict=True) if pair[0].malformed is None]
+    assert both
+    for one, other in both:
+        bare = one.answer[: one.answer.index(" [")]
+        prompt = [{"role": "user", "content": f"{TASK.asked}\nAnswer: {bare}\n\n{JUDGED}"}]
+        yes, no = run(
+            LocalScorer(exact_llm.loaded).scoring(
+                [ScoringRequest(prompt, (TextPart("said", word),)) for word in ("Yes", "No")]
+            )
+        )
+        assert one.scores is not None
+        assert other.scores is not None
+        without = yes.parts["said"].total - no.parts["said"].total
+        expected = log_odds(one.scores.total) - without
+        assert log_odds(other.scores.total) == pytest.approx(expected, abs=1e-2)
+    assert calibrated.usage.verifier_read_tokens > plain.usage.verifier_read_tokens
+
+
+def log_odds(log_share: float) -> float:
+    return log_share - math.log(-math.expm1(log_share))
+
+
 def test_the_verdict_alone_may_count(exact_llm: LanguageModel) -> None:
     alone = Scoring(draft=False, self_contain=False, judge=True)
     found = answer_of(make(exact_llm, drafting=CITED, scoring=alone), QUESTION, passages=PASSAGES)
@@ -130,10 +166,36 @@ def test_a_claim_is_checked_in_the_papers_form(exact_llm: LanguageModel) -> None
     assert found.text in {"SUPPORTED", "REFUTED", "NOT ENOUGH INFORMATION"} or found.fallback
 
 
+def test_a_small_model_chooses_a_passage_first(exact_llm: LanguageModel) -> None:
+    small = LocalGenerator(exact_llm)
+    assert cited_lead(TASK, small) == LEAD
+    config = copy(exact_llm.loaded.model.config)
+    config.num_hidden_layers *= 40
+    large = SimpleNamespace(llm=SimpleNamespace(loaded=SimpleNamespace(model=SimpleNamespace(config=config))))
+    assert cited_lead(TASK, large) == ""  # type: ignore[arg-type]
+    endpoint = SimpleNamespace(name="away")
+    assert cited_lead(TASK, endpoint) == ""  # type: ignore[arg-type]
+
+
+def test_a_drafter_writes_the_form_that_it_was_trained_on(exact_llm: LanguageModel) -> None:
+    trained = specrag.load("smollm2-135m", device="cpu", adapter="smollm2-135m-drafter")
+    try:
+        either = Drafting(form=None)
+        assert either.form_of(TASK, LocalGenerator(trained)).cue is not None
+        assert either.form_of(TASK, LocalGenerator(exact_llm)).cue is None
+        assert Drafting(form="cited").form_of(TASK, LocalGenerator(trained)).cue is None
+    finally:
+        trained.close()
+
+
 def test_the_method_takes_both() -> None:
     options = SpeculativeRAG.Options(form="cited", judge=True)
     assert options.drafting().form == "cited"
     assert options.scoring().judge
-    assert SpeculativeRAG.Options().drafting().form == "paper"
+    assert SpeculativeRAG.Options().drafting().form is None
+    assert SpeculativeRAG.Options(form="paper").drafting().form == "paper"
+    assert SpeculativeRAG.Options(judge=True, calibrated=True).scoring().calibrated
+    with pytest.raises(InputError, match="calibrated: True is not usable: ask the verifier to judge"):
+        Scoring(calibrated=True)
     with pytest.raises(InputError, match="take one of paper, cited"):
         Drafting(form="letter")  # type: ignore[arg-type]

@@ -142,7 +142,7 @@ PUBLISHED: Mapping[str, dict[str, Any]] = {
     "speculative-rag": {
         "drafts": 5,
         "passages_per_draft": 2,
-        "strategy": "multi-perspective",
+        # Not form and strategy: docs/decisions/0026.
         "evidence": "rationale",
         "without": (),
         "length_normalized": False,

@@ -47,6 +47,13 @@ def test_subsets_are_distinct_and_of_their_kind(
         allowed = [frozenset(chosen) for chosen in product(*groups)]
     else:
         allowed = [frozenset(chosen) for chosen in combinations(range(count), k)]
+    if strategy == "ranked":
+        step = max(k - 1, 1)
+        best = {0} if k > 1 else set()
+        starts = range(len(best), count, step)
+        allowed = [frozenset(best | {*range(start, min(start + step, count))}) for start in starts]
+        allowed = allowed or [frozenset({0})]
+        assert sets == allowed[:m]
     if not needs_clusters(strategy, count, k) and strategy == "same-cluster":
         allowed = [frozenset({i}) for i in range(count)] if k == count > 1 else [frozenset(range(count))]
     if strategy == "anchored-whole":
@@ -56,6 +63,13 @@ def test_subsets_are_distinct_and_of_their_kind(
     assert sampled.possible == len(allowed)
     assert sampled == sample_subsets(count, m, k, strategy, labels, seed)
     assert any("in place of" in note for note in sampled.notes) == (sampled.possible < m)
+
+
+def test_ranked_drafts_have_the_best_passage_and_the_next_ones() -> None:
+    sampled = sample_subsets(6, 5, 3, "ranked", None, 0)
+    assert sampled.subsets == ((0, 1, 2), (0, 3, 4), (0, 5))
+    assert sampled.notes == ("m is 3 in place of 5: they read all passages",)
+    assert not needs_clusters("ranked", 6, 3)
 
 
 def test_every_subset_is_as_likely_as_another() -> None:

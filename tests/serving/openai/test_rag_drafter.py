@@ -20,7 +20,7 @@ from tests.methods.run import answer_of
 from tests.serving.live_server import EXACT, MODEL, post, running_server
 
 ADAPTER = "smollm2-135m-drafter"
-OPTIONS = {"drafts": 3, "passages_per_draft": 1, "draft_tokens": 48}
+OPTIONS = {"drafts": 3, "passages_per_draft": 1, "draft_tokens": 48, "strategy": "multi-perspective"}
 
 
 def test_the_tuned_drafter_drafts_and_the_model_judges(smollm2: Path, sample_base: Path) -> None:

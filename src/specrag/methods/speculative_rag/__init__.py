@@ -12,6 +12,7 @@ from specrag.errors import InputError
 from specrag.methods.base import Method, MethodOptions, Needs, Plan
 from specrag.methods.decoding import make_decoder
 from specrag.methods.passages import DEFAULT_K, PASSAGE_TOKENS, refuse_form, retrieval
+from specrag.methods.resources import NO_ADAPTER
 
 if TYPE_CHECKING:
     from specrag.engine.executor import Executor
@@ -32,10 +33,10 @@ Factor = Literal["draft", "self-contain", "self-reflect"]
 class SpeculativeRAG(Method):
     """A drafter writes several answers, a verifier scores them all in one pass; the best is the answer.
 
-    The model verifies; it also drafts where no drafter is named.
+    The model verifies. SmolLM2 drafts where the model is larger and nobody else is named; else the model does.
 
     Args:
-        options: :class:`SpeculativeRAG.Options`; the defaults are the paper's.
+        options: :class:`SpeculativeRAG.Options`; the paper has ``form="paper"`` and ``strategy="multi-perspective"``.
     """
 
     name = "speculative-rag"
@@ -48,12 +49,14 @@ class SpeculativeRAG(Method):
 
         drafter: Annotated[str, Field(max_length=4096)] | None = Field(
             None,
-            description="Who drafts: a model's name, or http://HOST:PORT/v1#MODEL; none: the host's, or the model.",
+            description="Who drafts: a model's name, or http://HOST:PORT/v1#MODEL; none: the host's, smollm2-135m "
+            "for a larger model, or the model.",
             json_schema_extra={"resource": "writers"},
         )
         adapter: Annotated[str, Field(max_length=4096)] | None = Field(
             None,
-            description="The drafter's adapter, or plain for the drafter as it comes; none: one that was tuned for it.",
+            description="The drafter's adapter, or plain for the drafter as it comes; none: for form=paper one that "
+            "was tuned for it.",
             json_schema_extra={"resource": "writers"},
         )
         verifier: Annotated[str, Field(max_length=4096)] | None = Field(
@@ -61,17 +64,20 @@ class SpeculativeRAG(Method):
             description="Who scores the drafts: a model's name, or http://HOST:PORT/v1#MODEL; none: the model.",
             json_schema_extra={"resource": "writers"},
         )
-        form: Literal["paper", "cited"] = Field(
-            "paper",
-            description="What a draft is: a rationale and a few words, or a sentence with its citations.",
+        form: Literal["paper", "cited"] | None = Field(
+            None,
+            description="What a draft is: a rationale and a few words, or a sentence with its citations; none: the "
+            "paper's for a drafter that was trained on it, else cited.",
         )
         drafts: Annotated[int, Field(ge=1, le=16)] = Field(5, title="m", description="Drafts.")
         passages_per_draft: Annotated[int, Field(ge=1, le=8)] = Field(
             2, title="k", description="Passages that each is written from."
         )
         strategy: Literal[
-            "multi-perspective", "balanced", "random", "same-cluster", "anchored", "anchored-whole"
-        ] = Field("multi-perspective", description="How passages are dealt out to drafts.")
+            "multi-perspective", "balanced", "random", "same-cluster", "anchored", "anchored-whole", "ranked"
+        ] = Field(
+            "ranked", description="How passages are dealt out to drafts; the paper's is multi-perspective."
+        )
         evidence: Literal["rationale", "passages", "both", "all-passages"] = Field(
             "rationale", description="What the verifier reads beside a draft's answer."
         )
@@ -89,6 +95,10 @@ class SpeculativeRAG(Method):
         judge: bool = Field(
             False,
             description="Ask the verifier whether the answer is right, and weigh its Yes against its No.",
+        )
+        calibrated: bool = Field(
+            False,
+            description="Of a verifier that judges: count by how much the evidence makes it surer.",
         )
         draft_tokens: Annotated[int, Field(ge=16, le=512)] = Field(
             128, description="Most tokens of a draft, its rationale included."
@@ -120,6 +130,7 @@ class SpeculativeRAG(Method):
                 statement=DEFAULT_STATEMENT if self.statement is None else self.statement,
                 chat=self.chat,
                 judge=self.judge,
+                calibrated=self.calibrated,
             )
 
         def drafting(self) -> Drafting:
@@ -161,7 +172,7 @@ class SpeculativeRAG(Method):
         task, scoring = options.task(request.question), options.scoring()
         if options.drafter is not None and "://" in options.drafter:
             self._check_plain()
-        writer = given.writer(options.drafter, options.adapter)
+        writer = self._writer(given)
         pipeline = SpeculativeRAGPipeline(
             self._generator(writer, request, given),
             given.scorer(options.verifier) if scoring.verifies else None,
@@ -188,6 +199,15 @@ class SpeculativeRAG(Method):
             return answer.result()
 
         return Plan(begin, self._tokens(request, given, writer, found.k))
+
+    def _writer(self, given: Resources) -> Any:
+        """Who drafts; a model as it comes where drafts have another form than it may have been tuned for."""
+        name, adapter = self.options.drafter, self.options.adapter
+        if given.opens_models and adapter is None and self.options.form != "paper":
+            if name is None and given.drafter is not None:
+                return given.drafter
+            adapter = NO_ADAPTER
+        return given.writer(name, adapter)
 
     def _check_plain(self) -> None:
         if self.options.decoder != "plain":

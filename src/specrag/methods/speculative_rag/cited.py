@@ -11,10 +11,11 @@ from collections.abc import Sequence
 
 from specrag.methods.citations import Support, find_citations
 from specrag.methods.citing import CitedText
-from specrag.methods.prompts import Message, build_prompt
+from specrag.methods.prompts import Message, build_prompt, is_small
 from specrag.methods.speculative_rag.form import MalformedDraft, ParsedDraft, Span
 from specrag.methods.speculative_rag.task import Task
 from specrag.methods.wording import wording
+from specrag.models.roles import TextGenerator
 from specrag.retrieval.passage import Passage, passage_text
 
 #: A citation as ``CitedText`` makes it, which leaves no other.
@@ -28,23 +29,24 @@ def cited_prompt(task: Task, passages: Sequence[Passage]) -> tuple[Message, ...]
     return build_prompt(task.text, passages, instruction=words.instruction, label=words.question)
 
 
-def cited_lead(task: Task) -> str:
-    """How a draft begins; it is not shown."""
-    return wording(task.text).lead
+def cited_lead(task: Task, drafter: TextGenerator) -> str:
+    """How a draft begins, if its drafter is one that should choose a passage first; it is not shown."""
+    return wording(task.text).lead if is_small(getattr(drafter, "llm", None)) else ""
 
 
 def read_cited(
-    task: Task, text: str, passages: Sequence[Passage], numbers: Sequence[int]
+    task: Task, text: str, passages: Sequence[Passage], numbers: Sequence[int], lead: str
 ) -> ParsedDraft | MalformedDraft:
     """Read what a drafter wrote behind the lead: its first line. One that no passage holds is no answer.
 
     Args:
         passages: that it read.
         numbers: of these among the sources, which the citations give.
+        lead: what it wrote behind.
     """
     line = text.split("\n", 1)[0]
     read = [passage_text(passage.title, passage.text) for passage in passages]
-    said = CitedText(task.text, read, cited_lead(task))
+    said = CitedText(task.text, read, lead)
     said.push(line)
     said.end()
     answer = said.text.strip()

@@ -53,7 +53,8 @@ class Drafting:
         steer: keep a local drafter to the form (:class:`~specrag.models.roles.Cue`); an endpoint is left to the prompt.
         quote_all: where guesses are copied from passages, also from those that a draft does not see.
         form: the paper's, a rationale and then the answer in a few words, or a sentence with citations
-            (``speculative_rag/cited.py``). Choices and claims are answered in the paper's form.
+            (``speculative_rag/cited.py``); ``None`` is the paper's for a drafter that was trained on it, else cited.
+            Choices and claims are answered in the paper's form.
 
     Raises:
         InputError: a value cannot be used.
@@ -64,10 +65,10 @@ class Drafting:
     example: bool | None = None
     steer: bool = True
     quote_all: bool = True
-    form: Form = "paper"
+    form: Form | None = "paper"
 
     def __post_init__(self) -> None:
-        if self.form not in FORMS:
+        if self.form not in (None, *FORMS):
             raise InputError("form", self.form, f"take one of {', '.join(FORMS)}")
         check_count("max_tokens", self.max_tokens)
         check_count("rationale_tokens", self.rationale_tokens)
@@ -77,9 +78,7 @@ class Drafting:
 
     def shows_example(self, drafter: TextGenerator) -> bool:
         """Whether a drafter is shown the form."""
-        if self.example is not None:
-            return self.example
-        return not (isinstance(drafter, LocalGenerator) and drafter.llm.loaded.is_drafter)
+        return not _is_trained(drafter) if self.example is None else self.example
 
     def cue(self, task: Task) -> Cue | None:
         """The paper's form, to which a drafter is kept; its answers are the task's own, where it has them."""
@@ -89,12 +88,18 @@ class Drafting:
 
     def form_of(self, task: Task, drafter: TextGenerator) -> DraftForm:
         """What this drafter is asked for this task."""
-        if self.form == "cited" and task.kind == "free-form":
-            return DraftForm(partial(cited_prompt, task), cited_lead(task), None, partial(read_cited, task))
+        chosen = self.form or ("paper" if _is_trained(drafter) else "cited")
+        if chosen == "cited" and task.kind == "free-form":
+            lead = cited_lead(task, drafter)
+            return DraftForm(partial(cited_prompt, task), lead, None, partial(read_cited, task, lead=lead))
         prompt = partial(draft_prompt, task, example=self.shows_example(drafter))
         return DraftForm(
             prompt, LEAD, self.cue(task), lambda text, _passages, _numbers: read_draft(task, text)
         )
+
+
+def _is_trained(drafter: TextGenerator) -> bool:
+    return isinstance(drafter, LocalGenerator) and drafter.llm.loaded.is_drafter
 
 
 @dataclass(frozen=True, slots=True)

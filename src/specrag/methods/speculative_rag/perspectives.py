@@ -22,9 +22,10 @@ from specrag.errors import InputError
 #: cluster (Table 3's ablation). ``anchored``, our own: the best passage and one of each cluster of the others, since a
 #: draft from the others alone may be about somebody of the same name. ``anchored-whole``: the same, but for the first
 #: draft, which reads all passages. ``balanced``, our own: as ``multi-perspective``, but a passage that lies apart from
-#: all others is no cluster of its own, which every draft would read: it joins the nearest one.
+#: all others is no cluster of its own, which every draft would read: it joins the nearest one. ``ranked``, our own: the
+#: best passage and the next k - 1 as they were found, the k - 1 behind them, and so on; nothing is drawn or embedded.
 Strategy: TypeAlias = Literal[
-    "multi-perspective", "random", "same-cluster", "anchored", "anchored-whole", "balanced"
+    "multi-perspective", "random", "same-cluster", "anchored", "anchored-whole", "balanced", "ranked"
 ]
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 _ANCHORED = ("anchored", "anchored-whole")
@@ -57,7 +58,8 @@ class Sampled:
 
 def needs_clusters(strategy: Strategy, passages: int, k: int) -> bool:
     """Whether a strategy must look at the passages: not if a subset holds one passage (beside the best one), or all."""
-    return strategy != "random" and (2 if strategy in _ANCHORED else 1) < k < passages
+    drawn = strategy not in ("random", "ranked")
+    return drawn and (2 if strategy in _ANCHORED else 1) < k < passages
 
 
 def cluster_for(strategy: Strategy, vectors: np.ndarray, k: int, seed: int) -> tuple[int, ...]:
@@ -147,7 +149,10 @@ def sample_subsets(
     whole = [tuple(range(passages))] if strategy == "anchored-whole" else []
     dealt = m - len(whole)
     drawn: _Drawn
-    if strategy in _ANCHORED and k == 2 < passages:
+    if strategy == "ranked":
+        clusters = None
+        drawn = _in_order(passages, k, m)
+    elif strategy in _ANCHORED and k == 2 < passages:
         clusters = None
         drawn = _draw_across([[0], range(1, passages)], dealt, generator)
     elif not needs_clusters(strategy, passages, k):
@@ -166,7 +171,8 @@ def sample_subsets(
     subsets = tuple(dict.fromkeys([*whole, *drawn.subsets]))
     possible = drawn.possible + len(whole) * (k < passages)
     if len(subsets) < m:
-        notes.append(f"m is {len(subsets)} in place of {m}: there are no more distinct subsets")
+        why = "they read all passages" if strategy == "ranked" else "there are no more distinct subsets"
+        notes.append(f"m is {len(subsets)} in place of {m}: {why}")
     shared = _shared(strategy, clusters) if len(subsets) > 1 else ()
     if shared:
         read = " and ".join(str(passage + 1) for passage in shared)
@@ -221,6 +227,14 @@ def _groups(clusters: Sequence[int]) -> list[list[int]]:
     for passage, label in enumerate(clusters):
         members.setdefault(label, []).append(passage)
     return sorted(members.values(), key=lambda group: (len(group), group))
+
+
+def _in_order(passages: int, size: int, m: int) -> _Drawn:
+    """The best passage with the next ones, with those behind them, and so on; each one alone where a draft has one."""
+    best, step = (0,) if size > 1 else (), max(size - 1, 1)
+    others = range(len(best), passages)
+    subsets = [(*best, *others[start : start + step]) for start in range(0, len(others), step)] or [best]
+    return _Drawn(subsets[:m], len(subsets))
 
 
 def _draw_any(passages: int, size: int, m: int, generator: random.Random) -> _Drawn:

@@ -50,6 +50,9 @@ class Scoring:
         chat: put the question into the verifier's chat template; the paper's verifiers read bare text.
         judge: in place of the paper's rho_SR the probability of "Yes" among "Yes" and "No", when the verifier is asked
             in its chat template whether the answer is right.
+        calibrated: of a verifier that judges, by how much the evidence makes it surer: from the log-odds of "Yes" those
+            without any evidence are taken, so that an answer it likes anyway gains nothing (contextual calibration,
+            Zhao et al. 2021).
 
     Raises:
         InputError: a value cannot be used, or no factor is left.
@@ -63,12 +66,17 @@ class Scoring:
     statement: str = DEFAULT_STATEMENT
     chat: bool = False
     judge: bool = False
+    calibrated: bool = False
 
     def __post_init__(self) -> None:
         if not (self.draft or self.verifies):
             raise InputError("scoring", "no factor", "leave draft, self_contain or self_reflect switched on")
         if self.evidence not in EVIDENCE:
             raise InputError("evidence", self.evidence, f"take one of {', '.join(EVIDENCE)}")
+        if self.calibrated and not (self.judge and self.self_reflect):
+            raise InputError(
+                "calibrated", True, "ask the verifier to judge, by self-reflection, or leave it out"
+            )
         if not self.statement.strip():
             raise InputError(
                 "statement", self.statement, f"take one of {', '.join(STATEMENTS)} or a sentence"
@@ -199,13 +207,17 @@ def verifying(
         requests = [scoring_request(task, claim, scoring, passages) for claim in claims]
     asked: list[ScoringRequest] = []
     if judged:
-        asked = [one for claim in claims for one in judging_requests(task, claim, scoring, passages)]
+        for claim in claims:
+            asked += judging_requests(task, claim, _evidence(claim, scoring, passages))
+            if scoring.calibrated:
+                asked += judging_requests(task, claim, "")
     scored = yield from verifier.scoring([*requests, *asked])
     texts, answers = scored[: len(requests)], scored[len(requests) :]
     verified = [_verified(text) for text in texts] or [Verified(None, None, 0, 0)] * len(claims)
     if not judged:
         return verified
-    return [_judged(one, yes, no) for one, yes, no in zip(verified, answers[::2], answers[1::2], strict=True)]
+    each = len(answers) // max(len(claims), 1)
+    return [_judged(one, answers[each * place :][:each]) for place, one in enumerate(verified)]
 
 
 def scoring_request(
@@ -240,28 +252,37 @@ def scoring_request(
     return ScoringRequest(prompt, tuple(parts))
 
 
-def judging_requests(
-    task: Task, claim: Claim, scoring: Scoring, passages: Sequence[Passage]
-) -> tuple[ScoringRequest, ScoringRequest]:
+def judging_requests(task: Task, claim: Claim, evidence: str) -> tuple[ScoringRequest, ScoringRequest]:
     """The verifier is asked whether a draft is right: its "Yes", and its "No"."""
-    evidence = {
+    answer = without_citations(task.written(claim.draft.answer))
+    content = f"{evidence}\n\n{task.asked}\nAnswer: {answer}\n\n{JUDGED}".lstrip()
+    prompt = [{"role": "user", "content": content}]
+    yes, no = (ScoringRequest(prompt, (TextPart(_YES, said),)) for said in ("Yes", "No"))
+    return yes, no
+
+
+def _evidence(claim: Claim, scoring: Scoring, passages: Sequence[Passage]) -> str:
+    """What a verifier that judges reads in front of the question."""
+    return {
         "rationale": claim.draft.rationale,
         "passages": _texts(claim.passages),
         "both": f"{_texts(claim.passages)}\n\n{claim.draft.rationale}",
         "all-passages": _texts(passages),
     }[scoring.evidence]
-    answer = without_citations(task.written(claim.draft.answer))
-    prompt = [{"role": "user", "content": f"{evidence}\n\n{task.asked}\nAnswer: {answer}\n\n{JUDGED}"}]
-    yes, no = (ScoringRequest(prompt, (TextPart(_YES, said),)) for said in ("Yes", "No"))
-    return yes, no
 
 
-def _judged(verified: Verified, yes: ScoredText, no: ScoredText) -> Verified:
-    """With the probability of "Yes" among the two."""
-    said, denied = yes.parts[_YES].total, no.parts[_YES].total
-    share = PartScore((said - log_add_exp(said, denied),))
-    tokens = verified.tokens + yes.prompt_tokens + no.prompt_tokens
-    read = verified.read_tokens + yes.read_tokens + no.read_tokens
+def _judged(verified: Verified, said: Sequence[ScoredText]) -> Verified:
+    """With the probability of "Yes" among "Yes" and "No".
+
+    Args:
+        said: "Yes" and "No", and both once more without the evidence for a verifier that is calibrated.
+    """
+    odds = [
+        yes.parts[_YES].total - no.parts[_YES].total for yes, no in zip(said[::2], said[1::2], strict=True)
+    ]
+    share = PartScore((-log_add_exp(0.0, sum(odds[1:]) - odds[0]),))
+    tokens = verified.tokens + sum(text.prompt_tokens for text in said)
+    read = verified.read_tokens + sum(text.read_tokens for text in said)
     return Verified(verified.self_contain, share, tokens, read)
 
 

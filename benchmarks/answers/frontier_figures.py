@@ -1,0 +1,151 @@
+"""What :mod:`benchmarks.answers.frontier` has recorded, as a table and as one picture."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from specrag.bench.plots import COLOURS, new_figure, save_figure
+from specrag.bench.statistics import paired_bootstrap
+
+BASELINE, CONTROL = "large", "small, best 2"
+_CASCADE, _DOUBTED = "cascade", "cascade, doubted"
+#: From which probability of Yes on an answer is taken: those of the table, and the line of the picture.
+LEVELS = (0.5, 0.7, 0.8, 0.9)
+_ALL_LEVELS = tuple(step / 20 for step in range(1, 20))
+
+Question = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """How a way did on a question."""
+
+    right: float
+    seconds: float
+    held: float
+
+
+Ways = Mapping[str, Mapping[Question, Answered]]
+
+
+def by_way(records: Sequence[Mapping[str, Any]], levels: Sequence[float] = LEVELS) -> Ways:
+    """The answers of each way by question, with those of a cascade at each level."""
+    found: dict[str, dict[Question, Answered]] = defaultdict(dict)
+    for one in records:
+        found[one["way"]][one["set"], one["id"]] = Answered(one["right"], one["seconds"], one["held"])
+    drafted = [one for one in records if one["way"] == _CASCADE]
+    saved = spared(records)
+    for level in levels:
+        for one in drafted:
+            key = one["set"], one["id"]
+            if key in found[BASELINE]:
+                found[f"{_CASCADE} at {level}"][key] = _decided(one, found[BASELINE][key], level, saved)
+    found.pop(_CASCADE, None)
+    found.pop(_DOUBTED, None)
+    return found
+
+
+def spared(records: Sequence[Mapping[str, Any]]) -> float:
+    """What of a check's seconds the large model's own reading is spared, as a share: the mean where both were run.
+
+    A cascade that doubts goes on from what its check has read.
+    """
+    seconds = {(one["set"], one["id"], one["way"]): one["seconds"] for one in records}
+    shares = []
+    for one in records:
+        key = one["set"], one["id"]
+        if one["way"] == _CASCADE and (*key, _DOUBTED) in seconds and (*key, BASELINE) in seconds:
+            apart = one["seconds"] + seconds[(*key, BASELINE)]
+            shares.append((apart - seconds[(*key, _DOUBTED)]) / one["phases"]["check"])
+    return fmean(shares) if shares else 0.0
+
+
+def _decided(draft: Mapping[str, Any], large: Answered, level: float, saved: float) -> Answered:
+    """A cascade's answer: the draft where it is probable enough, else the large model's."""
+    if draft["confidence"] >= level:
+        return Answered(draft["right"], draft["seconds"], draft["held"])
+    seconds = draft["seconds"] + large.seconds - saved * draft["phases"]["check"]
+    return Answered(large.right, seconds, large.held)
+
+
+def table(records: Sequence[Mapping[str, Any]]) -> str:
+    """By set and over all: right answers against the large model's and the small one's, and seconds."""
+    ways = by_way(records)
+    lines = [
+        "| set | way | n | right | against large, points | against small, points | seconds | of large's "
+        "| cited and held |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    sets = list(dict.fromkeys(one["set"] for one in records))
+    for name in ("all", *sets) if len(sets) > 1 else sets:
+        for way, answers in ways.items():
+            own = {key: one for key, one in answers.items() if name in ("all", key[0])}
+            if own:
+                lines.append(_row(name, way, own, ways))
+    return "\n".join(lines) + "\n"
+
+
+def _row(name: str, way: str, own: Mapping[Question, Answered], ways: Ways) -> str:
+    seconds = fmean(one.seconds for one in own.values())
+    beside = [ways.get(BASELINE, {})[key].seconds for key in own if key in ways.get(BASELINE, {})]
+    share = f"{seconds / fmean(beside):.2f}" if len(beside) == len(own) else ""
+    cells = [
+        name,
+        way,
+        f"{len(own)}",
+        f"{100 * fmean(one.right for one in own.values()):.1f} %",
+        _against(own, ways.get(BASELINE, {})) if way != BASELINE else "",
+        _against(own, ways.get(CONTROL, {})) if way != CONTROL else "",
+        f"{seconds:.2f}",
+        share,
+        f"{100 * fmean(one.held for one in own.values()):.0f} %",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _against(own: Mapping[Question, Answered], other: Mapping[Question, Answered]) -> str:
+    """The paired difference with its 95 % interval."""
+    both = [(one.right, other[key].right) for key, one in own.items() if key in other]
+    if not both:
+        return ""
+    found = paired_bootstrap([a for a, _ in both], [b for _, b in both])
+    return f"{100 * found.difference:+.1f} [{100 * found.low:+.1f}, {100 * found.high:+.1f}]"
+
+
+def draw(records: Sequence[Mapping[str, Any]], path: Path) -> Path | None:
+    """Right answers over seconds, of the questions that every way has answered; the cascade is a line."""
+    ways = by_way(records, _ALL_LEVELS)
+    common = set.intersection(*(set(answers) for answers in ways.values())) if ways else set()
+    if not common:
+        return None
+    places = {
+        way: (
+            fmean(answers[key].seconds for key in common),
+            100 * fmean(answers[key].right for key in common),
+        )
+        for way, answers in ways.items()
+    }
+    figure, axes = new_figure(7.2, 4.4)
+    line = [places[f"{_CASCADE} at {level}"] for level in _ALL_LEVELS if f"{_CASCADE} at {level}" in places]
+    if line:
+        axes.plot(*zip(*line, strict=True), color=COLOURS[1], linewidth=1.6, label="cascade, by its level")
+    for way, (seconds, right) in places.items():
+        if not way.startswith(_CASCADE):
+            colour = COLOURS[2] if way.startswith("drafts") else COLOURS[0]
+            axes.plot([seconds], [right], "o", color=colour, markersize=7)
+            axes.annotate(
+                way, (seconds, right), xytext=(7, 4), textcoords="offset points", fontsize=8.5, color=colour
+            )
+    axes.set_xlabel("seconds a question, mean")
+    axes.set_ylabel("right answers, %")
+    axes.set_xlim(left=0)
+    axes.margins(x=0.15, y=0.15)
+    if line:
+        axes.legend(loc="lower right", frameon=False, fontsize=8.5)
+    axes.set_title(f"{len(common)} questions that every way has answered", loc="left", fontsize=11)
+    return save_figure(figure, path)

@@ -1,0 +1,61 @@
+"""What a cascade would have done is made of what was run, and the table says who answered what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.answers.frontier_figures import BASELINE, CONTROL, by_way, draw, spared, table
+
+
+def record(way: str, number: int, right: bool, seconds: float, **more: Any) -> dict[str, Any]:
+    told = {"set": "popqa", "id": str(number), "row": 2 * number, "n": 5, "way": way}
+    return {**told, "right": right, "held": right, "seconds": seconds, **more}
+
+
+def drafted(number: int, right: bool, confidence: float) -> dict[str, Any]:
+    return record("cascade", number, right, 1.0, confidence=confidence, phases={"check": 0.5})
+
+
+RECORDS = [
+    *(record(BASELINE, number, right, 4.0) for number, right in enumerate((True, True, False))),
+    *(record(CONTROL, number, number < 1, 0.2) for number in range(3)),
+    drafted(0, True, 0.95),
+    drafted(1, False, 0.6),
+    drafted(2, True, 0.75),
+    record("cascade, doubted", 0, True, 4.6),  # and not 5.0
+]
+
+
+def test_what_a_doubt_spares_is_measured() -> None:
+    assert spared(RECORDS) == pytest.approx(0.8)
+    assert spared([one for one in RECORDS if one["way"] != "cascade, doubted"]) == 0.0
+
+
+def test_a_cascade_takes_what_is_probable_enough_and_pays_for_the_rest() -> None:
+    ways = by_way(RECORDS, (0.7, 0.9))
+    assert set(ways) == {BASELINE, CONTROL, "cascade at 0.7", "cascade at 0.9"}
+    lenient = [ways["cascade at 0.7"]["popqa", str(number)] for number in range(3)]
+    assert [one.right for one in lenient] == [True, True, True]  # the second by the large model
+    assert [one.seconds for one in lenient] == pytest.approx([1.0, 4.6, 1.0])
+    strict = [ways["cascade at 0.9"]["popqa", str(number)] for number in range(3)]
+    assert [one.right for one in strict] == [True, True, False]
+    assert [one.seconds for one in strict] == pytest.approx([1.0, 4.6, 4.6])
+
+
+def test_the_table_compares_question_by_question() -> None:
+    lines = {line.split(" | ")[1]: line for line in table(RECORDS).splitlines()[2:]}
+    assert "| 3 | 66.7 % |" in lines[BASELINE]
+    assert "| 3 | 33.3 % | -33.3 [" in lines[CONTROL]
+    assert "| 0.20 | 0.05 |" in lines[CONTROL]
+    assert "| 3 | 100.0 % | +33.3 [" in lines["cascade at 0.7"]
+    assert "| 2.20 | 0.55 |" in lines["cascade at 0.7"]
+
+
+def test_a_question_that_a_way_has_not_answered_is_no_part_of_the_picture(tmp_path: Path) -> None:
+    path = draw(RECORDS, tmp_path / "frontier.png")
+    assert path is not None
+    assert path.stat().st_size > 5_000
+    assert draw([*RECORDS, record("drafts", 9, True, 1.0)], tmp_path / "none.png") is None
