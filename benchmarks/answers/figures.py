@@ -104,7 +104,7 @@ def _read_anew(case: Case, question: Question, text: str) -> Case:
     if question.task.kind != "free-form":
         return case
     bare = without_citations(text)
-    first = _SENTENCE_END.split(bare.strip(), maxsplit=1)[0]
+    first = first_sentence(bare)
     worded = {
         "answer_words": float(len(bare.split())),
         "f1": token_f1(bare, question.answers),
@@ -112,6 +112,11 @@ def _read_anew(case: Case, question: Question, text: str) -> Case:
         "f1_first_sentence": token_f1(first, question.answers),
     }
     return replace(case, figures={**case.figures, **worded})
+
+
+def first_sentence(text: str) -> str:
+    """Up to the first end of a sentence that another one follows."""
+    return _SENTENCE_END.split(text.strip(), maxsplit=1)[0]
 
 
 def _with_other_verdicts(case: Case, line: str) -> list[Case]:

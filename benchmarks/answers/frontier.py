@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.answers.data import Question, load_sets
+from benchmarks.answers.figures import first_sentence
 from benchmarks.answers.frontier_figures import draw, table
 from benchmarks.answers.passage_reading import PassageReading
 from benchmarks.answers.trials import Models
 from benchmarks.records import read_records
-from specrag.methods.citations import find_citations
+from specrag.bench.metrics import token_f1
+from specrag.methods.citations import find_citations, without_citations
 from specrag.methods.speculative_rag import SpeculativeRAG
 from specrag.methods.speculative_rag.pipeline import SpeculativeRAGPipeline
 from specrag.methods.standard_rag import StandardRAG
@@ -255,10 +257,21 @@ class Asked:
 
 
 def _told(question: Question, text: str, seconds: float) -> dict[str, Any]:
-    """What is recorded of every answer; ``held`` where a passage that it cites holds it."""
+    """What is recorded of every answer.
+
+    ``held`` is whether a passage that it cites holds it, ``f1`` SQuAD's of its first sentence.
+    """
     sources = [passage_text(passage.title, passage.text) for passage in question.passages]
     held = any(citation.supported for citation in find_citations(text, sources).found)
-    return {"text": text, "right": question.is_right(text), "held": held, "seconds": round(seconds, 4)}
+    told = {"text": text, "right": question.is_right(text), "held": held, "seconds": round(seconds, 4)}
+    if question.task.kind != "free-form":
+        return {**told, "said": question.choice(text), "gold": question.answers[0]}
+    bare = without_citations(text)
+    return {
+        **told,
+        "f1": round(token_f1(first_sentence(bare), question.answers), 4),
+        "words": len(bare.split()),
+    }
 
 
 if __name__ == "__main__":

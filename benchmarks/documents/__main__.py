@@ -1,6 +1,6 @@
 """Ask a model the 60 questions, and count what is right.
 
-``python -m benchmarks.documents OUT [--model NAME] [-o KEY=VALUE]``
+``python -m benchmarks.documents OUT [--model NAME] [--method NAME] [-o KEY=VALUE]``
 
 Every question is answered, whether its passages are about it or not; which ones the default refuses is told beside it.
 Each answer is recorded in ``OUT/answers.jsonl`` as it comes, so that a run that was stopped goes on. With ``--most 0``
@@ -22,7 +22,7 @@ import specrag
 from benchmarks.documents.questions import FILES, KINDS, Question, load_questions
 from benchmarks.records import read_records
 from specrag.methods.evidence import is_about_nothing
-from specrag.methods.registry import method_class
+from specrag.methods.registry import make_method
 from specrag.methods.retriever import similarities
 from specrag.models.catalog import default_model
 from specrag.retrieval.build import build
@@ -30,12 +30,15 @@ from specrag.retrieval.build import build
 #: Tokens of an answer.
 MAX_TOKENS = 64
 
+_METHOD = "standard-rag"
+
 
 def main() -> None:
     """Ask what has no record yet, then print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--model", default=default_model())
+    parser.add_argument("--method", default=_METHOD)
     parser.add_argument("--most", type=int, default=None, help="questions to ask; 0 counts the records")
     parser.add_argument(
         "-o", "--option", action="append", default=[], metavar="KEY=VALUE", help="of the search"
@@ -43,7 +46,8 @@ def main() -> None:
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     records = given.out / "answers.jsonl"
-    configuration = " ".join([given.model, *given.option])
+    own = [] if given.method == _METHOD else [given.method]
+    configuration = " ".join([given.model, *own, *given.option])
     known = {(record["configuration"], record["id"]) for record in read_records(records)}
     questions = load_questions()
     left = [one for one in questions if (configuration, one.identifier) not in known][: given.most]
@@ -53,7 +57,7 @@ def main() -> None:
         with specrag.KnowledgeBase.open(given.out / "kb") as kb, records.open("a", encoding="utf-8") as file:
             llm = specrag.load(given.model)
             for question in left:
-                record = {"configuration": configuration, **ask(llm, kb, question, options)}
+                record = {"configuration": configuration, **ask(llm, kb, question, given.method, options)}
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
                 file.flush()
     with specrag.KnowledgeBase.open(given.out / "kb") as kb:
@@ -62,21 +66,25 @@ def main() -> None:
 
 
 def ask(
-    llm: specrag.LanguageModel, kb: specrag.KnowledgeBase, question: Question, options: Mapping[str, Any]
+    llm: specrag.LanguageModel,
+    kb: specrag.KnowledgeBase,
+    question: Question,
+    name: str,
+    options: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Ask one question; what came of it."""
     began = time.perf_counter()
     messages = [*question.history, {"role": "user", "content": question.question}]
-    method = method_class("standard-rag")()
+    method = make_method(name)
     result = llm.generate(messages, method=method, kb=kb, max_tokens=MAX_TOKENS, abstain=False, **options)
     details = {} if result.details is None else result.details.summary()
     return {
         "id": question.identifier,
         "text": result.text,
-        "searched": details["question"],
+        "searched": details.get("question", question.question),
         "found": [Path(source.passage.source).name for source in result.sources],
         "cited": [Path(source.passage.source).name for source in result.sources if source.cited],
-        "unheld": details["unheld"],
+        "unheld": details.get("unheld", []),
         "seconds": round(time.perf_counter() - began, 2),
     }
 
