@@ -6,7 +6,7 @@ import math
 from copy import copy
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -169,12 +169,15 @@ def test_a_claim_is_checked_in_the_papers_form(exact_llm: LanguageModel) -> None
 def test_a_small_model_chooses_a_passage_first(exact_llm: LanguageModel) -> None:
     small = LocalGenerator(exact_llm)
     assert cited_lead(TASK, small) == LEAD
-    config = copy(exact_llm.loaded.model.config)
+    model: Any = exact_llm.loaded.model
+    config = copy(model.config)
     config.num_hidden_layers *= 40
-    large = SimpleNamespace(llm=SimpleNamespace(loaded=SimpleNamespace(model=SimpleNamespace(config=config))))
-    assert cited_lead(TASK, large) == ""  # type: ignore[arg-type]
-    endpoint = SimpleNamespace(name="away")
-    assert cited_lead(TASK, endpoint) == ""  # type: ignore[arg-type]
+    large: Any = SimpleNamespace(
+        llm=SimpleNamespace(loaded=SimpleNamespace(model=SimpleNamespace(config=config)))
+    )
+    assert cited_lead(TASK, large) == ""
+    endpoint: Any = SimpleNamespace(name="away")
+    assert cited_lead(TASK, endpoint) == ""
 
 
 def test_a_drafter_writes_the_form_that_it_was_trained_on(exact_llm: LanguageModel) -> None:
