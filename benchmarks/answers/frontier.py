@@ -55,15 +55,11 @@ SETS = (
 _TOKENS, _CHOICE_TOKENS = 64, 24
 _MANY = 20
 
-#: Speculative RAG as it comes, and as the paper has it.
-_OURS = SpeculativeRAG.Options()
-_PAPER = SpeculativeRAG.Options(
-    form="paper", strategy="multi-perspective", evidence="rationale", judge=False, decoder="plain"
-)
-
-#: Drafts of which the model is asked whether they are right, with their passages; and by how much these make it surer.
-_JUDGED = SpeculativeRAG.Options(judge=True, without=("draft", "self-contain"), evidence="passages")
-_CALIBRATED = _JUDGED.model_copy(update={"calibrated": True})
+#: Speculative RAG as it comes; as the paper has it; with a verifier that is asked whether a draft is right, also by what
+#: its passages add to that.
+_OURS, _PAPER = SpeculativeRAG.Options(), SpeculativeRAG.Options(form="paper")
+_JUDGED = SpeculativeRAG.Options(judge=True, evidence="passages")
+_CALIBRATED = SpeculativeRAG.Options(judge=True, evidence="passages", calibrated=True)
 
 Way = Callable[[Question], dict[str, Any]]
 
@@ -231,6 +227,7 @@ class Asked:
 
     def _draft(self, question: Question, options: SpeculativeRAG.Options, drafter: str) -> dict[str, Any]:
         adapters = shipped_adapters(drafter) if options.form == "paper" else ()
+        settled = options.settled()
         adapter = adapters[0] if adapters else None
         large = self.models.get(LARGE)
         method = SpeculativeRAGPipeline(
@@ -239,7 +236,7 @@ class Asked:
             m=options.drafts,
             k=min(options.passages_per_draft, len(question.passages)),
             passages=len(question.passages),
-            strategy=options.strategy,
+            strategy=settled.strategy or "ranked",
             scoring=options.scoring(),
             drafting=options.drafting(),
             vectors=self.models.vectors,

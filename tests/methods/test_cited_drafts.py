@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import specrag
 from specrag.engine.executor import run
 from specrag.errors import InputError
 from specrag.methods.generator import LocalGenerator
@@ -180,23 +179,30 @@ def test_a_small_model_chooses_a_passage_first(exact_llm: LanguageModel) -> None
     assert cited_lead(TASK, endpoint) == ""
 
 
-def test_a_drafter_writes_the_form_that_it_was_trained_on(exact_llm: LanguageModel) -> None:
-    trained = specrag.load("smollm2-135m", device="cpu", adapter="smollm2-135m-drafter")
-    try:
-        either = Drafting(form=None)
-        assert either.form_of(TASK, LocalGenerator(trained)).cue is not None
-        assert either.form_of(TASK, LocalGenerator(exact_llm)).cue is None
-        assert Drafting(form="cited").form_of(TASK, LocalGenerator(trained)).cue is None
-    finally:
-        trained.close()
+def test_what_is_not_said_hangs_on_the_form() -> None:
+    own, paper = SpeculativeRAG.Options(), SpeculativeRAG.Options(form="paper")
+    assert own.drafting().form == "cited"
+    assert own.scoring() == Scoring(
+        draft=False, self_reflect=False, evidence="best-passages", length_normalized=True
+    )
+    assert paper.drafting().form == "paper"
+    assert paper.scoring() == Scoring()
+    assert (own.settled().strategy, paper.settled().strategy) == ("ranked", "multi-perspective")
+    # A drafter that was trained on the paper's form has all of it, and what is said stays.
+    assert own.settled("paper").scoring() == Scoring()
+    said = SpeculativeRAG.Options(form="paper", strategy="random", without=("draft",), evidence="both")
+    assert said.settled().strategy == "random"
+    assert said.scoring() == Scoring(draft=False, evidence="both")
+    # Who asks the verifier something wants its answer to count.
+    judged = SpeculativeRAG.Options(judge=True).scoring()
+    assert (judged.draft, judged.self_contain, judged.self_reflect) == (False, False, True)
+    assert SpeculativeRAG.Options(statement="correct").scoring().self_reflect
 
 
 def test_the_method_takes_both() -> None:
     options = SpeculativeRAG.Options(form="cited", judge=True)
     assert options.drafting().form == "cited"
     assert options.scoring().judge
-    assert SpeculativeRAG.Options().drafting().form is None
-    assert SpeculativeRAG.Options(form="paper").drafting().form == "paper"
     assert SpeculativeRAG.Options(judge=True, calibrated=True).scoring().calibrated
     with pytest.raises(InputError, match="calibrated: True is not usable: ask the verifier to judge"):
         Scoring(calibrated=True)

@@ -142,10 +142,6 @@ PUBLISHED: Mapping[str, dict[str, Any]] = {
     "speculative-rag": {
         "drafts": 5,
         "passages_per_draft": 2,
-        # Not form and strategy: docs/decisions/0026.
-        "evidence": "rationale",
-        "without": (),
-        "length_normalized": False,
         "decoder": "plain",
     },
     "knn-lm": {"k": None, "weight": 0.25, "knn_temperature": 1.0, "knn_reach": None, "index": "flat"},
@@ -156,6 +152,13 @@ PUBLISHED: Mapping[str, dict[str, Any]] = {
 def test_a_papers_name_gives_the_papers_values(name: str) -> None:
     options = make_method(name).options
     assert {option: getattr(options, option) for option in PUBLISHED[name]} == PUBLISHED[name]
+
+
+def test_speculative_rags_own_values_come_with_the_papers_form() -> None:
+    """Why they are not what its name gives: docs/decisions/0026."""
+    options = specrag.SpeculativeRAG(form="paper").options.settled()
+    assert (options.strategy, options.evidence) == ("multi-perspective", "rationale")
+    assert (options.without, options.length_normalized) == ((), False)
 
 
 def test_values_behind_the_options_are_the_papers_too(llm: LanguageModel) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from specrag.engine.executor import run
+from specrag.methods.prompts import build_prompt
 from specrag.methods.speculative_rag.form import CUE
 from specrag.methods.speculative_rag.scoring import (
     STATEMENTS,
@@ -96,6 +98,36 @@ def test_the_verifier_can_read_all_passages_once_for_all_drafts(exact_llm: Langu
     together = len(encode(texts, special=False))
     assert found.usage.verifier_tokens > 2 * together
     assert together < found.usage.verifier_read_tokens < 1.6 * together
+
+
+def test_a_draft_can_count_as_the_verifiers_own_answer(exact_llm: LanguageModel) -> None:
+    drafter = ScriptedDrafter(
+        [" None.\nAnswer: the Danube", " No idea.\nAnswer: Marie Curie discovered radium."]
+    )
+    own = Scoring(draft=False, self_reflect=False, evidence="best-passages", length_normalized=True)
+    passages = [*PASSAGES, replace(PASSAGES[0], id=9, text="A sixth passage.")]
+    found = answer_of(make(exact_llm, drafter=drafter, m=2, k=1, scoring=own), QUESTION, passages=passages)
+    prompt = exact_llm.tokenizer.chat_text(build_prompt(QUESTION, PASSAGES))
+    for draft in found.drafts:
+        request = ScoringRequest(prompt, (TextPart("said", draft.answer),))
+        (expected,) = run(LocalScorer(exact_llm.loaded).scoring([request]))
+        assert draft.scores is not None
+        assert draft.scores.total == draft.scores.self_contain
+        assert draft.scores.total == pytest.approx(expected.parts["said"].mean, abs=1e-4)
+    assert found.text == "Marie Curie discovered radium."
+    # The passages are read once for both, and nothing is asked behind the answers.
+    (first, second) = found.drafts
+    together = len(exact_llm.encode(build_prompt(QUESTION, PASSAGES)))
+    assert first.measured is not None
+    assert second.measured is not None
+    assert together < found.usage.verifier_read_tokens < together + 20
+
+    asked = replace(own, self_reflect=True)
+    (scored, _) = answer_of(
+        make(exact_llm, drafter=drafter, m=2, k=1, scoring=asked), QUESTION, passages=passages
+    ).drafts
+    assert scored.scores is not None
+    assert scored.scores.self_reflect is not None
 
 
 def test_permuted_drafts_get_the_same_scores(exact_llm: LanguageModel) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field
 
@@ -28,6 +28,23 @@ if TYPE_CHECKING:
     from specrag.request import Prompt, Request, Result
 
 Factor = Literal["draft", "self-contain", "self-reflect"]
+Form = Literal["paper", "cited"]
+
+#: What hangs on the form of drafts: the paper's values, and those that measured better for cited sentences.
+_USUAL: dict[Form, dict[str, Any]] = {
+    "paper": {
+        "strategy": "multi-perspective",
+        "evidence": "rationale",
+        "without": (),
+        "length_normalized": False,
+    },
+    "cited": {
+        "strategy": "ranked",
+        "evidence": "best-passages",
+        "without": ("draft", "self-reflect"),
+        "length_normalized": True,
+    },
+}
 
 
 class SpeculativeRAG(Method):
@@ -36,7 +53,7 @@ class SpeculativeRAG(Method):
     The model verifies. SmolLM2 drafts where the model is larger and nobody else is named; else the model does.
 
     Args:
-        options: :class:`SpeculativeRAG.Options`; the paper has ``form="paper"`` and ``strategy="multi-perspective"``.
+        options: :class:`SpeculativeRAG.Options`; ``form="paper"`` is the paper's configuration.
     """
 
     name = "speculative-rag"
@@ -64,10 +81,10 @@ class SpeculativeRAG(Method):
             description="Who scores the drafts: a model's name, or http://HOST:PORT/v1#MODEL; none: the model.",
             json_schema_extra={"resource": "writers"},
         )
-        form: Literal["paper", "cited"] | None = Field(
+        form: Form | None = Field(
             None,
-            description="What a draft is: a rationale and a few words, or a sentence with its citations; none: the "
-            "paper's for a drafter that was trained on it, else cited.",
+            description="What a draft is: a rationale and a few words as in the paper, with its way of dealing and of "
+            "scoring, or a cited sentence; none: the paper's for a drafter that was trained on it, else cited.",
         )
         drafts: Annotated[int, Field(ge=1, le=16)] = Field(5, title="m", description="Drafts.")
         passages_per_draft: Annotated[int, Field(ge=1, le=8)] = Field(
@@ -78,14 +95,20 @@ class SpeculativeRAG(Method):
         ] = Field(
             "ranked", description="How passages are dealt out to drafts; the paper's is multi-perspective."
         )
-        evidence: Literal["rationale", "passages", "both", "all-passages"] = Field(
-            "rationale", description="What the verifier reads beside a draft's answer."
+        evidence: Literal["rationale", "passages", "both", "all-passages", "best-passages"] | None = Field(
+            None,
+            description="What the verifier reads beside a draft's answer; none: best-passages, rationale for the "
+            "paper's form.",
         )
-        without: tuple[Factor, ...] = Field(
-            (), max_length=3, description="Factors left out of the score: draft, self-contain, self-reflect."
+        without: Annotated[tuple[Factor, ...], Field(max_length=3)] | None = Field(
+            None,
+            description="Factors left out of the score: draft, self-contain, self-reflect; none: all but self-contain, "
+            "nothing for the paper's form.",
         )
-        length_normalized: bool = Field(
-            False, description="Score by the mean log-probability of a token, not by the product of all."
+        length_normalized: bool | None = Field(
+            None,
+            description="Score by the mean log-probability of a token, not by the product of all; none: so, but for "
+            "the paper's form.",
         )
         statement: Annotated[str, Field(min_length=1, max_length=1000)] | None = Field(
             None,
@@ -117,16 +140,31 @@ class SpeculativeRAG(Method):
             (), max_length=26, description="Options of a multiple choice, such as A=Lyon,B=Oslo."
         )
 
+        def settled(self, form: Form | None = None) -> Self:
+            """With a value for everything that hangs on the form of drafts.
+
+            Args:
+                form: what a drafter writes where it is not said.
+            """
+            form = self.form or form or "cited"
+            usual: dict[str, Any] = {"form": form, **_USUAL[form]}
+            if form == "cited" and (self.judge or self.statement is not None):
+                usual["without"] = ("draft", "self-contain") if self.judge else ("draft",)
+            given = {name: getattr(self, name) for name in usual if getattr(self, name) is not None}
+            return self.model_copy(update={**usual, **given})
+
         def scoring(self) -> Scoring:
             """How drafts are scored."""
             from specrag.methods.speculative_rag.scoring import DEFAULT_STATEMENT, Scoring
 
+            own = self.settled()
+            without = own.without or ()
             return Scoring(
-                draft="draft" not in self.without,
-                self_contain="self-contain" not in self.without,
-                self_reflect="self-reflect" not in self.without,
-                evidence=self.evidence,
-                length_normalized=self.length_normalized,
+                draft="draft" not in without,
+                self_contain="self-contain" not in without,
+                self_reflect="self-reflect" not in without,
+                evidence=own.evidence or "rationale",
+                length_normalized=bool(own.length_normalized),
                 statement=DEFAULT_STATEMENT if self.statement is None else self.statement,
                 chat=self.chat,
                 judge=self.judge,
@@ -138,7 +176,8 @@ class SpeculativeRAG(Method):
             from specrag.methods.speculative_rag.drafting import Drafting
 
             most = self.draft_tokens
-            return Drafting(most, self.rationale_tokens or max(most * 5 // 8, 1), form=self.form)
+            rationale = self.rationale_tokens or max(most * 5 // 8, 1)
+            return Drafting(most, rationale, form=self.settled().form or "cited")
 
         def task(self, text: str) -> Task:
             """What is asked.
@@ -167,12 +206,13 @@ class SpeculativeRAG(Method):
         from specrag.methods.speculative_rag.pipeline import SpeculativeRAGPipeline
 
         refuse_form(request, "drafts have a form of their own")
-        options = self.options
         found = retrieval(request, given, self.name, 2 * DEFAULT_K)
-        task, scoring = options.task(request.question), options.scoring()
-        if options.drafter is not None and "://" in options.drafter:
+        if self.options.drafter is not None and "://" in self.options.drafter:
             self._check_plain()
         writer = self._writer(given)
+        trained = hasattr(writer, "loaded") and writer.loaded.is_drafter
+        options = self.options.settled("paper" if trained else "cited")
+        task, scoring = options.task(request.question), options.scoring()
         pipeline = SpeculativeRAGPipeline(
             self._generator(writer, request, given),
             given.scorer(options.verifier) if scoring.verifies else None,
@@ -180,7 +220,7 @@ class SpeculativeRAG(Method):
             m=options.drafts,
             k=min(options.passages_per_draft, found.k),
             passages=found.k,
-            strategy=options.strategy,
+            strategy=options.strategy or "ranked",
             scoring=scoring,
             drafting=options.drafting(),
             seed=request.options.get("seed", 0) % 2**32,
@@ -198,7 +238,7 @@ class SpeculativeRAG(Method):
             answer = yield from pipeline.answering(task)
             return answer.result()
 
-        return Plan(begin, self._tokens(request, given, writer, found.k))
+        return Plan(begin, _tokens(options, request, given, writer, found.k))
 
     def _writer(self, given: Resources) -> Any:
         """Who drafts; a model as it comes where drafts have another form than it may have been tuned for."""
@@ -225,22 +265,26 @@ class SpeculativeRAG(Method):
         decoder = make_decoder(self.options.decoder, given.of(writer))
         return LocalGenerator(_Tenant(writer, request, given.executor), method=decoder)
 
-    def _tokens(self, request: Request, given: Resources, writer: Any, passages: int) -> int:
-        """That sessions may hold, in tokens of the verifier: each draft has one of the drafter and rows of its pass."""
-        if not hasattr(writer, "loaded") or not given.has_model:
-            return 0  # what an endpoint holds is its own business
-        from specrag.engine.memory import keys_values_bytes
 
-        options, verifier = self.options, given.llm.loaded.model
-        said = [request.question, request.system or "", *(message["content"] for message in request.history)]
-        length = min(sum(len(text.encode("utf-8", "replace")) for text in said), given.llm.context_length)
-        prompt = (options.passages_per_draft + 1) * PASSAGE_TOKENS + length
-        each = min(prompt, writer.context_length) + 2 * options.draft_tokens
-        share: float = keys_values_bytes(writer.loaded.model, each) / keys_values_bytes(verifier, each)
-        # What one text more reads: the draft of all passages, the verifier that has them all in front.
-        more = (share if options.strategy == "anchored-whole" else 0) + (options.evidence == "all-passages")
-        tokens: int = math.ceil((1 + share) * options.drafts * each + more * passages * PASSAGE_TOKENS)
-        return tokens
+def _tokens(
+    options: SpeculativeRAG.Options, request: Request, given: Resources, writer: Any, passages: int
+) -> int:
+    """That sessions may hold, in tokens of the verifier: each draft has one of the drafter and rows of its pass."""
+    if not hasattr(writer, "loaded") or not given.has_model:
+        return 0  # what an endpoint holds is its own business
+    from specrag.engine.memory import keys_values_bytes
+
+    verifier = given.llm.loaded.model
+    said = [request.question, request.system or "", *(message["content"] for message in request.history)]
+    length = min(sum(len(text.encode("utf-8", "replace")) for text in said), given.llm.context_length)
+    prompt = (options.passages_per_draft + 1) * PASSAGE_TOKENS + length
+    each = min(prompt, writer.context_length) + 2 * options.draft_tokens
+    share: float = keys_values_bytes(writer.loaded.model, each) / keys_values_bytes(verifier, each)
+    # What one text more reads: the draft of all passages, the verifier that has some of them in front.
+    more = share if options.strategy == "anchored-whole" else 0.0
+    more += options.evidence in ("all-passages", "best-passages")
+    tokens: int = math.ceil((1 + share) * options.drafts * each + more * passages * PASSAGE_TOKENS)
+    return tokens
 
 
 class _Tenant:

@@ -53,8 +53,7 @@ class Drafting:
         steer: keep a local drafter to the form (:class:`~specrag.models.roles.Cue`); an endpoint is left to the prompt.
         quote_all: where guesses are copied from passages, also from those that a draft does not see.
         form: the paper's, a rationale and then the answer in a few words, or a sentence with citations
-            (``speculative_rag/cited.py``); ``None`` is the paper's for a drafter that was trained on it, else cited.
-            Choices and claims are answered in the paper's form.
+            (``speculative_rag/cited.py``). Choices and claims are answered in the paper's form.
 
     Raises:
         InputError: a value cannot be used.
@@ -65,10 +64,10 @@ class Drafting:
     example: bool | None = None
     steer: bool = True
     quote_all: bool = True
-    form: Form | None = "paper"
+    form: Form = "paper"
 
     def __post_init__(self) -> None:
-        if self.form not in (None, *FORMS):
+        if self.form not in FORMS:
             raise InputError("form", self.form, f"take one of {', '.join(FORMS)}")
         check_count("max_tokens", self.max_tokens)
         check_count("rationale_tokens", self.rationale_tokens)
@@ -78,7 +77,9 @@ class Drafting:
 
     def shows_example(self, drafter: TextGenerator) -> bool:
         """Whether a drafter is shown the form."""
-        return not _is_trained(drafter) if self.example is None else self.example
+        if self.example is not None:
+            return self.example
+        return not (isinstance(drafter, LocalGenerator) and drafter.llm.loaded.is_drafter)
 
     def cue(self, task: Task) -> Cue | None:
         """The paper's form, to which a drafter is kept; its answers are the task's own, where it has them."""
@@ -88,18 +89,13 @@ class Drafting:
 
     def form_of(self, task: Task, drafter: TextGenerator) -> DraftForm:
         """What this drafter is asked for this task."""
-        chosen = self.form or ("paper" if _is_trained(drafter) else "cited")
-        if chosen == "cited" and task.kind == "free-form":
+        if self.form == "cited" and task.kind == "free-form":
             lead = cited_lead(task, drafter)
             return DraftForm(partial(cited_prompt, task), lead, None, partial(read_cited, task, lead=lead))
         prompt = partial(draft_prompt, task, example=self.shows_example(drafter))
         return DraftForm(
             prompt, LEAD, self.cue(task), lambda text, _passages, _numbers: read_draft(task, text)
         )
-
-
-def _is_trained(drafter: TextGenerator) -> bool:
-    return isinstance(drafter, LocalGenerator) and drafter.llm.loaded.is_drafter
 
 
 @dataclass(frozen=True, slots=True)

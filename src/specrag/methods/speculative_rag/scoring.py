@@ -10,15 +10,20 @@ from typing import Literal, TypeAlias, get_args
 from specrag.engine.passes import Coroutine
 from specrag.errors import InputError
 from specrag.methods.citations import without_citations
+from specrag.methods.speculative_rag.cited import cited_prompt
 from specrag.methods.speculative_rag.form import ParsedDraft
 from specrag.methods.speculative_rag.task import Task
 from specrag.models.roles import PartScore, ScoredText, ScoringRequest, TextPart, TextScorer
 from specrag.retrieval.passage import Passage, passage_text
 
-#: What the verifier reads beside the answer (Table 2): the draft's rationale, the draft's passages, or both. Our own is
-#: ``all-passages``: those of all drafts, read once in front of the question.
-Evidence: TypeAlias = Literal["rationale", "passages", "both", "all-passages"]
+#: What the verifier reads beside the answer (Table 2): the draft's rationale, the draft's passages, or both. Our own
+#: are ``all-passages``, those of all drafts, read once in front of the question, and ``best-passages``: the first few
+#: in the prompt of standard RAG, behind which a draft is as good as it is probable as the verifier's own answer.
+Evidence: TypeAlias = Literal["rationale", "passages", "both", "all-passages", "best-passages"]
 EVIDENCE: tuple[Evidence, ...] = get_args(Evidence)
+
+#: Passages that a verifier reads as it would to answer.
+_BEST = 5
 
 #: Self-reflection statements R; the first is the paper's, the others are ours in the place of Table 7's, which are not
 #: printed.
@@ -86,6 +91,11 @@ class Scoring:
     def verifies(self) -> bool:
         """Whether it needs a verifier."""
         return self.self_contain or self.self_reflect
+
+    @property
+    def reflects(self) -> bool:
+        """Whether the verifier is asked for the paper's rho_SR."""
+        return self.self_reflect and not self.judge
 
     @property
     def sentence(self) -> str:
@@ -229,9 +239,19 @@ def scoring_request(
     between the parts are read, not scored.
     """
     wanted = scoring.self_contain
+    answer = without_citations(task.written(claim.draft.answer))
+    statement = [
+        TextPart("statement", f"\n{scoring.sentence}", scored=False),
+        TextPart(_YES, " Yes", scored=scoring.reflects),
+    ]
+    if scoring.evidence == "best-passages":
+        said = TextPart(_ANSWER, answer, scored=wanted)
+        return ScoringRequest(
+            _own_prompt(task, passages[:_BEST]), (said, *(statement if scoring.reflects else ()))
+        )
     parts = [
         TextPart("before answer", "Answer:" if scoring.chat else "\nAnswer:", scored=False),
-        TextPart(_ANSWER, f" {without_citations(task.written(claim.draft.answer))}", scored=wanted),
+        TextPart(_ANSWER, f" {answer}", scored=wanted),
     ]
     if scoring.evidence in ("passages", "both"):
         parts += [
@@ -243,10 +263,7 @@ def scoring_request(
             TextPart("before rationale", "\nRationale:", scored=False),
             TextPart(_RATIONALE, f" {claim.draft.rationale}", scored=wanted),
         ]
-    parts += [
-        TextPart("statement", f"\n{scoring.sentence}", scored=False),
-        TextPart(_YES, " Yes", scored=scoring.self_reflect and not scoring.judge),
-    ]
+    parts += statement
     asked = f"{_texts(passages)}\n\n{task.asked}" if scoring.evidence == "all-passages" else task.asked
     prompt = [{"role": "user", "content": asked}] if scoring.chat else asked
     return ScoringRequest(prompt, tuple(parts))
@@ -268,7 +285,15 @@ def _evidence(claim: Claim, scoring: Scoring, passages: Sequence[Passage]) -> st
         "passages": _texts(claim.passages),
         "both": f"{_texts(claim.passages)}\n\n{claim.draft.rationale}",
         "all-passages": _texts(passages),
+        "best-passages": _texts(passages[:_BEST]),
     }[scoring.evidence]
+
+
+def _own_prompt(task: Task, passages: Sequence[Passage]) -> Sequence[Mapping[str, str]]:
+    """What the verifier would answer to itself."""
+    if task.kind == "free-form":
+        return cited_prompt(task, passages)
+    return [{"role": "user", "content": f"{_texts(passages)}\n\n{task.asked}"}]
 
 
 def _judged(verified: Verified, said: Sequence[ScoredText]) -> Verified:
