@@ -55,8 +55,8 @@ SETS = (
 _TOKENS, _CHOICE_TOKENS = 64, 24
 _MANY = 20
 
-#: Speculative RAG as it comes; as the paper has it; with a verifier that is asked whether a draft is right, also by what
-#: its passages add to that.
+#: Speculative RAG as it comes; as the paper has it; with a verifier that is asked whether a draft is right, and one of
+#: which counts what the passages add to that.
 _OURS, _PAPER = SpeculativeRAG.Options(), SpeculativeRAG.Options(form="paper")
 _JUDGED = SpeculativeRAG.Options(judge=True, evidence="passages")
 _CALIBRATED = SpeculativeRAG.Options(judge=True, evidence="passages", calibrated=True)

@@ -17,7 +17,18 @@ from tests.sample import build_sample
 
 QUESTION = "Who discovered radium?"
 SPECULATIVE = ("--method", "speculative-rag")
-SHORT = ("-o", "drafts=3", "-o", "passages_per_draft=2", "-k", "4", "-o", "draft_tokens=24")
+SHORT = (
+    "-o",
+    "drafts=3",
+    "-o",
+    "passages_per_draft=2",
+    "-k",
+    "4",
+    "-o",
+    "draft_tokens=24",
+    "-o",
+    "form=paper",
+)
 FIGURES = re.compile(
     r"\d+ tokens, [\d.]+ tokens/s; ((retrieval|embedding|clustering|verification) [\d.]+ s, )+decoding [\d.]+ s; "
     r"3 drafts, [\d.]+ s; the drafter read [\d,]+ tokens and wrote \d+, the verifier read \d+"
@@ -61,6 +72,25 @@ def test_answer_drafts_sources_and_figures(shown: Result) -> None:
     assert re.findall(r"^\[(\d)\] ", sources, flags=re.MULTILINE) == ["1", "2", "3", "4"]
     assert sources.count("  used") == 2
     assert FIGURES.fullmatch(shown.err.splitlines()[-1]), shown.err
+
+
+def test_a_sentence_with_its_citation_is_the_default(kb: str) -> None:
+    done = specrag("ask", QUESTION, "--kb", kb, *SPECULATIVE, "-k", "4", "-o", "drafts=2", "--json")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    details = found["details"]
+    cited = [source["number"] for source in found["sources"] if source["cited"]]
+    assert cited
+    assert all(f"[{number}]" in found["text"] for number in cited)
+    assert details["sampling"]["strategy"] == "ranked"
+    assert [draft["sources"] for draft in details["drafts"]] == [[1, 2], [1, 3]]
+    assert (details["scoring"]["evidence"], details["scoring"]["length_normalized"]) == (
+        "best-passages",
+        True,
+    )
+    best = details["drafts"][details["best"] - 1]["scores"]
+    assert (best["draft"], best["self_reflect"]) == (None, None)
+    assert best["total"] == best["self_contain"]
 
 
 def test_json_holds_everything(kb: str) -> None:

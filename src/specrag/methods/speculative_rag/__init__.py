@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 Factor = Literal["draft", "self-contain", "self-reflect"]
 Form = Literal["paper", "cited"]
+Strategy = Literal[
+    "multi-perspective", "balanced", "random", "same-cluster", "anchored", "anchored-whole", "ranked"
+]
 
 #: What hangs on the form of drafts: the paper's values, and those that measured better for cited sentences.
 _USUAL: dict[Form, dict[str, Any]] = {
@@ -90,10 +93,9 @@ class SpeculativeRAG(Method):
         passages_per_draft: Annotated[int, Field(ge=1, le=8)] = Field(
             2, title="k", description="Passages that each is written from."
         )
-        strategy: Literal[
-            "multi-perspective", "balanced", "random", "same-cluster", "anchored", "anchored-whole", "ranked"
-        ] = Field(
-            "ranked", description="How passages are dealt out to drafts; the paper's is multi-perspective."
+        strategy: Strategy | None = Field(
+            None,
+            description="How passages are dealt out to drafts; none: ranked, multi-perspective for the paper's form.",
         )
         evidence: Literal["rationale", "passages", "both", "all-passages", "best-passages"] | None = Field(
             None,
@@ -207,12 +209,13 @@ class SpeculativeRAG(Method):
 
         refuse_form(request, "drafts have a form of their own")
         found = retrieval(request, given, self.name, 2 * DEFAULT_K)
+        task = self.options.task(request.question)
         if self.options.drafter is not None and "://" in self.options.drafter:
             self._check_plain()
         writer = self._writer(given)
         trained = hasattr(writer, "loaded") and writer.loaded.is_drafter
         options = self.options.settled("paper" if trained else "cited")
-        task, scoring = options.task(request.question), options.scoring()
+        scoring = options.scoring()
         pipeline = SpeculativeRAGPipeline(
             self._generator(writer, request, given),
             given.scorer(options.verifier) if scoring.verifies else None,
