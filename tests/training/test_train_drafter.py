@@ -421,6 +421,7 @@ def test_a_tuned_drafter_is_shown_no_example(
         "passages_per_draft=1",
         "draft_tokens=16",
         "without=self-contain,self-reflect",
+        "form=paper",
     )
     words = ["ask", "Who discovered radium?", "--kb", kb, "-m", "speculative-rag", "-k", "1", "--json"]
     words += [word for option in options for word in ("-o", option)]

@@ -95,8 +95,9 @@ function valueOf(field, text) {
   return isNumber(field) && !Number.isNaN(Number(text)) ? Number(text) : text;
 }
 
-function choicesOf({ type, choices, enum: values }) {
+function choicesOf({ type, choices, default: usual, enum: values }) {
   if (type === "boolean") return [["", "automatic"], ["true", "yes"], ["false", "no"]];
+  if (type === "choice" && usual === null) return [["", "automatic"], ...choices.map((value) => [value, value])];
   if (Array.isArray(choices ?? values)) return (choices ?? values).map((value) => [value, value]);
   return choices ? Object.entries(choices) : null;
 }
