@@ -118,8 +118,13 @@ def _against(own: Mapping[Question, Answered], other: Mapping[Question, Answered
 
 
 def draw(records: Sequence[Mapping[str, Any]], path: Path) -> Path | None:
-    """Right answers over seconds, of the questions that every way has answered; the cascade is a line."""
+    """Right answers over seconds, of the questions that every way has answered; the cascade is a line.
+
+    Ways that were run for fewer than half of the questions are left out.
+    """
     ways = by_way(records, _ALL_LEVELS)
+    most = max((len(answers) for answers in ways.values()), default=0)
+    ways = {way: answers for way, answers in ways.items() if 2 * len(answers) > most}
     common = set.intersection(*(set(answers) for answers in ways.values())) if ways else set()
     if not common:
         return None
@@ -134,13 +139,19 @@ def draw(records: Sequence[Mapping[str, Any]], path: Path) -> Path | None:
     line = [places[f"{_CASCADE} at {level}"] for level in _ALL_LEVELS if f"{_CASCADE} at {level}" in places]
     if line:
         axes.plot(*zip(*line, strict=True), color=COLOURS[1], linewidth=1.6, label="cascade, by its level")
-    for way, (seconds, right) in places.items():
-        if not way.startswith(_CASCADE):
-            colour = COLOURS[2] if way.startswith("drafts") else COLOURS[0]
-            axes.plot([seconds], [right], "o", color=colour, markersize=7)
-            axes.annotate(
-                way, (seconds, right), xytext=(7, 4), textcoords="offset points", fontsize=8.5, color=colour
-            )
+    width = max(seconds for seconds, _ in places.values())
+    named: list[tuple[float, float]] = []
+    for way, (seconds, right) in sorted(places.items(), key=lambda one: one[1]):
+        if way.startswith(_CASCADE):
+            continue
+        colour = COLOURS[2] if way.startswith("drafts") else COLOURS[0]
+        axes.plot([seconds], [right], "o", color=colour, markersize=7)
+        crowded = any(seconds - x < width / 4 and abs(right - y) < 6 for x, y in named)
+        named.append((seconds, right))
+        below = (7, -12) if crowded else (7, 4)
+        axes.annotate(
+            way, (seconds, right), xytext=below, textcoords="offset points", fontsize=8.5, color=colour
+        )
     axes.set_xlabel("seconds a question, mean")
     axes.set_ylabel("right answers, %")
     axes.set_xlim(left=0)
