@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.answers import frontier
+from benchmarks.answers.data import load_sets
 from benchmarks.answers.frontier_figures import BASELINE, CONTROL, by_way, draw, spared, table
 
 
@@ -58,4 +60,31 @@ def test_a_question_that_a_way_has_not_answered_is_no_part_of_the_picture(tmp_pa
     path = draw(RECORDS, tmp_path / "frontier.png")
     assert path is not None
     assert path.stat().st_size > 5_000
-    assert draw([*RECORDS, record("drafts", 9, True, 1.0)], tmp_path / "none.png") is None
+    others = [record("drafts", number, True, 1.0) for number in (7, 8)]
+    assert draw([*RECORDS, others[0]], tmp_path / "few.png") is not None  # of a way that was hardly run
+    assert draw([*RECORDS, *others], tmp_path / "none.png") is None
+
+
+def test_every_way_answers(monkeypatch: pytest.MonkeyPatch, smollm2: Path) -> None:
+    monkeypatch.setattr(frontier, "LARGE", "smollm2-135m")
+    free, choice, claim = load_sets(None, ["sample"])["sample"]
+    asked = frontier.Asked()
+    ways = asked.ways()
+    try:
+        for question in (free, choice, claim):
+            read = ways["large"](question)
+            assert ways["large, best 5"](question) is read  # there are no more
+            drafted = ways["drafts"](question)
+            assert drafted["text"] in [draft["text"] for draft in drafted["drafts"]]
+            assert drafted["seconds"] > drafted["phases"]["verification"] > 0
+            assert read["right"] == question.is_right(read["text"])
+        assert {"f1", "words"} <= ways["small, best 2"](free).keys()
+        weighed = ways["large, calibrated"](claim)
+        assert weighed["text"] in claim.task.choices
+        assert weighed["said"] == weighed["text"]
+    finally:
+        asked.models.close()
+    assert not asked.answers(choice, "cascade", 0)
+    assert asked.answers(free, "cascade", 4)
+    assert [asked.answers(free, "cascade, doubted", row) for row in (0, 4, 10)] == [True, False, True]
+    assert not asked.answers(free, "drafts by large", 0)
