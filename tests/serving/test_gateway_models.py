@@ -166,7 +166,7 @@ def test_forms_are_refused_over_a_knowledge_base(gateway: LiveServer) -> None:
 def test_speculative_rag_drafts_and_verifies_by_its_pools(
     gateway: LiveServer, server: LiveServer, sample_base: Path
 ) -> None:
-    values: dict[str, Any] = {"drafts": 2, "draft_tokens": 32}
+    values: dict[str, Any] = {"drafts": 2, "draft_tokens": 32, "form": "paper"}  # whose factors all count
     wish = {"kb": "wiki", "k": 4, "method": "speculative-rag", "options": values, "events": True}
     events = streamed(gateway, {**body(QUESTION, specrag=wish), "model": "small"})
     told = {event["specrag"]["event"]: event["specrag"] for event in events if "specrag" in event}
