@@ -257,11 +257,6 @@ class OpenResources(Resources):
         )
         return found
 
-    @property
-    def model_name(self) -> str:
-        """Of the local model."""
-        return self.llm.loaded.name
-
     def load(self, name: str, adapter: str | None) -> LanguageModel:
         """A model by name, in the precision of the local one."""
         if not self.has_model:

@@ -55,11 +55,6 @@ class LocalResources(OpenResources):
             self._llm = self._loaded
         return self._loaded
 
-    @property
-    def model_name(self) -> str:
-        """As it was typed."""
-        return self._model
-
     def load(self, name: str, adapter: str | None) -> LanguageModel:
         """A model by name, as the options say."""
         return self._load(name, adapter)

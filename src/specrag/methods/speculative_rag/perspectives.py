@@ -233,7 +233,7 @@ def _in_order(passages: int, size: int, m: int) -> _Drawn:
     """The best passage with the next ones, with those behind them, and so on; each one alone where a draft has one."""
     best, step = (0,) if size > 1 else (), max(size - 1, 1)
     others = range(len(best), passages)
-    subsets = [(*best, *others[start : start + step]) for start in range(0, len(others), step)] or [best]
+    subsets = [(*best, *others[start : start + step]) for start in range(0, len(others), step)]
     return _Drawn(subsets[:m], len(subsets))
 
 

@@ -264,7 +264,7 @@ def scoring_request(
             TextPart(_RATIONALE, f" {claim.draft.rationale}", scored=wanted),
         ]
     parts += statement
-    asked = f"{_texts(passages)}\n\n{task.asked}" if scoring.evidence == "all-passages" else task.asked
+    asked = _behind(passages, task) if scoring.evidence == "all-passages" else task.asked
     prompt = [{"role": "user", "content": asked}] if scoring.chat else asked
     return ScoringRequest(prompt, tuple(parts))
 
@@ -293,7 +293,11 @@ def _own_prompt(task: Task, passages: Sequence[Passage]) -> Sequence[Mapping[str
     """What the verifier would answer to itself."""
     if task.kind == "free-form":
         return cited_prompt(task, passages)
-    return [{"role": "user", "content": f"{_texts(passages)}\n\n{task.asked}"}]
+    return [{"role": "user", "content": _behind(passages, task)}]
+
+
+def _behind(passages: Sequence[Passage], task: Task) -> str:
+    return f"{_texts(passages)}\n\n{task.asked}"
 
 
 def _judged(verified: Verified, said: Sequence[ScoredText]) -> Verified:
