@@ -45,6 +45,10 @@ def drafter(
             "--without-rationales", help="Train on answers alone, behind a dash.", rich_help_panel=_DATA
         ),
     ] = False,
+    form: Annotated[
+        str,
+        typer.Option(metavar="FORM", help="Of drafts for questions: paper or cited.", rich_help_panel=_DATA),
+    ] = "paper",
     full: Annotated[
         bool,
         typer.Option("--full", help="Train all weights, not an adapter.", rich_help_panel=_TRAINING),
@@ -94,6 +98,7 @@ def drafter(
             held_back=held_back,
             length=length,
             rationales=not without_rationales,
+            form=form,
             full=full,
             rank=rank,
             alpha=alpha,

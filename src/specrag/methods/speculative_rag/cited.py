@@ -20,6 +20,8 @@ from specrag.retrieval.passage import Passage, passage_text
 
 #: A citation as ``CitedText`` makes it, which leaves no other.
 _MARK = re.compile(r"\[(\d{1,3})\]")
+#: How a drafter that was trained on this form says that its passages do not hold the answer: none has the number 0.
+_NOT_HERE = "0]"
 _SENTENCES = re.compile(r"(?<=[.!?])\s+|\n+")
 
 
@@ -34,6 +36,20 @@ def cited_lead(task: Task, drafter: TextGenerator) -> str:
     return wording(task.text).lead if is_small(getattr(drafter, "llm", None)) else ""
 
 
+def write_cited(sentence: str, number: int | None) -> str:
+    """A draft in the form, behind the lead: what a drafter is trained to write.
+
+    Args:
+        number: of the passage that says it; ``None`` if none does.
+    """
+    return _NOT_HERE if number is None else f"{number}]: {' '.join(sentence.split())}"
+
+
+def says_not_here(text: str) -> bool:
+    """Whether a draft says, as it was trained to, that its passages do not hold the answer."""
+    return text.lstrip().startswith(_NOT_HERE)
+
+
 def read_cited(
     task: Task, text: str, passages: Sequence[Passage], numbers: Sequence[int], lead: str
 ) -> ParsedDraft | MalformedDraft:
@@ -45,6 +61,8 @@ def read_cited(
         lead: what it wrote behind.
     """
     line = text.split("\n", 1)[0]
+    if lead and says_not_here(line):
+        return MalformedDraft("it says that its passages do not hold the answer")
     read = [passage_text(passage.title, passage.text) for passage in passages]
     said = CitedText(task.text, read, lead)
     said.push(line)

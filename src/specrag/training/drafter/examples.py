@@ -11,6 +11,8 @@ import torch
 from specrag.bench.metrics import normalize_answer
 from specrag.errors import InputError
 from specrag.methods.prompts import FEWEST_WORDS, cut_passage, most_that_fit
+from specrag.methods.speculative_rag.cited import cited_prompt, write_cited
+from specrag.methods.speculative_rag.drafting import Form
 from specrag.methods.speculative_rag.form import (
     CUE,
     LEAD,
@@ -19,6 +21,7 @@ from specrag.methods.speculative_rag.form import (
     read_draft,
     write_draft,
 )
+from specrag.methods.wording import wording
 from specrag.models.tokenizer import Tokenizer, encode_text
 from specrag.training.drafter.rows import DrafterRow
 from specrag.training.drafter.run import TuningSettings
@@ -51,12 +54,16 @@ class Encoder:
         tokenizer: the drafter's.
         length: tokens of the longest example.
         rationales: whether drafts hold the rows' rationales.
+        form: of drafts for questions.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, length: int, rationales: bool) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, length: int, rationales: bool, form: Form = "paper"
+    ) -> None:
         self._tokenizer = tokenizer
         self._length = length
         self._rationales = rationales
+        self._form = form
         self._cue = self._behind("0", CUE)
         self._end = end_of_turn(tokenizer)
 
@@ -82,6 +89,9 @@ class Encoder:
 
     def prompt(self, row: DrafterRow) -> list[int]:
         """What the drafter reads."""
+        if self._is_cited(row):
+            lead = wording(row.task.text).lead
+            return encode_text(self._tokenizer, cited_prompt(row.task, row.passages), lead)
         return encode_text(self._tokenizer, draft_prompt(row.task, row.passages, example=False), LEAD)
 
     def draft(self, row: DrafterRow) -> list[int]:
@@ -93,6 +103,11 @@ class Encoder:
         rationale = row.rationale if self._rationales else NO_RATIONALE
         if rationale is None:
             raise InputError(f"row {row.identifier!r}: rationale", None, _NEEDS_RATIONALE)
+        if self._is_cited(row):
+            evidence = row.evidence
+            number = row.passages.index(evidence[0]) + 1 if evidence else None
+            written = write_cited(rationale if self._rationales else row.answer, number)
+            return [*self._behind(wording(row.task.text).lead, written), self._end]
         text = write_draft(rationale, row.answer)
         found = read_draft(row.task, text)
         if isinstance(found, MalformedDraft):
@@ -103,6 +118,9 @@ class Encoder:
         first = self._behind(LEAD, text[:place])
         second = self._behind("0" + CUE, text[place + len(CUE) :])
         return [*first, *self._cue, *second, self._end]
+
+    def _is_cited(self, row: DrafterRow) -> bool:
+        return self._form == "cited" and row.task.kind == "free-form"
 
     def _behind(self, before: str, text: str) -> list[int]:
         """The tokens of a text that stands behind another."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specrag.errors import InputError
+from specrag.methods.speculative_rag.drafting import FORMS, Form
 from specrag.training.run import Run, check_least, check_precision
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ class TuningSettings:
         length: tokens of the longest sequence, prompt and draft; passages are cut until they fit, as in drafting.
         rationales: train on rationale and answer; ``False`` trains on the answer behind a dash that stands where the
             rationale would, so that drafts keep to the form (Speculative RAG, Table 8).
+        form: of drafts for questions, the paper's or ``cited``, where the rationale is the cited sentence, and a row
+            whose passages do not hold the answer teaches to say so. Choices and claims have the paper's form.
         full: train all weights in place of an adapter.
         rank, alpha: of the adapter, r and alpha of Hu et al. 2021 ("LoRA"), at every linear layer.
         epochs: times that the rows are read; training may end before.
@@ -52,6 +55,7 @@ class TuningSettings:
     held_back: int = 64
     length: int = 1024
     rationales: bool = True
+    form: Form = "paper"
     full: bool = False
     rank: int = 16
     alpha: float = 32.0
@@ -74,6 +78,8 @@ class TuningSettings:
             if value is not None and not 0 < value < float("inf"):
                 raise InputError(name, value, "give a number above 0")
         check_precision(self.precision)
+        if self.form not in FORMS:
+            raise InputError("form", self.form, f"take one of {', '.join(FORMS)}")
 
     @property
     def highest_rate(self) -> float:

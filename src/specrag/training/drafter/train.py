@@ -117,7 +117,10 @@ class _Run:
         self._clock = clock
         self._checksums = {path.name: sha256_of(path) for path in weight_files(files.folder)}
         self._encoder = Encoder(
-            Tokenizer(files), length=run.settings.length, rationales=run.settings.rationales
+            Tokenizer(files),
+            length=run.settings.length,
+            rationales=run.settings.rationales,
+            form=run.settings.form,
         )
 
     def train(self, report: Callable[[Status[Measured]], None]) -> Outcome:
@@ -193,6 +196,7 @@ class _Run:
                 rows[:count],
                 device=str(self._device),
                 full=self._run.settings.full,
+                form=self._run.settings.form,
             )
         finally:
             shutil.rmtree(folder, ignore_errors=True)
