@@ -1,7 +1,7 @@
 """Rows from public questions whose gold passage is known: near misses beside it, or in its place.
 
-Nothing is written by a model: the rationale is the sentence of the gold passage that holds the answer. In a share of the
-rows no passage holds it, so that a drafter learns to say so.
+Nothing is written by a model: the rationale is the sentence of the gold passage that holds the answer. In a share of
+the rows no passage holds it, so that a drafter learns to say so.
 
     python -m recipes.answered QUESTIONS --passages FILE --exclude FILE --out FOLDER
 """
@@ -192,7 +192,9 @@ def _row(question: _Question, turn: int, passages: Sequence[Passage], source: st
 
 def main(
     questions: Annotated[Path, typer.Argument(help="JSON lines with question, answers and gold passage.")],
-    passages: Annotated[list[Path], typer.Option(help="JSON lines of title and text: where misses are found.")],
+    passages: Annotated[
+        list[Path], typer.Option(help="JSON lines of title and text: where misses are found.")
+    ],
     out: Annotated[Path, typer.Option(help="Folder of the rows.")],
     exclude: Annotated[list[Path] | None, typer.Option(help="What is evaluated on; may be repeated.")] = None,
     rows: Annotated[int, typer.Option(help="How many.")] = 5000,

@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specrag.checks import check_number
 from specrag.cli import common, corpus_index, knn_index, store
 from specrag.cli.printable import printable
 from specrag.errors import InputError, SpecragError
 
 if TYPE_CHECKING:
+    from specrag.methods.block_files import ReadReport
     from specrag.retrieval.build import BuildSettings
     from specrag.retrieval.encoder.encoder import Encoder
     from specrag.retrieval.progress import BuildReport, Progress
@@ -29,8 +32,10 @@ _UNITS = {
     "indexing": "passages",
     "compacting": "rows",
     "loading": "passages",
+    "reading passages": "passages",
 }
-_KNN = "kNN-LM, ReSpec"
+_KNN, _READ = "kNN-LM, ReSpec", "Reading once"
+_READ_GB = 4.0
 
 
 def index(
@@ -92,7 +97,10 @@ def index(
     model: Annotated[
         str | None,
         typer.Option(
-            "--model", metavar="NAME", help="That reads the text (smollm2-135m).", rich_help_panel=_KNN
+            "--model",
+            metavar="NAME",
+            help="That reads the text (smollm2-135m; for --read the one that answers).",
+            rich_help_panel=_KNN,
         ),
     ] = None,
     dtype: Annotated[
@@ -128,6 +136,23 @@ def index(
             rich_help_panel=_KNN,
         ),
     ] = False,
+    read: Annotated[
+        bool,
+        typer.Option(
+            "--read",
+            help="Also let the model read each passage and keep what it read, for -o reuse=blocks.",
+            rich_help_panel=_READ,
+        ),
+    ] = False,
+    read_gb: Annotated[
+        float | None,
+        typer.Option(
+            parser=common.number,
+            metavar="X",
+            help="Most GB of it; passages for which there is no room are read when they are needed (4).",
+            rich_help_panel=_READ,
+        ),
+    ] = None,
     ray: Annotated[
         str | None,
         typer.Option(
@@ -147,6 +172,9 @@ def index(
     New documents are added, changed ones read again, and those gone from below the paths removed. Encoder and
     chunking are chosen once, when the knowledge base is made. With --store, or --table for PostgreSQL, it is then
     loaded into a store.
+
+    With --read the model that will answer reads every passage now, and keeps what it has read on the disk. Answers with
+    -o reuse=blocks begin sooner by it; they are an approximation.
 
     With --knn-lm it is a datastore for --method knn-lm: an entry for each token that the model reads. With --corpus
     it is a text that guesses may be copied from: generate and ask take it as -o corpus=DIR.
@@ -172,6 +200,8 @@ def index(
         "--replace": replace or None,
         "--ray": ray,
         "--watch": watch or None,
+        "--read": read or None,
+        "--read-gb": read_gb,
     }
     if knn_lm and corpus:
         raise InputError("--corpus", corpus, "leave it or --knn-lm out")
@@ -181,7 +211,11 @@ def index(
         _refuse({**of_passages, **of_datastores, "--hnsw": hnsw or None}, "leave it out with --corpus")
     elif knn_lm:
         _refuse(of_passages, "leave it out with --knn-lm")
+    elif read:
+        _refuse({"--pq": pq or None, "--window": window, "--context": context}, "leave it out with --read")
+        _refuse({"--watch": watch or None}, "leave it out with --read")
     else:
+        _refuse({"--read-gb": read_gb}, "add --read")
         _refuse(of_datastores, "it is for datastores; add --knn-lm")
     if not paths and address is None:
         raise typer.BadParameter("name at least one PATH, or a --store to load the knowledge base into")
@@ -203,7 +237,8 @@ def index(
                 "--watch", watch, "it follows paths into a folder; leave --store, --table and --pgvector out"
             )
         follow = _Follower(paths or [], kb) if watch else None
-        _index_documents(paths or [], kb, settings, target, ray, as_json=as_json)
+        reading = _Reading(model, dtype or "auto", device, read_gb) if read else None
+        _index_documents(paths or [], kb, settings, target, ray, reading, as_json=as_json)
         if follow is not None:
             follow.run(as_json=as_json)
 
@@ -225,6 +260,7 @@ def _index_documents(
     settings: tuple[str | None, str | None, int | None, int | None],
     target: _Target | None,
     cluster: str | None,
+    reading: _Reading | None,
     *,
     as_json: bool,
 ) -> None:
@@ -241,12 +277,15 @@ def _index_documents(
             encoder = None if cluster is None else _cluster_encoder(cluster, kb, chosen)
             report = build(paths, kb, chosen, bar.show, encoder=encoder)
         loaded = None if target is None else target.load(kb, bar.show)
+        read = None if reading is None else reading.read(kb, bar.show)
     finally:
         bar.close()
     if as_json:
         described = {} if report is None else asdict(report)
         if target is not None and loaded is not None:
             described[target.kind] = asdict(loaded)
+        if read is not None:
+            described["read"] = asdict(read)
         typer.echo(json.dumps({"kb": str(kb), **described}, ensure_ascii=False))
         return
     if report is not None:
@@ -256,6 +295,13 @@ def _index_documents(
         typer.echo(
             f"{target.kind}:     {printable(loaded.name)}, {loaded.passages:,} passages in {loaded.seconds:.1f} s"
         )
+    if read is not None:
+        typer.echo(
+            f"read:      {read.passages:,} passages kept, {read.read:,} of them read now by {printable(read.model)} "
+            f"({read.bytes / 1e6:,.0f} MB, {read.seconds:.1f} s)"
+        )
+        if read.left_out:
+            typer.echo(f"note: no room for {read.left_out:,} passages; --read-gb gives more", err=True)
 
 
 def _cluster_encoder(address: str, kb: Path, settings: BuildSettings) -> Encoder:
@@ -351,6 +397,32 @@ class _Target:
             passages = load(self.address, base, Loading(self.hnsw, self.replace, report))
         name = self.address.partition("#")[2] if self.kind == "table" else shown(self.address)
         return _Loaded(name, passages, time.perf_counter() - started)
+
+
+class _Reading:
+    """A model that reads passages once and for all.
+
+    Args:
+        model, dtype, device: as :func:`specrag.load` takes them; no model is the one that answers by default.
+        gigabytes: most of what it keeps; ``None`` for the usual.
+    """
+
+    def __init__(self, model: str | None, dtype: str, device: str | None, gigabytes: float | None) -> None:
+        self._model, self._dtype, self._device = model, dtype, device
+        gigabytes = _READ_GB if gigabytes is None else gigabytes
+        self._bytes = int(check_number("--read-gb", gigabytes, least=1e-3) * 1e9)
+
+    def read(self, kb: Path, report: Callable[[Progress], None]) -> ReadReport:
+        """Read what is not kept yet."""
+        from specrag.language_model import load
+        from specrag.methods.block_files import read_passages
+        from specrag.retrieval.knowledge_base import KnowledgeBase
+
+        with (
+            closing(load(common.model_name(self._model), dtype=self._dtype, device=self._device)) as llm,
+            KnowledgeBase.open(kb.expanduser()) as base,
+        ):
+            return read_passages(llm, base, self._bytes, report)
 
 
 class Bar:

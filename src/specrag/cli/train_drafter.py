@@ -98,7 +98,7 @@ def drafter(
             held_back=held_back,
             length=length,
             rationales=not without_rationales,
-            form=form,
+            form=form,  # type: ignore[arg-type]  # checked there
             full=full,
             rank=rank,
             alpha=alpha,

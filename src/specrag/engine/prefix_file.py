@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from specrag.artifacts import Refusal, disk_errors, fsync, make_folder, rename
-from specrag.engine.kv import KeyValueCache, KeyValueShape
+from specrag.engine.kv import SCALE_BYTES, KeyValueCache, KeyValueShape, dequantize, quantize
 from specrag.engine.passes import SessionModel
 from specrag.engine.session import Session
 from specrag.errors import SpecragError
@@ -34,7 +34,9 @@ class PrefixFileError(SpecragError):
     """A kept prefix is damaged, of another model, or cannot be written."""
 
 
-def save_prefix(path: Path, session: Session, length: int, identity: Mapping[str, str]) -> None:
+def save_prefix(
+    path: Path, session: Session, length: int, identity: Mapping[str, str], *, int8: bool = False
+) -> None:
     """Write the first ``length`` tokens with the keys and values of all but the newest of them.
 
     The file appears whole or not at all.
@@ -42,6 +44,8 @@ def save_prefix(path: Path, session: Session, length: int, identity: Mapping[str
     Args:
         session: has fed them.
         identity: of the model: whatever changes its keys and values.
+        int8: in 8 bits (:func:`~specrag.engine.kv.quantize`), whatever the model keeps them in: half the size, and no
+            longer the very numbers.
 
     Raises:
         PrefixFileError: the model keeps no keys and values, or the disk refuses.
@@ -56,7 +60,8 @@ def save_prefix(path: Path, session: Session, length: int, identity: Mapping[str
         )
     tensors = {"tokens": torch.tensor(session.tokens[:length])}
     for index in range(cache.shape.layers):
-        tensors[f"layer.{index}"] = _layer(cache, index, rows).cpu()
+        layer = _layer(cache, index, rows).cpu()
+        tensors[f"layer.{index}"] = quantize(layer) if int8 and not cache.shape.int8 else layer
     # A folder: safetensors writes to a name of its own choice beside the file and renames that.
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
 
@@ -151,6 +156,9 @@ def _layer(cache: KeyValueCache, index: int, rows: int) -> torch.Tensor:
 
 def _fill(path: Path, cache: KeyValueCache, layers: Sequence[torch.Tensor], rows: int) -> None:
     shape: KeyValueShape = cache.shape
+    if rows > 0 and not shape.int8 and all(layer.dtype == torch.int8 for layer in layers):
+        width = shape.head_dim + SCALE_BYTES
+        layers = [dequantize(layer, shape.dtype) if layer.shape[-1] == width else layer for layer in layers]
     expected = (2, shape.kv_heads, rows, shape.stored_width)
     if rows < 1 or any(
         tuple(layer.shape) != expected or layer.dtype != shape.stored_dtype for layer in layers

@@ -2,7 +2,8 @@
 
 What is pasted has not seen the passages in front of it, so that the answer is no longer what the model would write: it
 is off by default. A share of each passage is read anew in its place, its first tokens (EPIC, Hu et al. 2024), which is
-what attention leans on.
+what attention leans on. Of a knowledge base they may have been read when it was made
+(:mod:`specrag.methods.block_files`).
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from specrag.engine.passes import Coroutine
+from specrag.engine.passes import Coroutine, Search
 from specrag.engine.session import Movable, Session
 from specrag.errors import InputError
 from specrag.methods.prompts import passage_block
 
 if TYPE_CHECKING:
     from specrag.methods.base import LocalModel
+    from specrag.methods.block_files import BlockFiles
     from specrag.retrieval.passage import Passage
 
 #: What of a prompt is not read anew.
@@ -47,6 +49,7 @@ class Begun:
 class _Block:
     """A passage in a prompt: tokens ``start`` to ``end``, its number in front of them."""
 
+    passage: Passage
     start: int
     end: int
 
@@ -72,6 +75,7 @@ def pasting(
     passages: Sequence[Passage],
     tenant: str,
     anew: int = ANEW,
+    files: BlockFiles | None = None,
 ) -> Coroutine[Begun]:
     """Begin a prompt with its passages' kept keys and values; those that are not known are read alone, and kept.
 
@@ -80,11 +84,12 @@ def pasting(
         passages: in the order of the prompt; one that is not found in it word for word is read as usual.
         tenant: whose they are; nobody else's are found.
         anew: first tokens of each passage that are read in their place all the same.
+        files: passages that were read before; asked for those that are not in memory.
 
     Raises:
         ContextLengthError: the prompt does not fit.
     """
-    head = _head(llm)
+    head = template_head(llm)
     session = llm.prefixes.start(llm.loaded.model, prompt, tenant)
     known = len(session)
     try:
@@ -92,10 +97,10 @@ def pasting(
             first = block.start + anew
             if first < len(session) or block.end - first < _WORTH_PASTING:
                 continue
-            alone = [*head, *prompt[block.start : block.end]]
-            source, read = yield from _alone(llm, alone, tenant)
+            tokens = alone(head, prompt[block.start : block.end])
+            source, read = yield from _source(llm, block.passage, tokens, tenant, files)
             yield from session.extend(prompt[len(session) : first])
-            yield from session.paste(source, len(head) + anew, len(alone))
+            yield from session.paste(source, len(head) + anew, len(tokens) - 1)
             source.close()
             known += 0 if read else block.end - first
     except BaseException:
@@ -104,19 +109,35 @@ def pasting(
     return Begun(session, known)
 
 
-def _alone(llm: LocalModel, tokens: Sequence[int], tenant: str) -> Coroutine[tuple[Session, bool]]:
-    """A session whose cache holds these tokens, and whether they had to be read."""
-    # With one more token, since the cache never holds a session's newest.
-    wanted = [*tokens, tokens[0]]
-    session = llm.prefixes.start(llm.loaded.model, [*wanted, tokens[0]], tenant)
-    if len(session) == len(wanted):
+def alone(head: Sequence[int], tokens: Sequence[int]) -> list[int]:
+    """A passage as it is read alone, and one token more, since the cache never holds a session's newest."""
+    return [*head, *tokens, head[0] if head else tokens[0]]
+
+
+def _source(
+    llm: LocalModel, passage: Passage, tokens: Sequence[int], tenant: str, files: BlockFiles | None
+) -> Coroutine[tuple[Session, bool]]:
+    """A session that holds a passage alone, from memory, from its file or by reading; and whether it was read."""
+    # With one more, since a session is given that lacks the last one.
+    session = llm.prefixes.start(llm.loaded.model, [*tokens, tokens[-1]], tenant)
+    if len(session) == len(tokens):
         return session, False
-    yield from session.extend(wanted[len(session) :])
+    if files is not None:
+        found: Session | None = yield Search(lambda: files.find(passage, tokens))
+        if found is not None:
+            session.close()
+            return found, False
+    yield from session.extend(tokens[len(session) :])
     llm.prefixes.keep(session, tenant)
     return session, True
 
 
-def _head(llm: LocalModel) -> list[int]:
+def passage_tokens(llm: LocalModel, passage: Passage) -> list[int]:
+    """A passage's tokens in a prompt, behind its number; without the last one, which may hold what follows."""
+    return llm.tokenizer.encode(passage_block(passage), special=False)[:-1]
+
+
+def template_head(llm: LocalModel) -> list[int]:
     """What every prompt begins with: the template's tokens in front of the first message."""
     one, other = (llm.encode([{"role": "user", "content": text}]) for text in ("0", "1"))
     return one[
@@ -125,14 +146,14 @@ def _head(llm: LocalModel) -> list[int]:
 
 
 def _find(llm: LocalModel, prompt: Sequence[int], passages: Sequence[Passage]) -> list[_Block]:
-    """Where the passages stand in the prompt, without their last token, which may hold what follows."""
+    """Where the passages stand in the prompt."""
     found: list[_Block] = []
     behind = 0
     for passage in passages:
-        tokens = llm.tokenizer.encode(passage_block(passage), special=False)[:-1]
+        tokens = passage_tokens(llm, passage)
         for start in range(behind, len(prompt) - len(tokens) + 1):
             if prompt[start] == tokens[0] and list(prompt[start : start + len(tokens)]) == tokens:
                 behind = start + len(tokens)
-                found.append(_Block(start, behind))
+                found.append(_Block(passage, start, behind))
                 break
     return found

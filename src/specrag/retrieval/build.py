@@ -52,6 +52,7 @@ from specrag.retrieval.passage_store import (
 )
 from specrag.retrieval.passage_writer import PassageWriter, Unencoded
 from specrag.retrieval.progress import BuildReport, Counts, Progress, Reporter
+from specrag.retrieval.read_passages import forget_read
 from specrag.retrieval.reading import Changes, Entry, find_changes, reliable, skipped_by_reader
 
 if TYPE_CHECKING:
@@ -195,6 +196,7 @@ def _finish(folder: Path, report: Reporter) -> State:
         state = _state(folder, manifest)
     with write_errors(folder):
         refresh_graph(folder, manifest, state)
+        forget_read(folder, lambda: _ids(folder, manifest))
     remove_generations(folder, keep=manifest.generation)
     shutil.rmtree(folder / BUILDING, ignore_errors=True)
     return state
@@ -203,6 +205,12 @@ def _finish(folder: Path, report: Reporter) -> State:
 def _state(folder: Path, manifest: Manifest) -> State:
     with contextlib.closing(PassageStore(manifest.generation_folder(folder))) as store:
         return store.state
+
+
+def _ids(folder: Path, manifest: Manifest) -> list[int]:
+    with contextlib.closing(PassageStore(manifest.generation_folder(folder))) as store:
+        ids: list[int] = store.rows.sorted_ids().tolist()
+        return ids
 
 
 def _compact(folder: Path, report: Reporter) -> None:

@@ -39,6 +39,7 @@ from specrag.retrieval.passage import Hit, Passage, passage_text
 from specrag.speculation.decode import Step
 
 if TYPE_CHECKING:
+    from specrag.methods.block_files import BlockFiles
     from specrag.retrieval.encoder.reranker import Reranker
     from specrag.retrieval.index.filters import Where
 
@@ -128,8 +129,12 @@ class StandardPipeline:
         self.lead = lead
         self.rewrite = rewrite
         self.reuse: Reuse = reuse
+        self._files: BlockFiles | None = None
         if reuse == "blocks":
+            from specrag.methods.block_files import block_files
+
             check_reuse(llm)
+            self._files = block_files(llm, knowledge_base)
         self._clock = clock
 
     def answering(
@@ -211,7 +216,8 @@ class StandardPipeline:
             return (yield from self.llm.generating(prompt, options))
         started = self._clock()
         tokens: list[int] = list(prompt)  # type: ignore[arg-type]
-        begun = yield from pasting(self.llm, tokens, passages, options.get("tenant", ""))  # type: ignore[arg-type]
+        tenant = options.get("tenant", "")
+        begun = yield from pasting(self.llm, tokens, passages, tenant, files=self._files)  # type: ignore[arg-type]
         seconds, pasted = self._clock() - started, begun.session.pasted
         result = yield from self.llm.generating(prompt, options, begun.session)  # type: ignore[call-arg]
         usage = replace(

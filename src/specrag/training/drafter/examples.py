@@ -57,9 +57,7 @@ class Encoder:
         form: of drafts for questions.
     """
 
-    def __init__(
-        self, tokenizer: Tokenizer, *, length: int, rationales: bool, form: Form = "paper"
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, length: int, rationales: bool, form: Form = "paper") -> None:
         self._tokenizer = tokenizer
         self._length = length
         self._rationales = rationales

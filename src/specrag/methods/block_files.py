@@ -1,0 +1,175 @@
+"""Passages that were read when their knowledge base was made, each alone: keys and values in 8 bits, on disk.
+
+``specrag index --read`` writes them; ``reuse=blocks`` maps them into memory in place of reading. A damaged file, or one
+that another version of the model wrote, is as if it were not there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from specrag.engine.passes import gather
+from specrag.engine.prefix_file import PrefixFileError, load_prefix, save_prefix
+from specrag.engine.session import Movable, Session
+from specrag.errors import InputError
+from specrag.methods.blocks import alone, passage_tokens, template_head
+from specrag.methods.prefixes import identity_of
+from specrag.retrieval.progress import Progress
+from specrag.retrieval.read_passages import READ
+
+if TYPE_CHECKING:
+    from specrag.language_model import LanguageModel
+    from specrag.models.loading import LoadedModel
+    from specrag.retrieval.knowledge_base import KnowledgeBase
+    from specrag.retrieval.passage import Passage
+
+#: Passages that are read side by side.
+_TOGETHER = 8
+
+_identities: WeakKeyDictionary[object, dict[str, str]] = WeakKeyDictionary()
+
+
+class BlockFiles:
+    """What one model has read of a knowledge base's passages.
+
+    The files hold the documents' content in another form. They lie in the knowledge base's folder, and go when their
+    passages go.
+
+    Args:
+        base: the knowledge base's folder.
+        loaded: the model.
+    """
+
+    def __init__(self, base: Path, loaded: LoadedModel) -> None:
+        self._loaded = loaded
+        if loaded.model not in _identities:
+            _identities[loaded.model] = identity_of(loaded)  # reads the weights' checksums
+        self._identity = _identities[loaded.model]
+        digest = hashlib.sha256(json.dumps(sorted(self._identity.items())).encode()).hexdigest()
+        self.folder = base / READ / f"{loaded.files.name.replace('/', '-')}-{digest[:12]}"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files."""
+        return sum(path.stat().st_size for path in self.folder.glob("*.safetensors"))
+
+    def find(self, passage: Passage, tokens: Sequence[int]) -> Session | None:
+        """A session that holds these tokens, from the passage's file; ``None`` if it is not there or cannot be used.
+
+        To be called in a thread.
+
+        Args:
+            tokens: the passage as it is read alone, and one more, since the cache never holds a session's newest.
+        """
+        try:
+            session = load_prefix(self._path(passage), self._loaded.model, self._identity)
+        except (FileNotFoundError, PrefixFileError):
+            return None
+        # It was rounded to 8 bits: never to be taken for what reading gives.
+        session.pasted = len(session.tokens)
+        return session if session.tokens == list(tokens) else None
+
+    def write(self, passage: Passage, session: Session) -> int:
+        """Write a passage's file; its bytes.
+
+        Args:
+            session: as :meth:`find` gives it back.
+
+        Raises:
+            PrefixFileError: the disk refuses.
+        """
+        path = self._path(passage)
+        save_prefix(path, session, len(session.tokens), self._identity, int8=True)
+        return path.stat().st_size
+
+    def _path(self, passage: Passage) -> Path:
+        return self.folder / f"{passage.id}.safetensors"
+
+
+def block_files(llm: object, retriever: object) -> BlockFiles | None:
+    """What a model has read of a knowledge base; ``None`` if nothing was read of it, or it lies elsewhere."""
+    folder = getattr(retriever, "folder", None)
+    if not isinstance(folder, Path) or not (folder / READ).is_dir():
+        return None
+    return BlockFiles(folder, llm.loaded)  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadReport:
+    """What ``specrag index --read`` has done.
+
+    Attributes:
+        model: that has read.
+        passages: whose keys and values are kept now.
+        read: of these, read now; the others were there.
+        left_out: for which there was no room.
+        bytes: of the files.
+        seconds: it took.
+    """
+
+    model: str
+    passages: int
+    read: int
+    left_out: int
+    bytes: int
+    seconds: float
+
+
+def read_passages(
+    llm: LanguageModel, base: KnowledgeBase, limit_bytes: int, report: Callable[[Progress], None]
+) -> ReadReport:
+    """Read a knowledge base's passages, each alone, and keep their keys and values; those that are kept stay.
+
+    Args:
+        limit_bytes: most bytes of the files; passages for which there is no room are left out.
+        report: told how far it is.
+
+    Raises:
+        InputError: the model's keys cannot be moved.
+        PrefixFileError: the disk refuses; what was written stays.
+    """
+    if not isinstance(llm.loaded.model, Movable):
+        raise InputError(
+            "--read", llm.loaded.files.name, "this model's keys cannot be moved; take another model"
+        )
+    started = time.perf_counter()
+    files = BlockFiles(base.folder, llm.loaded)
+    head = template_head(llm)
+    ids = base.ids.tolist()
+    kept = read = 0
+    size = files.nbytes
+    for start in range(0, len(ids), _TOGETHER):
+        missing = []
+        for passage in base.passages(ids[start : start + _TOGETHER]):
+            tokens = alone(head, passage_tokens(llm, passage))
+            if files.find(passage, tokens) is None:
+                missing.append((passage, tokens))
+            else:
+                kept += 1
+        if missing and size < limit_bytes:
+            for passage, session in _read(llm, missing):
+                if size < limit_bytes:
+                    size += files.write(passage, session)
+                    read += 1
+                session.close()
+        report(Progress("reading passages", min(start + _TOGETHER, len(ids)), len(ids)))
+    kept += read
+    seconds = time.perf_counter() - started
+    return ReadReport(llm.loaded.files.name, kept, read, len(ids) - kept, size, seconds)
+
+
+def _read(
+    llm: LanguageModel, passages: Sequence[tuple[Passage, Sequence[int]]]
+) -> list[tuple[Passage, Session]]:
+    """Read passages side by side, each in a session of its own."""
+    sessions = [Session(llm.loaded.model) for _ in passages]
+    reading = [session.extend(tokens) for session, (_, tokens) in zip(sessions, passages, strict=True)]
+    llm.executor.run(llm.executor.submit(gather(reading)))
+    return [(passage, session) for (passage, _), session in zip(passages, sessions, strict=True)]
