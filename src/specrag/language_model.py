@@ -208,8 +208,6 @@ class OpenResources(Resources):
         given: as of :class:`~specrag.methods.resources.Resources`.
     """
 
-    opens_models = True
-
     def __init__(self, llm: LanguageModel | None = None, **given: Any) -> None:
         super().__init__(llm, **given)
         self._opened: dict[tuple[str, str | None], Any] = {}
@@ -234,9 +232,11 @@ class OpenResources(Resources):
         """A folder of this machine."""
         return None if path is None else Path(path).expanduser()
 
-    def writer(self, name: str | None = None, adapter: str | None = None) -> TextGenerator | LocalModel:
+    def writer(
+        self, name: str | None = None, adapter: str | None = None, form: str = "paper"
+    ) -> TextGenerator | LocalModel:
         """The model or endpoint of a name; by default the one given, or SmolLM2; with the adapter tuned for it."""
-        from specrag.models.adapters import shipped_adapters
+        from specrag.models.adapters import drafter_form, shipped_adapters
         from specrag.models.catalog.sources import SMALL
 
         if name is None and adapter is None and self._drafter is not None:
@@ -245,7 +245,8 @@ class OpenResources(Resources):
             writer: TextGenerator = self._endpoint(name)
             return writer
         wanted = name or SMALL
-        tuned = adapter or next((str(folder) for folder in shipped_adapters(wanted)), None)
+        shipped = (str(folder) for folder in shipped_adapters(wanted) if drafter_form(folder) == form)
+        tuned = adapter or next(shipped, None)
         return self._named(wanted, None if tuned == NO_ADAPTER else tuned)
 
     def scorer(self, name: str | None = None) -> TextScorer | LocalModel:

@@ -61,7 +61,7 @@ def test_it_keeps_to_the_form_without_being_kept_to_it(smollm2: Path) -> None:
     with closing(
         specrag.load("smollm2-135m", dtype="int8", device="cpu", adapter="smollm2-135m-drafter")
     ) as llm:
-        assert llm.loaded.is_drafter
+        assert llm.loaded.drafter_form == "paper"
         tuned = count_drafts(llm, rows)
     assert tuned.malformed <= 1
     assert tuned.right >= 3

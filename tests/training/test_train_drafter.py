@@ -257,8 +257,7 @@ def test_batches_pad_at_the_end_and_want_drafts_alone() -> None:
     short, long = Example((1, 2, 3), 2, False), Example((4, 5, 6, 7, 8), 3, False)
     batch = make_batch([short, long], CPU)
     assert batch.tokens.tolist() == [[1, 2, 3, 0, 0], [4, 5, 6, 7, 8]]
-    assert batch.rows.tolist() == [1, 2, 3]
-    assert batch.targets.tolist() == [[3, -100, -100], [-100, 7, 8]]
+    assert batch.targets.tolist() == [[-100, 3, -100, -100, -100], [-100, -100, 7, 8, -100]]
     assert parts([short, long, short], 6) == [[long], [short, short]]
     assert parts([short, long, short], 1) == [[long], [short], [short]]
 
@@ -350,8 +349,8 @@ def test_adapters_by_name(done: Outcome, tmp_path: Path, monkeypatch: pytest.Mon
         find_adapter("nothing")
     loaded = load_model("smollm2-135m", dtype="int8", device="cpu", adapter="popular")
     assert loaded.adapter == shipped
-    assert not loaded.is_drafter
-    assert load_model("smollm2-135m", device="cpu", adapter=done.out).is_drafter
+    assert loaded.drafter_form is None
+    assert load_model("smollm2-135m", device="cpu", adapter=done.out).drafter_form == "paper"
     assert catalog.resolve("smollm2-135m").folder == loaded.files.folder
 
 

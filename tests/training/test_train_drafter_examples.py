@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,11 +16,22 @@ from specrag.engine.session import Session
 from specrag.errors import InputError
 from specrag.language_model import LanguageModel
 from specrag.methods.generator import LocalGenerator, two_lines
+from specrag.methods.prompts import LEAD as LEAD_CITED
+from specrag.methods.speculative_rag.cited import read_cited
 from specrag.methods.speculative_rag.drafting import Drafting, drafting
-from specrag.methods.speculative_rag.form import CUE, LEAD, ParsedDraft, draft_prompt, read_draft, write_draft
+from specrag.methods.speculative_rag.form import (
+    CUE,
+    LEAD,
+    MalformedDraft,
+    ParsedDraft,
+    draft_prompt,
+    read_draft,
+    write_draft,
+)
 from specrag.models.loading import LoadedModel
 from specrag.request import Options, Prompt, Result
 from specrag.training.drafter.examples import NO_RATIONALE, Encoder, end_of_turn, split
+from specrag.training.drafter.measure import count_drafts
 from specrag.training.drafter.rows import DrafterRow, read_rows
 from specrag.training.drafter.run import TuningSettings
 from tests.training.tiny_drafter import row, write_rows
@@ -71,6 +84,73 @@ def test_prompts_are_those_that_drafting_feeds(llm: LanguageModel, rows: list[Dr
         assert example is not None
         assert not example.shortened
         assert model.prompts[-1] == list(example.tokens[: example.begin])
+
+
+@pytest.fixture
+def cited(tmp_path: Path) -> list[DrafterRow]:
+    """A row whose second passage holds the answer, and one whose passages do not."""
+    other = {"title": "Ruun", "text": "Ruun is an island with two harbours."}
+    gold = {"title": "Tarn Light", "text": "Tarn Light was designed by Elke Vorst in 1888.", "gold": True}
+    asked = {
+        "question": "Who designed Tarn Light?",
+        "answer": "Elke Vorst",
+        "rationale": "Tarn Light was designed by Elke Vorst in 1888.",
+    }
+    lines = [
+        {"id": "held", **asked, "passages": [other, gold]},
+        {"id": "missing", **asked, "passages": [other]},
+        KINDS[1],
+    ]
+    return read_rows([write_rows(tmp_path / "cited.jsonl", lines)])
+
+
+def test_cited_drafts_are_prompted_and_read_as_drafting_does(
+    llm: LanguageModel, cited: list[DrafterRow]
+) -> None:
+    encoder = Encoder(llm.tokenizer, length=1024, rationales=True, form="cited")
+    held, missing, choice = cited
+    for each in cited:
+        model = Listening(llm)
+        settings = Drafting(max_tokens=2, rationale_tokens=1, example=False, form="cited")
+        subset = [range(len(each.passages))]
+        llm.executor.run(
+            llm.executor.submit(drafting(LocalGenerator(model), each.task, each.passages, subset, settings))
+        )
+        example = encoder.example(each)
+        assert example is not None
+        assert model.prompts[-1] == list(example.tokens[: example.begin])
+    end = llm.tokenizer.special_tokens["<|im_end|>"]
+    text = llm.tokenizer.decode(encoder.draft(held)[:-1])
+    assert text == "2]: Tarn Light was designed by Elke Vorst in 1888."
+    found = read_cited(held.task, text, held.passages, (5, 9), LEAD_CITED)
+    assert isinstance(found, ParsedDraft)
+    assert found.answer == "Tarn Light was designed by Elke Vorst in 1888. [9]"
+    *nothing, last = encoder.draft(missing)
+    assert (llm.tokenizer.decode(nothing), last) == ("0]", end)
+    refused = read_cited(missing.task, "0]", missing.passages, (1,), LEAD_CITED)
+    assert isinstance(refused, MalformedDraft)
+    assert "do not hold the answer" in refused.reason
+    assert llm.tokenizer.decode(encoder.draft(choice)) == write_draft(choice.rationale or "", choice.answer)
+    short = Encoder(llm.tokenizer, length=1024, rationales=False, form="cited")
+    assert llm.tokenizer.decode(short.draft(held)[:-1]) == "2]: Elke Vorst"
+
+
+def test_a_drafter_that_says_that_nothing_is_there_is_right_where_nothing_is(
+    llm: LanguageModel, cited: list[DrafterRow], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, missing, _ = cited
+    for text, right in (("0]", (0, 1)), ("1]: Elke Vorst designed it.", (1, 0))):
+        read = read_cited(held.task, text, held.passages, (1, 2), LEAD_CITED)
+
+        def written(*given: Any, text: str = text, read: Any = read) -> Coroutine[list[Any]]:
+            answer = read.answer if isinstance(read, ParsedDraft) else ""
+            reason = None if answer else "it says so"
+            return [SimpleNamespace(draft=SimpleNamespace(text=text, answer=answer, malformed=reason))]
+            yield
+
+        monkeypatch.setattr("specrag.training.drafter.measure.drafting", written)
+        for each, expected in zip((held, missing), right, strict=True):
+            assert count_drafts(llm, [each], "cited").right == expected
 
 
 def test_drafts_are_those_that_drafting_reads(llm: LanguageModel, rows: list[DrafterRow]) -> None:

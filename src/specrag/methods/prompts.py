@@ -90,8 +90,8 @@ def build_prompt(
 def is_small(llm: Any) -> bool:
     """Whether a model is so small that its answers are better if they choose a passage first (:data:`LEAD`).
 
-    SmolLM2-135M is, Qwen2.5-Coder-1.5B is not (47.4 against 53.5 % of 650 questions, docs/log.md). Of a model behind an
-    endpoint the size is not known.
+    SmolLM2-135M is. Qwen2.5-Coder-1.5B is not: of 650 questions it has 47.4 % right with the lead, 53.5 % without. The
+    size of a model behind an endpoint is not known.
 
     Args:
         llm: a language model, or what stands for one.

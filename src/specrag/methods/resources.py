@@ -98,9 +98,6 @@ class Resources:
         holds_documents: keep the newest long text's keys and values for a next question.
     """
 
-    #: Whether options may name models that are not open yet.
-    opens_models = False
-
     def __init__(  # noqa: PLR0913 - what there may be, each of another kind
         self,
         llm: LocalModel | None = None,
@@ -190,11 +187,17 @@ class Resources:
         """Who writes drafts by the host's choice; ``None`` where it has made none."""
         return self._drafter
 
-    def writer(self, name: str | None = None, adapter: str | None = None) -> TextGenerator | LocalModel:
+    def writer(
+        self,
+        name: str | None = None,
+        adapter: str | None = None,
+        form: str = "paper",  # noqa: ARG002 - of the adapters that a host may choose from
+    ) -> TextGenerator | LocalModel:
         """Who writes drafts of answers: the host's drafter, or the model.
 
         Args:
             name, adapter: of another one, where the host loads models that requests name.
+            form: of the drafts; of adapters that come with a model the one for it is taken.
 
         Raises:
             InputError: it does not.

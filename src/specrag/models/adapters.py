@@ -79,6 +79,24 @@ def shipped_adapters(base: str | None = None) -> list[Path]:
     return [each for each in folders if base in (None, _read_config(each).get("base_model_name_or_path"))]
 
 
+def drafter_form(folder: Path) -> str | None:
+    """The form of drafts that ``specrag train drafter`` taught an adapter or a model; ``None`` where it did not.
+
+    Raises:
+        ModelFilesError: its record is damaged.
+    """
+    record = folder / DRAFTER_RECORD
+    if not record.is_file():
+        return None
+    try:
+        form: str = json.loads(record.read_text(encoding="utf-8"))["settings"].get("form", "paper")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelFilesError(
+            f"adapter {str(folder)!r}: {DRAFTER_RECORD} is damaged: train it anew"
+        ) from error
+    return form
+
+
 def check_adapter(folder: Path, base: str) -> None:
     """Make sure that an adapter is there and was made of a model, without reading its weights.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from specrag.engine.threads import in_own_thread
 from specrag.errors import InputError, ModelFilesError
-from specrag.models.adapters import DRAFTER_RECORD, find_adapter, merge_adapter
+from specrag.models.adapters import drafter_form, find_adapter, merge_adapter
 from specrag.models.catalog import ModelFiles, resolve
 from specrag.models.tokenizer import Tokenizer
 from specrag.models.weights import read_config, read_config_json, read_weights, supports
@@ -72,9 +72,9 @@ class LoadedModel:
         )
 
     @property
-    def is_drafter(self) -> bool:
-        """Whether ``specrag train drafter`` made it: it needs no example of how a draft is written."""
-        return ((self.adapter or self.files.folder) / DRAFTER_RECORD).is_file()
+    def drafter_form(self) -> str | None:
+        """The form of drafts that ``specrag train drafter`` taught it, ``paper`` or ``cited``, if it made it."""
+        return drafter_form(self.adapter or self.files.folder)
 
 
 def load_model(

@@ -35,7 +35,7 @@ def test_the_tuned_drafter_drafts_and_the_model_judges(smollm2: Path, sample_bas
     with running_server(**settings) as server:
         drafter = server.service.rag_drafter
         assert drafter is not None
-        assert drafter.loaded.is_drafter
+        assert drafter.loaded.drafter_form == "paper"
         response = post(server, "/v1/chat/completions", body)
         assert response.status_code == 200, response.text
         server.wait_until_idle()

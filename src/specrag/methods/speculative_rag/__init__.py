@@ -12,7 +12,6 @@ from specrag.errors import InputError
 from specrag.methods.base import Method, MethodOptions, Needs, Plan
 from specrag.methods.decoding import make_decoder
 from specrag.methods.passages import DEFAULT_K, PASSAGE_TOKENS, refuse_form, retrieval
-from specrag.methods.resources import NO_ADAPTER
 
 if TYPE_CHECKING:
     from specrag.engine.executor import Executor
@@ -213,8 +212,7 @@ class SpeculativeRAG(Method):
         if self.options.drafter is not None and "://" in self.options.drafter:
             self._check_plain()
         writer = self._writer(given)
-        trained = hasattr(writer, "loaded") and writer.loaded.is_drafter
-        options = self.options.settled("paper" if trained else "cited")
+        options = self.options.settled(writer.loaded.drafter_form if hasattr(writer, "loaded") else None)
         scoring = options.scoring()
         pipeline = SpeculativeRAGPipeline(
             self._generator(writer, request, given),
@@ -244,13 +242,9 @@ class SpeculativeRAG(Method):
         return Plan(begin, _tokens(options, request, given, writer, found.k))
 
     def _writer(self, given: Resources) -> Any:
-        """Who drafts; a model as it comes where drafts have another form than it may have been tuned for."""
-        name, adapter = self.options.drafter, self.options.adapter
-        if given.opens_models and adapter is None and self.options.form != "paper":
-            if name is None and given.drafter is not None:
-                return given.drafter
-            adapter = NO_ADAPTER
-        return given.writer(name, adapter)
+        """Who drafts."""
+        own = self.options
+        return given.writer(own.drafter, own.adapter, own.form or "cited")
 
     def _check_plain(self) -> None:
         if self.options.decoder != "plain":

@@ -79,7 +79,7 @@ class Drafting:
         """Whether a drafter is shown the form."""
         if self.example is not None:
             return self.example
-        return not (isinstance(drafter, LocalGenerator) and drafter.llm.loaded.is_drafter)
+        return not (isinstance(drafter, LocalGenerator) and drafter.llm.loaded.drafter_form == "paper")
 
     def cue(self, task: Task) -> Cue | None:
         """The paper's form, to which a drafter is kept; its answers are the task's own, where it has them."""

@@ -204,12 +204,10 @@ class Batch:
 
     Attributes:
         tokens: int64 ``[B, T]``.
-        rows: places whose logits are wanted, of any example, ascending, int64 ``[R]``.
-        targets: the token behind each of these places, int64 ``[B, R]``; -100 where it is not trained on.
+        targets: the token behind each place, int64 ``[B, T]``; -100 where it is not trained on.
     """
 
     tokens: torch.Tensor
-    rows: torch.Tensor
     targets: torch.Tensor
 
 
@@ -223,8 +221,7 @@ def make_batch(examples: Sequence[Example], device: torch.device) -> Batch:
         wanted[place, example.begin - 1 : len(example.tokens) - 1] = torch.tensor(
             example.tokens[example.begin :]
         )
-    rows = torch.nonzero((wanted >= 0).any(dim=0)).flatten()
-    return Batch(tokens.to(device), rows.to(device), wanted[:, rows].to(device))
+    return Batch(tokens.to(device), wanted.to(device))
 
 
 def targets(examples: Sequence[Example]) -> int:

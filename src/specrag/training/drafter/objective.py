@@ -177,12 +177,13 @@ class DrafterObjective:
         return measured.held_back
 
     def _hits(self, batch: Batch) -> _Hits:
-        with torch.autocast(self.tuned.device.type, torch.bfloat16, enabled=self._autocast):
-            logits = self.tuned.module(
-                input_ids=batch.tokens, logits_to_keep=batch.rows, use_cache=False
-            ).logits
         wanted = batch.targets >= 0
-        chosen, expected = logits[wanted].float(), batch.targets[wanted]
+        module = self.tuned.module
+        with torch.autocast(self.tuned.device.type, torch.bfloat16, enabled=self._autocast):
+            hidden = module.get_decoder()(input_ids=batch.tokens, use_cache=False).last_hidden_state
+            # The vocabulary is half of the work, so only where something is learned.
+            chosen = module.get_output_embeddings()(hidden[wanted]).float()
+        expected = batch.targets[wanted]
         loss = F.cross_entropy(chosen, expected, reduction="sum")
         return _Hits(loss, int((chosen.detach().argmax(dim=-1) == expected).sum()))
 
