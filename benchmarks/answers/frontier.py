@@ -30,7 +30,7 @@ from specrag.methods.speculative_rag import SpeculativeRAG
 from specrag.methods.speculative_rag.pipeline import SpeculativeRAGPipeline
 from specrag.methods.standard_rag import StandardRAG
 from specrag.methods.standard_rag.cascade import Cascade, CascadeAnswer
-from specrag.models.adapters import shipped_adapters
+from specrag.models.adapters import drafter_form, shipped_adapters
 from specrag.models.roles import ScoringRequest, TextPart
 from specrag.models.scoring import LocalScorer
 from specrag.retrieval.passage import passage_text
@@ -89,14 +89,17 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--part", choices=("odd", "even"), default="even")
     parser.add_argument("--ways", nargs="*")
     parser.add_argument("--small", default=SMALL)
+    parser.add_argument("--adapter", type=Path, help="of the smaller model: the drafter of 'drafts, tuned'")
     return parser.parse_args()
 
 
 def _write(given: argparse.Namespace, known: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """What each way answers, of the questions that have no record."""
-    asked = Asked(given.small)
+    asked = Asked(given.small, given.adapter)
     ways = asked.ways()
-    chosen = list(ways) if given.ways is None else given.ways
+    chosen = given.ways
+    if chosen is None:
+        chosen = [way for way in ways if way != "drafts, tuned" or given.adapter is not None]
     done = {(one["set"], one["id"], one["way"]) for one in known}
     for question, row in asked.warm(_questions(given), chosen) if chosen else ():
         told = {"set": question.set, "id": question.identifier, "row": row, "n": len(question.passages)}
@@ -119,9 +122,11 @@ class Asked:
 
     Args:
         small: the smaller model's name.
+        adapter: of a drafter that was tuned for cited drafts.
     """
 
-    def __init__(self, small: str = SMALL) -> None:
+    def __init__(self, small: str = SMALL, adapter: Path | None = None) -> None:
+        self._adapter = adapter
         self.models = Models("cpu", "auto")
         self.small = small
         self._read_before: dict[tuple[str, str, str, int], dict[str, Any]] = {}
@@ -138,6 +143,7 @@ class Asked:
             "cascade, doubted": lambda question: self._cascade(question, 1.0),
             "drafts": lambda question: self._draft(question, _OURS, self.small),
             "drafts, paper": lambda question: self._draft(question, _PAPER, self.small),
+            "drafts, tuned": lambda question: self._draft(question, _OURS, self.small, self._adapter),
             "large, calibrated": self._weigh,
             "drafts, judged": lambda question: self._draft(question, _JUDGED, self.small),
             "drafts, calibrated": lambda question: self._draft(question, _CALIBRATED, self.small),
@@ -225,10 +231,13 @@ class Asked:
         assert isinstance(details, CascadeAnswer)
         return {**told, "confidence": details.verdict.confidence, "phases": dict(result.timing.phases)}
 
-    def _draft(self, question: Question, options: SpeculativeRAG.Options, drafter: str) -> dict[str, Any]:
-        adapters = shipped_adapters(drafter) if options.form == "paper" else ()
+    def _draft(
+        self, question: Question, options: SpeculativeRAG.Options, drafter: str, adapter: Path | None = None
+    ) -> dict[str, Any]:
         settled = options.settled()
-        adapter = adapters[0] if adapters else None
+        if settled.form == "paper":
+            shipped = shipped_adapters(drafter)
+            adapter = next((each for each in shipped if drafter_form(each) == "paper"), None)
         large = self.models.get(LARGE)
         method = SpeculativeRAGPipeline(
             self.models.generator(drafter, options.decoder, adapter=adapter),

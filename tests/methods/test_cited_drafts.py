@@ -15,14 +15,16 @@ from specrag.errors import InputError
 from specrag.methods.generator import LocalGenerator
 from specrag.methods.prompts import LEAD
 from specrag.methods.speculative_rag import SpeculativeRAG
-from specrag.methods.speculative_rag.cited import cited_lead, cited_prompt, read_cited
+from specrag.methods.speculative_rag.cited import NOT_HERE, cited_lead, cited_prompt, read_cited
 from specrag.methods.speculative_rag.drafting import Drafting
 from specrag.methods.speculative_rag.form import MalformedDraft, ParsedDraft
 from specrag.methods.speculative_rag.result import SpeculativeAnswer
 from specrag.methods.speculative_rag.scoring import JUDGED, Scoring
+from specrag.methods.speculative_rag.steps import judge
 from specrag.methods.speculative_rag.task import Task
 from specrag.models.roles import ScoringRequest, TextPart
 from specrag.models.scoring import LocalScorer
+from specrag.request import ABSTENTION
 from tests.methods.rag_toys import PASSAGES, QUESTION, make
 from tests.methods.run import answer_of
 
@@ -73,6 +75,25 @@ def answer(exact_llm: LanguageModel) -> SpeculativeAnswer:
     pipeline = make(exact_llm, drafting=CITED, scoring=Scoring(judge=True))
     found: SpeculativeAnswer = answer_of(pipeline, QUESTION, passages=PASSAGES)
     return found
+
+
+def test_there_is_no_answer_where_every_draft_says_so(
+    exact_llm: LanguageModel, answer: SpeculativeAnswer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = [replace(draft, malformed=NOT_HERE, scores=None, answer="") for draft in answer.drafts]
+    assert judge([*gone[1:], answer.drafts[0]]).best == answer.drafts[0].number
+    assert judge([*gone, replace(gone[0], malformed="it holds no sentence")]).best is None
+    assert not judge([*gone, replace(gone[0], malformed="it holds no sentence")]).abstained
+    monkeypatch.setattr(
+        "specrag.methods.speculative_rag.cited.says_not_here", lambda line: bool(line.strip())
+    )
+    found = answer_of(
+        make(exact_llm, drafting=CITED, scoring=Scoring(judge=True)), QUESTION, passages=PASSAGES
+    )
+    assert found.abstained
+    assert found.text == ABSTENTION
+    assert found.fallback == "every draft says that its passages do not hold the answer"
+    assert {draft.malformed for draft in found.drafts} == {NOT_HERE}
 
 
 def test_the_answer_cites_what_it_rests_on(answer: SpeculativeAnswer) -> None:

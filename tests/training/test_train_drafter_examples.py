@@ -96,7 +96,7 @@ def cited(tmp_path: Path) -> list[DrafterRow]:
         "answer": "Elke Vorst",
         "rationale": "Tarn Light was designed by Elke Vorst in 1888.",
     }
-    lines = [
+    lines: list[dict[str, object]] = [
         {"id": "held", **asked, "passages": [other, gold]},
         {"id": "missing", **asked, "passages": [other]},
         KINDS[1],

@@ -22,6 +22,8 @@ from specrag.retrieval.passage import Passage, passage_text
 _MARK = re.compile(r"\[(\d{1,3})\]")
 #: How a drafter that was trained on this form says that its passages do not hold the answer: none has the number 0.
 _NOT_HERE = "0]"
+#: What is wrong with such a draft.
+NOT_HERE = "it says that its passages do not hold the answer"
 _SENTENCES = re.compile(r"(?<=[.!?])\s+|\n+")
 
 
@@ -62,7 +64,7 @@ def read_cited(
     """
     line = text.split("\n", 1)[0]
     if lead and says_not_here(line):
-        return MalformedDraft("it says that its passages do not hold the answer")
+        return MalformedDraft(NOT_HERE)
     read = [passage_text(passage.title, passage.text) for passage in passages]
     said = CitedText(task.text, read, lead)
     said.push(line)

@@ -250,7 +250,7 @@ class SpeculativeRAGPipeline:
             drafts=drafts,
             sources=tuple(replace(source, cited=source.number in used) for source in sources),
             question=task.text,
-            abstained=judged is None,
+            abstained=judged is None or judged.abstained,
             fallback=None if judged is None else judged.fallback,
             scoring=self.scoring,
             sampling=sampling,

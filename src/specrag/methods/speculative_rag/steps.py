@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from specrag.engine.passes import Coroutine
 from specrag.errors import InputError
 from specrag.methods.retriever import Retriever, VectorRetriever, similarities
+from specrag.methods.speculative_rag.cited import NOT_HERE
 from specrag.methods.speculative_rag.drafting import Written
 from specrag.methods.speculative_rag.perspectives import (
     Sampled,
@@ -21,6 +22,7 @@ from specrag.methods.speculative_rag.result import NO_DRAFT, Draft, Sampling
 from specrag.methods.speculative_rag.scoring import Claim, Scoring, score, verifying
 from specrag.methods.speculative_rag.task import Task
 from specrag.models.roles import TextScorer
+from specrag.request import ABSTENTION
 from specrag.retrieval.passage import Hit, Passage
 
 if TYPE_CHECKING:
@@ -185,14 +187,21 @@ class Judged:
     text: str
     best: int | None
     fallback: str | None = None
+    abstained: bool = False
 
 
 def judge(drafts: Sequence[Draft]) -> Judged:
-    """The best draft's answer, the first of equal ones; where none keeps to the form the first that holds any text."""
+    """The best draft's answer, the first of equal ones; where none keeps to the form the first that holds any text.
+
+    Where all of them say that their passages do not hold the answer there is none.
+    """
     scored = [draft for draft in drafts if draft.scores is not None]
     if scored:
         best = max(scored, key=lambda draft: draft.scores.total if draft.scores else 0.0)
         return Judged(best.answer, best.number)
+    if drafts and all(draft.malformed == NOT_HERE for draft in drafts):
+        reason = "every draft says that its passages do not hold the answer"
+        return Judged(ABSTENTION, None, reason, abstained=True)
     for draft in drafts:
         if draft.text.strip():
             reason = f"no draft keeps to the form; this is draft {draft.number} as it was written"
