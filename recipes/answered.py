@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,8 +21,11 @@ from recipes.passages import FilePassages, PassagePool
 from recipes.question_prompts import contains_phrase
 from recipes.rows import RowRun
 from specrag.bench.data import read_json_lines
+from specrag.bench.metrics import contains_answer
+from specrag.cli.common import this_command
 from specrag.errors import InputError
 from specrag.methods.speculative_rag.task import Task
+from specrag.models.catalog.store import sha256_of
 from specrag.retrieval.passage import Passage
 from specrag.training.drafter.rows import GOLD, DrafterRow, keep
 from specrag.training.exclusion import EvaluationRows
@@ -93,15 +96,21 @@ def make_answered_rows(
         InputError: a line is no such question, or the folder was begun with other settings.
         SpecragError: the disk refuses.
     """
-    noted = asdict(settings) | {"pool": dict(pool.checksums), "questions": questions.name}
-    noted["exclude"] = evaluation.names if evaluation else []
+    noted = {
+        "missing": settings.missing,
+        "seed": settings.seed,
+        "pool": dict(pool.checksums),
+        "questions": {questions.name: sha256_of(questions)},
+        "exclude": evaluation.names if evaluation else [],
+    }
     run = RowRun.open(out, noted, command=command)
-    if run.rows:
-        return run
-    with run.batch():
-        usable = list(_usable(questions, pool, evaluation, run))
-        rows = list(_rows(usable, settings, questions.name)) if usable else []
-        run.add(rows)
+    if len(run.rows) < settings.rows:
+        with run.batch():
+            usable = list(_usable(questions, pool, evaluation, run))
+            rows = list(_rows(usable, settings, questions.name)) if usable else []
+            run.add(
+                rows[len(run.rows) :]
+            )  # the others are there: of a run that was stopped, or that made fewer
     return run
 
 
@@ -110,15 +119,21 @@ def _usable(
 ) -> Iterator[_Question]:
     """The questions whose answer stands in a sentence of its own, with passages that do not hold it."""
     lines = list(read_json_lines(path))
+    known = run.tried
     asked = [_checked(row, f"{path.name}:{number}") for number, row in enumerate(lines, 1)]
     for row, found in zip(asked, pool.find([row["question"] for row in asked], _SEARCHED), strict=True):
         question = _question(row, [pool.passage(number) for number in found], path.name)
-        if isinstance(question, str):
-            run.reject(row["id"], question, row["question"])
-        elif evaluation is not None and keep([_row(question, 0, [question.gold], "")], evaluation).excluded:
-            run.reject(row["id"], "it is in what is evaluated on", row["question"])
-        else:
+        if isinstance(question, _Question) and _is_evaluated(question, evaluation):
+            question = "it is in what is evaluated on"
+        if isinstance(question, _Question):
             yield question
+        elif row["id"] not in known:
+            run.reject(row["id"], question, row["question"])
+
+
+def _is_evaluated(question: _Question, evaluation: EvaluationRows | None) -> bool:
+    row = _row(question, 0, [question.gold], "")
+    return evaluation is not None and bool(keep([row], evaluation).excluded)
 
 
 def _checked(row: Mapping[str, Any], place: str) -> Mapping[str, Any]:
@@ -147,7 +162,7 @@ def _question(row: Mapping[str, Any], found: Sequence[Passage], source: str) -> 
 
 
 def _holds(passage: Passage, answers: Sequence[str]) -> bool:
-    return any(contains_phrase(f"{passage.title} {passage.text}", answer) for answer in answers)
+    return contains_answer(f"{passage.title} {passage.text}", answers)
 
 
 def _rows(questions: Sequence[_Question], settings: AnsweredSettings, source: str) -> Iterator[DrafterRow]:
@@ -204,7 +219,8 @@ def main(
     """Make rows for a drafter of public questions."""
     settings = AnsweredSettings(rows=rows, missing=missing, seed=seed)
     evaluation = EvaluationRows(exclude) if exclude else None
-    run = make_answered_rows(questions, FilePassages(passages), out, settings, evaluation=evaluation)
+    pool, command = FilePassages(passages), this_command("python -m recipes.answered")
+    run = make_answered_rows(questions, pool, out, settings, evaluation=evaluation, command=command)
     typer.echo(f"{len(run.rows)} rows in {out}")
 
 

@@ -73,8 +73,11 @@ def test_the_same_call_gives_the_same_rows(pool: FilePassages, asked: Path, tmp_
     make_answered_rows(asked, pool, tmp_path / "one", settings)
     make_answered_rows(asked, pool, tmp_path / "two", settings)
     assert [(tmp_path / name / ROWS).read_bytes() for name in ("one", "two")] == [first, first]
+    make_answered_rows(asked, pool, tmp_path / "one", AnsweredSettings(rows=14))  # goes on, as after a kill
+    assert (tmp_path / "one" / ROWS).read_bytes().startswith(first)
+    assert len(make_answered_rows(asked, pool, tmp_path / "one", settings).rows) == 14
     with pytest.raises(InputError, match="take another --out"):
-        make_answered_rows(asked, pool, tmp_path / "one", AnsweredSettings(rows=13))
+        make_answered_rows(asked, pool, tmp_path / "one", AnsweredSettings(rows=12, seed=1))
 
 
 def test_what_is_evaluated_on_or_cannot_be_used_is_left_out(pool: FilePassages, tmp_path: Path) -> None:

@@ -207,10 +207,10 @@ def status(text: str) -> Iterator[None]:
         yield
 
 
-def this_command() -> str:
+def this_command(program: str = "specrag") -> str:
     """The command that repeats this run, without the folders of this machine."""
     words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
-    return shlex.join(["specrag", *words])
+    return f"{program} {shlex.join(words)}"
 
 
 def set_threads(threads: int) -> None:

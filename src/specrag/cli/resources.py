@@ -104,11 +104,12 @@ class LocalResources(OpenResources):
         return task.result()
 
     def check(self, method: Method) -> None:
-        """Open what the method's options name, before a model is loaded.
+        """Open what the method's options name, before a model is loaded, and note what it needs of one.
 
         Raises:
             SpecragError: it cannot be opened.
         """
+        self._approximate = getattr(method.options, "reuse", "exact") != "exact"
         openers = {"datastores": self.datastore, "corpora": self.corpus}
         for name, field in type(method.options).model_fields.items():
             extra = field.json_schema_extra
@@ -131,9 +132,8 @@ class LocalResources(OpenResources):
                 kv_dtype=values.kv_dtype,
                 progress=sys.stderr.isatty(),
             )
-        if (
-            llm.loaded.batch_invariant
-        ):  # else a text behind a kept prompt may differ from one behind a prompt read anew
+        # Without, a text behind a kept prompt may differ from one behind a prompt read anew.
+        if llm.loaded.batch_invariant or self._approximate:
             llm.prefixes.limit_bytes = _KEPT
         if sys.stderr.isatty() and not llm.loaded.batch_invariant:
             sys.stderr.write(f"note: {llm.loaded.exactness}\n")

@@ -231,7 +231,7 @@ def _tell(outcome: Outcome, as_json: bool) -> None:
         typer.echo(f"held back: {_quality(outcome.kept)}")
         if outcome.measured is not None:
             typer.echo(f"measured:  {outcome.measured.mean_accepted_tokens:.2f} tokens a pass")
-        typer.echo(f"written:   {outcome.out}, for --drafter eagle:{outcome.out}")
+        typer.echo(f"written:   {outcome.out}, for -o drafter=eagle:{outcome.out}")
 
 
 # Behind everything that they need of this module: each adds its commands to `app`.

@@ -2,8 +2,9 @@
 
 libgomp, the OpenMP of torch on Linux, gives every thread that computes a pool of worker threads of its own and keeps
 it while the thread lives. Once there are more of them than processors, its barriers no longer spin but sleep, in all
-pools: on two cores a pass of SmolLM2 then takes twice as long, and goes on doing so (docs/log.md). So one thread runs
-passes on all processors, threads beside it compute alone, and models are loaded in a thread that ends.
+pools: on two cores a pass of SmolLM2 then takes twice as long, and goes on doing so
+(docs/log/2026-11-22-second-thread-halves-decoding.md). So one thread runs passes on all processors, threads beside it
+compute alone, and models are loaded in a thread that ends.
 """
 
 from __future__ import annotations

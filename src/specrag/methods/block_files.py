@@ -25,7 +25,7 @@ from specrag.retrieval.progress import Progress
 from specrag.retrieval.read_passages import READ
 
 if TYPE_CHECKING:
-    from specrag.language_model import LanguageModel
+    from specrag.methods.base import LocalModel
     from specrag.models.loading import LoadedModel
     from specrag.retrieval.knowledge_base import KnowledgeBase
     from specrag.retrieval.passage import Passage
@@ -123,7 +123,7 @@ class ReadReport:
 
 
 def read_passages(
-    llm: LanguageModel, base: KnowledgeBase, limit_bytes: int, report: Callable[[Progress], None]
+    llm: LocalModel, base: KnowledgeBase, limit_bytes: int, report: Callable[[Progress], None]
 ) -> ReadReport:
     """Read a knowledge base's passages, each alone, and keep their keys and values; those that are kept stay.
 
@@ -166,7 +166,7 @@ def read_passages(
 
 
 def _read(
-    llm: LanguageModel, passages: Sequence[tuple[Passage, Sequence[int]]]
+    llm: LocalModel, passages: Sequence[tuple[Passage, Sequence[int]]]
 ) -> list[tuple[Passage, Session]]:
     """Read passages side by side, each in a session of its own."""
     sessions = [Session(llm.loaded.model) for _ in passages]

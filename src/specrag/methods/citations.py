@@ -175,7 +175,8 @@ class Support:
 
 
 #: What a word of the question counts, and a pair of neighbours that stay together; and what share of the words that are
-#: not the question's a further passage must add. Chosen on the answers of docs/log.md, where they matter little.
+#: not the question's a further passage must add. Chosen on recorded answers, where they matter little
+#: (docs/log/2026-11-25-citations-by-words.md).
 _ASKED, _PAIR, _FURTHER = 0.2, 0.2, 0.2
 
 

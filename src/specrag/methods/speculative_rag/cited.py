@@ -34,8 +34,10 @@ def cited_prompt(task: Task, passages: Sequence[Passage]) -> tuple[Message, ...]
 
 
 def cited_lead(task: Task, drafter: TextGenerator) -> str:
-    """How a draft begins, if its drafter is one that should choose a passage first; it is not shown."""
-    return wording(task.text).lead if is_small(getattr(drafter, "llm", None)) else ""
+    """How a draft begins, if its drafter was trained so or should choose a passage first; it is not shown."""
+    llm = getattr(drafter, "llm", None)
+    trained = getattr(getattr(llm, "loaded", None), "drafter_form", None) == "cited"
+    return wording(task.text).lead if trained or is_small(llm) else ""
 
 
 def write_cited(sentence: str, number: int | None) -> str:

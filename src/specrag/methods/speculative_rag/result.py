@@ -148,7 +148,7 @@ class SpeculativeAnswer(Details):
         sources: the passages, best first; ``cited`` is said of those that the best draft cites or, in the paper's form,
             was written from.
         question: as it was asked.
-        abstained: nothing relevant was found, and nothing was drafted.
+        abstained: nothing relevant was found and nothing was drafted, or every draft says that there is no answer.
         fallback: why the answer is no scored draft, for people; ``None`` where it is one.
         scoring: how drafts were scored.
         sampling: how the passages were dealt out; ``None`` where nothing was drafted.
@@ -248,7 +248,7 @@ class SpeculativeAnswer(Details):
         shortened = sum(draft.shortened for draft in self.drafts)
         if shortened:
             notes.append(f"the passages of {shortened} drafts were shortened to fit the drafter's context")
-        if self.abstained and self.sources:
+        if self.abstained and self.sources and not self.drafts:
             notes.append(nothing_relevant(self.sources, None))
         return notes
 

@@ -77,8 +77,9 @@ _SHAPE = best_shape(NODES, DEPTH, _RATES)
 #: Ends of the classes of probability that are accepted about equally often, in nats.
 _LOG_PROBS = tuple(map(math.log, (0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.95)))
 _CLASSES = len(_LOG_PROBS) + 2  # one more than the borders, and one for what was read in the prompt
-#: Rate of acceptance by grade, to begin with: 36 Spec-Bench prompts with odd ids (SmolLM2; docs/log.md). The likeliest
-#: candidate, the second, the others; by class of probability, and for what was read in the prompt.
+#: Rate of acceptance by grade, to begin with: 36 Spec-Bench prompts with odd ids (SmolLM2;
+#: docs/log/2026-11-21-recycled-tokens-graded-by-probability.md). The likeliest candidate, the second, the others; by
+#: class of probability, and for what was read in the prompt.
 RECYCLED_RATES = (
     *(0.05, 0.05, 0.15, 0.25, 0.3, 0.42, 0.45, 0.64, 0.74, 0.42),
     *(0.03, 0.05, 0.15, 0.15, 0.17, 0.17, 0.17, 0.17, 0.17, 0.2),

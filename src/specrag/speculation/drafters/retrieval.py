@@ -142,8 +142,9 @@ class RetrievalSettings:
         candidates: occurrences merged into a tree.
         draft_size: nodes of the tree; each copy gets its share of them, a lone one all.
         combine: always look up, by the longest suffix, let a fallback whose guesses cost no pass add its own, and let
-            the schedule weigh them all, so that nothing need be chosen by a trigger (not in the paper; docs/log.md has
-            what it gave). A fallback that runs passes guesses where nothing is copied.
+            the schedule weigh them all, so that nothing need be chosen by a trigger (not in the paper; what it gave:
+            docs/log/2026-11-21-trigger-costs-more-than-it-saves.md). A fallback that runs passes guesses where nothing
+            is copied.
     """
 
     trigger: EntropyTrigger | None = field(default_factory=EntropyTrigger)

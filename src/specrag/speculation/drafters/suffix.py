@@ -39,7 +39,8 @@ _LENGTHS = (1, 2, 3, 5, 8, 16)
 _LOG_PROBS = (-1e9, math.log(0.2), math.log(0.6))
 _UNKNOWN = len(_LOG_PROBS) + 1
 # Log-odds of acceptance, given that the token in front was accepted, by logistic regression over the copies of 36
-# Spec-Bench prompts with odd ids (SmolLM2; docs/log.md). A request's own experience soon outweighs them.
+# Spec-Bench prompts with odd ids (SmolLM2; docs/log/2026-11-21-what-the-target-said-before-grades-copies.md). A
+# request's own experience soon outweighs them.
 _LENGTH_ODDS = (-1.25, 0.1, 0.4, 1.0, 1.4, 2.15, 2.9)
 _RANK_ODDS = (0.0, -0.45)
 _OPINION_ODDS = (-1.15, -0.7, 0.0, 1.45, 0.0)

@@ -138,15 +138,19 @@ def write_card(out: Path, provenance: Provenance, progress: DrafterProgress) -> 
 def _title(provenance: Provenance) -> str:
     what = "All weights were trained" if provenance.full else "A LoRA adapter"
     files = ", ".join(f"`{name}` {digest}" for name, digest in provenance.checksums.items())
-    load = '"THIS_FOLDER"' if provenance.full else f'"{provenance.model}", adapter="THIS_FOLDER"'
+    form = provenance.settings["form"]
+    writes = {"paper": "a rationale and an answer", "cited": "a cited sentence"}[form]
+    load = (
+        'drafter="THIS_FOLDER"' if provenance.full else f'drafter="{provenance.model}", adapter="THIS_FOLDER"'
+    )
     return f"""# A RAG drafter from {provenance.model}
 
-It writes a rationale and an answer from a few passages, for a larger model to verify (Wang et al. 2024, Speculative
+It writes {writes} from a few passages, for a larger model to verify (Wang et al. 2024, Speculative
 RAG, section 3.2). {what}: {provenance.parameters / 1e6:.2f} million numbers, in bf16.
 
 ```python
-drafter = specrag.load({load})
-rag = specrag.SpeculativeRAG(drafter, verifier, knowledge_base, drafting=Drafting(example=False))
+llm = specrag.load("qwen2.5-coder-1.5b")
+answer = llm.generate(question, kb="kb", method=specrag.SpeculativeRAG({load}, form="{form}"))
 ```
 
 Base model: {provenance.model} from {provenance.origin} (sha256: {files}).

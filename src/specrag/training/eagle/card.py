@@ -133,7 +133,7 @@ EAGLE-2): {parameters / 1e6:.1f} million weights in bf16, in the public checkpoi
 how fast it comes.
 
 ```sh
-specrag generate "Why is the sky blue?" --model {provenance.model} --method respec --drafter eagle:THIS_FOLDER
+specrag generate "Why is the sky blue?" --model {provenance.model} -m eagle-2 -o drafter=eagle:THIS_FOLDER
 ```
 
 It borrows the model's embedding and output matrix; the model's licence is {provenance.licence}."""
