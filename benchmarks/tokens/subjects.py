@@ -13,16 +13,20 @@ import torch
 from specrag.bench.interleave import Trial
 from specrag.bench.machine import half_precision
 from specrag.bench.records import Outcome
+from specrag.engine.session import Session
 from specrag.language_model import LanguageModel, load
 from specrag.methods import token_decoders as baselines
 from specrag.methods.base import Decoder
 from specrag.methods.decoding import DecodingMethod, make_decoder
+from specrag.methods.drafters import NamedDrafter
 from specrag.methods.registry import method_class, method_names, own_names
 from specrag.methods.resources import Resources
 from specrag.methods.retrieval_decoder import RetrievalDecoder
 from specrag.methods.token_decoders import PlainDecoder
 from specrag.models.catalog import resolve
 from specrag.models.eagle_files import shipped_heads
+from specrag.speculation.decode import Settings, Speculation
+from specrag.speculation.drafters.pair import FirstNonEmpty
 from specrag.speculation.drafters.retrieval import EntropyTrigger, RetrievalSettings
 
 PLAIN, ADAPTIVE, RELAXED, RESPEC = "plain", "adaptive", "adaptive+relaxed", "respec"
@@ -55,13 +59,29 @@ def headed(model: str) -> Mapping[str, Callable[[], Decoder]]:
     if model not in shipped_heads():
         return {}
     head = f"eagle:{model}"
+    sam = partial(baselines.Drafted, "sam-decoding", head, baselines.EAGLE_NODES, copy_first=True)
     return {
         RESPEC: lambda: _published(drafter=head),  # the paper's own drafter
         "eagle-2": lambda: baselines.eagle(model),
+        "sam-decoding+eagle-2": sam,
+        "prompt-lookup+eagle-2": lambda: _LookupFirst(head),
         "eagle-2+cost-aware": lambda: baselines.Drafted("eagle-2", head, None),
         "adaptive+eagle-2": lambda: RetrievalDecoder(drafter=head),
         "adaptive+eagle-2+relaxed": lambda: RetrievalDecoder(drafter=head, relaxed=True),
     }
+
+
+class _LookupFirst(baselines.Drafted):
+    """Copies behind the newest n-gram; a head guesses where there is none."""
+
+    def __init__(self, head: str) -> None:
+        super().__init__("prompt-lookup", head, baselines.EAGLE_NODES)
+
+    def speculation(self, session: Session, settings: Settings) -> Speculation:
+        found = super().speculation(session, settings)
+        lookup = NamedDrafter("lookup").make(session.model, None)
+        drafter = FirstNonEmpty(lookup, found.drafter, lambda: baselines.EAGLE_NODES)
+        return replace(found, drafter=drafter)
 
 
 def brought() -> Mapping[str, Callable[[], Decoder]]:
@@ -129,7 +149,12 @@ class Prompt:
 
 
 class OurTokens:
-    """This engine's methods over one loaded model; a method learns from prompt to prompt, as in use."""
+    """This engine's methods over one loaded model; a method learns from prompt to prompt, as in use.
+
+    Args:
+        dtype: of the weights; bf16 is fp32 where the processor has no products of bf16.
+        batch_invariant: so that all lossless methods write one text.
+    """
 
     def __init__(
         self,
@@ -137,11 +162,11 @@ class OurTokens:
         device: str,
         methods: Mapping[str, Callable[[], Decoder]],
         *,
+        dtype: str = "bf16",
         batch_invariant: bool = False,
     ) -> None:
-        self.llm: LanguageModel = load(
-            name, dtype=half_precision(device), device=device, batch_invariant=batch_invariant
-        )
+        self.dtype = half_precision(device) if dtype == "bf16" else dtype
+        self.llm: LanguageModel = load(name, dtype=self.dtype, device=device, batch_invariant=batch_invariant)
         self._methods = {label: make() for label, make in methods.items()}
         self._synchronise = torch.cuda.synchronize if device.startswith("cuda") else _nothing
 

@@ -53,13 +53,14 @@ class TokensSuite:
 
     name = "tokens"
     summary = (
-        "Token speculation on Spec-Bench: first turns, the model's chat template, greedy, bf16, questions with even "
+        "Token speculation on Spec-Bench: first turns, the model's chat template, greedy, questions with even "
         "ids, at most 128 new tokens with SmolLM2 and 64 with a larger model. The ratio is tokens per second including "
         "the prefill, all methods interleaved prompt by prompt; `plain` and `transformers` are the two baselines. "
         "`steps speedup` is the speed-up if rounds cost only their guess and their check, at the measured tokens a "
         "pass and step times, behind the same prefill; `decode speedup` is that of decoding alone. Methods with "
-        "`relaxed` change the text; all others of ours accept only what plain decoding would choose, so that "
-        "`identical` below 1 is bf16 rounding (see the exactness page). `adaptive` weighs all guesses by their cost; "
+        "`relaxed` change the text; all others of ours accept only what plain decoding would choose: with int8 weights "
+        "and `batch_invariant` (`--dtype int8`) they write one text, in bf16 `identical` below 1 is rounding. "
+        "transformers is in bf16 throughout. `adaptive` weighs all guesses by their cost; "
         "`respec` is the paper's own configuration; `ablation` leaves parts out. On a CPU it is `batch_invariant`, so "
         "that all but the relaxed methods write one text and differ in speed alone. `quality` compares answers to "
         "PopQA questions, from the passages that come "
@@ -73,7 +74,10 @@ class TokensSuite:
         larger = context.model != subjects.DRAFT_MODEL
         size = _QUICK if context.quick else _LARGER_MODEL if larger else _SMALL_MODEL
         mine = {**subjects.OURS, **subjects.brought()} if context.quick else subjects.all_of(context.model)
-        ours = subjects.OurTokens(context.model, context.device, mine)
+        whole = context.dtype == "int8"
+        ours = subjects.OurTokens(
+            context.model, context.device, mine, dtype=context.dtype, batch_invariant=whole
+        )
         assistant = subjects.DRAFT_MODEL if larger and not context.quick else None
         theirs = subjects.TheirTokens(context.model, context.device, ours.llm.tokenizer.eos_tokens, assistant)
         labels = (
@@ -90,16 +94,19 @@ class TokensSuite:
             return parts.trial(label, prompt, size.new)
 
         prompts = self._prompts(context, ours.llm.encode, size.per_task)
-        yield from self._measure(context, "methods", prompts, labels, trial)
+        yield from self._measure(context, "methods", prompts, labels, trial, dtype=ours.dtype)
         if size.parts:
             parts = subjects.OurTokens(
                 context.model,
                 context.device,
                 subjects.ABLATION,
-                batch_invariant=context.device == "cpu" and half_precision("cpu") == "bf16",
+                dtype=context.dtype,
+                batch_invariant=whole or (context.device == "cpu" and half_precision("cpu") == "bf16"),
             )
             few = self._prompts(context, ours.llm.encode, _ABLATION_PER_TASK)
-            yield from self._measure(context, "ablation", few, tuple(subjects.ABLATION), part, "ablation/")
+            yield from self._measure(
+                context, "ablation", few, tuple(subjects.ABLATION), part, "ablation/", ours.dtype
+            )
             yield from quality.measure(context, ours.llm)
             yield from scale.measure(context)
 
@@ -120,7 +127,7 @@ class TokensSuite:
             if part:
                 shown = [entry for entry in shown if entry.task == OVERALL]
             name = f"tokens-{part.strip('/') or 'speedup'}.png"
-            picture = speedup_plot(folder / name, shown, title=f"{title}, bf16")
+            picture = speedup_plot(folder / name, shown, title=title)
             made += [picture] if picture is not None else []
         return [*made, *scale.pictures(measurements, folder)]
 
@@ -142,6 +149,7 @@ class TokensSuite:
         labels: Sequence[str],
         trial: Callable[[str, Prompt], Trial],
         prefix: str = "",
+        dtype: str = "bf16",
     ) -> Iterator[Measurement]:
         def prepare(prompt: Prompt) -> Mapping[str, Trial]:
             return {name: trial(name, prompt) for name in labels}
@@ -160,10 +168,12 @@ class TokensSuite:
         for entry in context.summarise(
             records,
             baselines=["plain", "transformers"],
-            dtype=half_precision(context.device),
+            dtype=dtype,
             extra=lambda summary: figures.of(summary),
         ):
-            yield replace(entry, task=prefix + entry.task) if entry.task == OVERALL else entry
+            task = prefix + entry.task if entry.task == OVERALL else entry.task
+            theirs = entry.method.startswith("transformers")
+            yield replace(entry, task=task, dtype=half_precision(context.device) if theirs else dtype)
 
 
 def questions(context: BenchContext, per_task: int, *, odd: bool = False) -> list[Question]:

@@ -53,7 +53,7 @@ def test_a_quick_run_of_exactness_finds_no_difference(
     found = bench("exactness", tmp_path)
     assert {entry.method for entry in found} == {
         "adaptive", "respec", "prompt-lookup", "token-recycling", "sam-decoding",
-        "eagle-2", "eagle-2+cost-aware", "adaptive+eagle-2",
+        "eagle-2", "eagle-2+cost-aware", "adaptive+eagle-2", "sam-decoding+eagle-2", "prompt-lookup+eagle-2",
     }  # fmt: skip
     assert {entry.task.split("/")[1] for entry in found} == {"greedy", "temperature 0.8"}
     for entry in found:

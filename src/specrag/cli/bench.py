@@ -91,7 +91,9 @@ def bench_command(registry: SuiteRegistry) -> Callable[..., None]:
         ] = None,
         dtype: Annotated[
             str,
-            typer.Option(metavar="DTYPE", help="answers: bf16, or int8 for all models' weights in 8 bits."),
+            typer.Option(
+                metavar="DTYPE", help="answers, tokens: bf16, or int8 for our models' weights in 8 bits."
+            ),
         ] = _DEFAULT_DTYPE,
         plots: Annotated[bool, typer.Option(help="Draw pictures.")] = True,
     ) -> None:
@@ -186,9 +188,9 @@ def _find_adapters(suite: str, model: str, given: Sequence[str]) -> tuple[Path, 
 def _check_dtype(suite: str, dtype: str) -> str:
     if dtype not in (_DEFAULT_DTYPE, "int8"):
         raise InputError("--dtype", dtype, f"use {_DEFAULT_DTYPE} or int8")
-    if dtype != _DEFAULT_DTYPE and suite != "answers":
+    if dtype != _DEFAULT_DTYPE and suite not in ("answers", "tokens"):
         raise InputError(
-            "--dtype", dtype, f"leave it out: {suite} chooses its dtypes itself, answers does not"
+            "--dtype", dtype, f"leave it out: {suite} chooses its dtypes itself, answers and tokens do not"
         )
     return dtype
 
