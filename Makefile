@@ -1,7 +1,7 @@
 # `make demo` and `make test` are all a newcomer needs; both set up a virtual environment in .venv first.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-vllm test-ray lint audit bench docs lock clean
+.PHONY: help setup demo test test-fast test-vllm test-ray lint audit bench results results-quick docs lock clean
 BIN := .venv/bin
 
 help:   ## list the targets
@@ -34,6 +34,12 @@ audit: ## look up known vulnerabilities of the pinned packages in PyPI's databas
 
 bench: setup ## a one-minute measurement of the engine on this machine
 	@$(BIN)/specrag bench engine --quick
+
+results: setup ## measure anew what docs/results says: hours, resumable; DATA names the folder of data sets
+	@$(BIN)/python -m benchmarks.results build/results --data "$(DATA)"
+
+results-quick: setup ## ten minutes: whether the pages of docs/results still hold on this machine
+	@$(BIN)/python -m benchmarks.results build/results-quick --data "$(DATA)" --quick
 
 docs: setup ## build the documentation into site/, strictly
 	@$(BIN)/mkdocs build --strict --quiet && echo "open site/index.html"

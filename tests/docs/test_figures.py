@@ -1,8 +1,10 @@
-"""README's figures are those of the committed records, with their prompts and their share of equal texts."""
+"""README's figures and those of the results are those of the committed records, with their share of equal texts."""
 
 from __future__ import annotations
 
-from itertools import pairwise
+import gzip
+import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -11,75 +13,105 @@ from specrag.bench.measurement import Measurement, from_json_lines
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
+RECORDS = RESULTS / "records"
+PAGES = sorted(RESULTS.glob("*.md"))
 
-#: The rows of README's table of speculation: model, method, and the measurement that it shows. When they were measured,
+#: What is no list of measurements: single answers, and rows to train on.
+OTHERS = {"answers-650-records", "drafter-rows"}
+
+#: Rows of README's table whose page has measurements of their own: record, task and method. When they were measured,
 #: `adaptive` was called `respec`.
 ROWS = {
-    ("SmolLM2-135M, bf16, `batch_invariant`", "adaptive"): ("tokens", "ablation/overall", "respec"),
-    ("SmolLM2-135M, bf16, `batch_invariant`", "prompt lookup, weighed by cost"): (
-        "tokens", "ablation/overall", "prompt-lookup+cost-aware",
-    ),
-    ("SmolLM2-135M, bf16, `batch_invariant`", "SAM-Decoding, weighed by cost"): (
-        "tokens", "ablation/overall", "sam-decoding+cost-aware",
-    ),
-    ("SmolLM2-135M, bf16, `batch_invariant`", "ReSpec (as published)"): (
-        "tokens", "ablation/overall", "respec+published",
-    ),
-    ("SmolLM2-135M, bf16", "adaptive"): ("tokens", "overall", "respec"),
-    ("SmolLM2-135M, bf16", "with an EAGLE-2 head"): ("tokens", "overall", "respec+eagle-2"),
-    ("SmolLM2-135M, bf16", "prompt lookup"): ("tokens", "overall", "prompt-lookup"),
-    ("Qwen2.5-Coder-1.5B, bf16", "adaptive"): ("qwen2.5-coder-1.5b/tokens", "overall", "respec"),
-    ("Qwen2.5-Coder-1.5B, bf16", "with SmolLM2 as its drafter"): (
-        "qwen2.5-coder-1.5b/tokens", "overall", "respec+draft-model",
-    ),
-    ("Qwen2.5-Coder-1.5B, bf16", "transformers' assisted generation"): (
-        "qwen2.5-coder-1.5b/tokens", "overall", "transformers-assisted",
-    ),
-}  # fmt: skip
+    "adaptive": ("tokens-smollm2", "ablation/overall", "respec"),
+    "ReSpec": ("tokens-smollm2", "ablation/overall", "respec+published"),
+    "EAGLE-2 head": ("tokens-smollm2", "overall", "respec+eagle-2"),
+}
 
 
 def table(text: str, heading: str) -> list[list[str]]:
-    """The cells of the table with this heading, a model's name filled in where it is left out."""
+    """The cells of the table with this heading."""
     lines = text[text.index(heading) :].split("\n\n")[0].splitlines()[2:]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    for before, row in pairwise(rows):
-        row[0] = row[0] or before[0]
-    return rows
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-def measured(page: str, task: str, method: str, baseline: str) -> Measurement | None:
-    found = from_json_lines((RESULTS / f"{page}.jsonl").read_text(encoding="utf-8"))
+@cache
+def measurements(record: str) -> tuple[Measurement, ...]:
+    """Of a record in ``docs/results/records``, by its name without endings."""
+    packed = (RECORDS / f"{record}.jsonl.gz").read_bytes()
+    return tuple(from_json_lines(gzip.decompress(packed).decode("utf-8")))
+
+
+def measured(record: str, task: str, method: str, baseline: str) -> Measurement | None:
     mine = [
-        entry for entry in found if (entry.task, entry.method, entry.baseline) == (task, method, baseline)
+        entry
+        for entry in measurements(record)
+        if (entry.task, entry.method, entry.baseline) == (task, method, baseline)
     ]
     return mine[0] if mine else None
 
 
-def test_every_speed_up_stands_in_the_records() -> None:
-    rows = table((ROOT / "README.md").read_text(encoding="utf-8"), "| model | method | prompts |")
-    assert [(model, method) for model, method, *_ in rows] == list(ROWS)
-    for model, method, prompts, ratio, over_transformers, equal in rows:
-        page, task, name = ROWS[model, method]
-        entry = measured(page, task, name, "plain")
+def told(entry: Measurement) -> str:
+    """A ratio as pages write it."""
+    return f"{entry.speedup:.2f} ({entry.speedup_low:.2f} to {entry.speedup_high:.2f})"
+
+
+def named(page: Path) -> set[str]:
+    """The records that a page links to."""
+    return set(re.findall(r"\(records/([\w-]+)\.jsonl\.gz\)", page.read_text(encoding="utf-8")))
+
+
+def name_of(page: Path) -> str:
+    return page.name
+
+
+README = table((ROOT / "README.md").read_text(encoding="utf-8"), "| method | what it gives |")
+
+
+@pytest.mark.parametrize("row", README, ids=lambda row: row[0].split("*")[2])
+def test_readmes_figures_stand_on_the_page_that_they_link_to(row: list[str]) -> None:
+    figure, page = re.findall(r"\[(.+?)\]\(docs/results/([\w-]+\.md)\)", row[1])[0]
+    text = " ".join((RESULTS / page).read_text(encoding="utf-8").split())
+    assert set(re.findall(r"\d+\.\d+", figure)) <= set(re.findall(r"\d+\.\d+", text))
+    if "(" in figure:
+        assert figure in text
+    if name := next((name for name in ROWS if f"**{name}**" in row[0]), None):
+        entry = measured(*ROWS[name], "plain")
         assert entry is not None
         assert entry.identical is not None
-        assert (int(prompts), entry.extra["repeats"]) == (entry.n, 1)
-        assert ratio == f"{entry.speedup:.2f} ({entry.speedup_low:.2f} to {entry.speedup_high:.2f})"
-        assert equal == f"{entry.identical:.0%}".replace("%", " %")
-        other = measured(page, task, name, "transformers")
-        assert over_transformers == ("" if other is None else f"{other.speedup:.2f}")
+        assert figure == told(entry)
+        assert row[2:4] == [str(entry.n), f"{entry.identical:.0%}".replace("%", " %")]
 
 
-@pytest.mark.parametrize(
-    "page", sorted(RESULTS.rglob("*.md")), ids=lambda page: str(page.relative_to(RESULTS))
-)
+def test_every_row_of_readme_tells_its_texts() -> None:
+    assert len(README) >= 9
+    assert all(re.fullmatch(r"\d+ %|approximate", row[3]) for row in README)
+    assert sum(f"**{name}**" in row[0] for row in README for name in ROWS) == len(ROWS)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_ratios_of_a_page_stand_in_the_records_that_it_names(page: Path) -> None:
+    text = " ".join(page.read_text(encoding="utf-8").split())
+    found = set(re.findall(r"\d+\.\d\d \(\d+\.\d\d to \d+\.\d\d\)", text))
+    known = {
+        told(entry)
+        for record in named(page) - OTHERS
+        for entry in measurements(record)
+        if entry.speedup is not None and entry.speedup_low is not None and not entry.above_ceiling
+    }
+    assert found <= known
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_what_no_method_can_reach_is_marked(page: Path) -> None:
-    records = page.with_suffix(".jsonl")
-    if not records.exists():
-        return
     impossible = [
-        entry for entry in from_json_lines(records.read_text(encoding="utf-8")) if entry.above_ceiling
+        entry for record in named(page) - OTHERS for entry in measurements(record) if entry.above_ceiling
     ]
-    text = page.read_text(encoding="utf-8")
-    assert text.count("~~ error") >= len(impossible)
+    text = " ".join(page.read_text(encoding="utf-8").split())
+    stated = re.findall(r"(\d+) ratios of th\w+ records? .{0,20}are above their ceiling", text)
+    assert stated == ([str(len(impossible))] if impossible else [])
     assert ("An error of measurement" in text) == bool(impossible)
+
+
+def test_every_record_is_named_by_a_page() -> None:
+    kept = {path.name.removesuffix(".jsonl.gz") for path in RECORDS.iterdir()}
+    assert kept == set().union(*map(named, PAGES))

@@ -18,7 +18,7 @@ from specrag.errors import InputError
 if TYPE_CHECKING:
     from specrag.bench.runner import BenchOptions, SuiteResult
 
-_FULL_OUT = Path("docs/results")
+_FULL_OUT = Path("build/bench")
 _QUICK_OUT = Path("build/bench-quick")
 _DEFAULT_MODEL = "smollm2-135m"
 _STDOUT = "-"

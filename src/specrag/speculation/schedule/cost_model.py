@@ -51,7 +51,7 @@ class CostModel:
     session's product.
 
     Linear in the rows, since a pass that reads the weights once grows by the arithmetic of its rows (measured:
-    docs/results/engine.md). Shared by all requests of a model; it changes no output.
+    docs/results/records/engine-smollm2.jsonl.gz). Shared by all requests of a model; it changes no output.
     """
 
     def __init__(self) -> None:
