@@ -10,7 +10,7 @@ import pytest
 from specrag.engine.executor import run
 from specrag.errors import ContextLengthError, InputError
 from specrag.methods.generator import LocalGenerator, TwoLines, two_lines
-from specrag.models.roles import Cue, TextGenerator, TextRequest
+from specrag.models.roles import Cue, GeneratedText, Reluctance, TextGenerator, TextRequest
 
 if TYPE_CHECKING:
     from specrag import LanguageModel
@@ -153,3 +153,23 @@ def test_a_tokenizers_own_tokens(exact_llm: LanguageModel) -> None:
 def test_bad_cues(text: str, within: int, choices: tuple[str, ...]) -> None:
     with pytest.raises(InputError):
         Cue(text, within, choices)
+
+
+def test_a_text_begins_so_only_where_the_model_is_surer(exact_llm: LanguageModel) -> None:
+    writer = LocalGenerator(exact_llm)
+    prompt = "The capital of France is"
+
+    def written(nats: float | None, begins: str = "") -> GeneratedText:
+        shy = None if nats is None else Reluctance(begins, nats)
+        (text,) = exact_llm.executor.run(
+            exact_llm.executor.submit(
+                writer.generating([TextRequest(prompt, lead=" the", max_tokens=6, reluctance=shy)])
+            )
+        )
+        return text
+
+    plain = written(None)
+    first, second = plain.tokens[0].text, plain.tokens[1].text
+    assert written(100, first).tokens[0].text != first
+    assert written(1e-3, first).text == plain.text
+    assert written(100, second).text == plain.text  # it may stand behind

@@ -1,4 +1,4 @@
-"""Keeps a text to the form of two lines: the first ends with a cue, the second ends the text."""
+"""A local model as a writer of texts, kept to the form of two lines where that is asked for."""
 
 from __future__ import annotations
 
@@ -116,6 +116,30 @@ class TwoLines:
                 processed[choice[len(second)]] = logits[choice[len(second)]]
         if second in self._choices:
             processed[self._ends[0] if self._ends else ends[0]] = np.logaddexp.reduce(logits[ends])
+        return processed
+
+
+class RareBeginning:
+    """A :class:`~specrag.engine.processors.LogitsProcessor` for :class:`~specrag.models.roles.Reluctance`.
+
+    Its state is how many tokens there are.
+    """
+
+    def __init__(self, token: int, nats: float) -> None:
+        self._token = token
+        self._nats = nats
+
+    def start(self, prompt: Sequence[int]) -> int:  # noqa: ARG002
+        return 0
+
+    def advance(self, state: int, token: int) -> int:  # noqa: ARG002
+        return state + 1
+
+    def apply(self, logits: Logits, state: int) -> Logits:
+        if state:
+            return logits
+        processed = logits.copy()
+        processed[self._token] -= self._nats
         return processed
 
 
@@ -266,6 +290,10 @@ class LocalGenerator:
             if request.cue not in self._forms:
                 self._forms[request.cue] = two_lines(self.llm.loaded.tokenizer, request.cue)
             options["processors"] = (self._forms[request.cue],)
+        if request.reluctance is not None:
+            token = _behind(self.llm.loaded.tokenizer, request.lead, request.reluctance.text)[0]
+            rare = RareBeginning(token, request.reluctance.nats)
+            options["processors"] = (*options.get("processors", ()), rare)
         return options
 
     def _tokens(self, generation: Result) -> tuple[TextToken, ...]:

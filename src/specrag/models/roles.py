@@ -48,6 +48,19 @@ class Cue:
 
 
 @dataclass(frozen=True, slots=True)
+class Reluctance:
+    """What a text should begin with only where a local model is surer of it.
+
+    Args:
+        text: of which the first token counts.
+        nats: taken from its logit.
+    """
+
+    text: str
+    nats: float
+
+
+@dataclass(frozen=True, slots=True)
 class TextRequest:
     """A text to write.
 
@@ -60,6 +73,7 @@ class TextRequest:
         seed: the same seed gives the same text, as far as the model keeps its word.
         references: texts that the answer may quote; a local model that copies guesses uses them, an endpoint does not.
         cue: a form to keep to, for those who can.
+        reluctance: what it should begin with more rarely, for those who can.
 
     Raises:
         InputError: a value cannot be used.
@@ -73,6 +87,7 @@ class TextRequest:
     seed: int = 0
     references: tuple[str, ...] = ()
     cue: Cue | None = None
+    reluctance: Reluctance | None = None
 
     def __post_init__(self) -> None:
         check_prompt(self.prompt)

@@ -15,13 +15,15 @@ from specrag.methods.prompts import Message, build_prompt, is_small
 from specrag.methods.speculative_rag.form import MalformedDraft, ParsedDraft, Span
 from specrag.methods.speculative_rag.task import Task
 from specrag.methods.wording import wording
-from specrag.models.roles import TextGenerator
+from specrag.models.roles import Reluctance, TextGenerator
 from specrag.retrieval.passage import Passage, passage_text
 
 #: A citation as ``CitedText`` makes it, which leaves no other.
 _MARK = re.compile(r"\[(\d{1,3})\]")
 #: How a drafter that was trained on this form says that its passages do not hold the answer: none has the number 0.
 _NOT_HERE = "0]"
+#: So much surer it has to be of that than of a passage. Chosen on odd rows.
+RELUCTANCE = Reluctance(_NOT_HERE, 2.0)
 #: What is wrong with such a draft.
 NOT_HERE = "it says that its passages do not hold the answer"
 _SENTENCES = re.compile(r"(?<=[.!?])\s+|\n+")
@@ -35,9 +37,13 @@ def cited_prompt(task: Task, passages: Sequence[Passage]) -> tuple[Message, ...]
 
 def cited_lead(task: Task, drafter: TextGenerator) -> str:
     """How a draft begins, if its drafter was trained so or should choose a passage first; it is not shown."""
-    llm = getattr(drafter, "llm", None)
-    trained = getattr(getattr(llm, "loaded", None), "drafter_form", None) == "cited"
-    return wording(task.text).lead if trained or is_small(llm) else ""
+    return wording(task.text).lead if is_trained(drafter) or is_small(getattr(drafter, "llm", None)) else ""
+
+
+def is_trained(drafter: TextGenerator) -> bool:
+    """Whether a drafter was trained on this form."""
+    loaded = getattr(getattr(drafter, "llm", None), "loaded", None)
+    return getattr(loaded, "drafter_form", None) == "cited"
 
 
 def write_cited(sentence: str, number: int | None) -> str:

@@ -12,7 +12,13 @@ from specrag.errors import ContextLengthError, InputError
 from specrag.methods.events import map_events
 from specrag.methods.generator import LocalGenerator
 from specrag.methods.prompts import FEWEST_WORDS, cut_passage, most_that_fit
-from specrag.methods.speculative_rag.cited import cited_lead, cited_prompt, read_cited
+from specrag.methods.speculative_rag.cited import (
+    RELUCTANCE,
+    cited_lead,
+    cited_prompt,
+    is_trained,
+    read_cited,
+)
 from specrag.methods.speculative_rag.form import (
     CUE,
     LEAD,
@@ -29,6 +35,7 @@ from specrag.models.roles import (
     Cue,
     GeneratedText,
     PartScore,
+    Reluctance,
     TextDelta,
     TextDone,
     TextGenerator,
@@ -91,7 +98,9 @@ class Drafting:
         """What this drafter is asked for this task."""
         if self.form == "cited" and task.kind == "free-form":
             lead = cited_lead(task, drafter)
-            return DraftForm(partial(cited_prompt, task), lead, None, partial(read_cited, task, lead=lead))
+            shy = RELUCTANCE if is_trained(drafter) else None
+            read = partial(read_cited, task, lead=lead)
+            return DraftForm(partial(cited_prompt, task), lead, None, read, shy)
         prompt = partial(draft_prompt, task, example=self.shows_example(drafter))
         return DraftForm(
             prompt, LEAD, self.cue(task), lambda text, _passages, _numbers: read_draft(task, text)
@@ -107,12 +116,14 @@ class DraftForm:
         lead: how its text begins.
         cue: what it is kept to.
         read: a text, with the passages that it was written from and their numbers.
+        reluctance: how it should begin more rarely.
     """
 
     prompt: Callable[[Sequence[Passage]], TextPrompt]
     lead: str
     cue: Cue | None
     read: Callable[[str, Sequence[Passage], Sequence[int]], ParsedDraft | MalformedDraft]
+    reluctance: Reluctance | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +164,7 @@ def drafting(
             max_tokens=settings.max_tokens,
             references=quoted if settings.quote_all else tuple(passage.text for passage in fit.passages),
             cue=form.cue,
+            reluctance=form.reluctance,
         )
         for fit in fitted
     ]
