@@ -38,11 +38,11 @@ def test_what_is_read_anew_in_whole_is_exact(exact_llm: LanguageModel, question:
     exact = keys(trial._run(trial._read(prompt)), rows)
     whole = trial._run(trial._paste(prompt, placed, _first(placed, 10_000)))
     assert whole.pasted == 0
-    assert torch.equal(keys(whole, rows), exact)
+    torch.testing.assert_close(keys(whole, rows), exact, rtol=1e-3, atol=1e-3)  # read in other chunks
     some = trial._run(trial._paste(prompt, placed, _first(placed, 16)))
     assert some.tokens == list(prompt[: placed[-1].span[1]])
     assert some.pasted == sum(max(end - start - 16, 0) for start, end in (one.span for one in placed))
-    assert not torch.equal(keys(some, rows), exact)
+    assert (keys(some, rows) - exact).abs().max() > 0.1
 
 
 def test_every_way_answers(exact_llm: LanguageModel, question: Question) -> None:
