@@ -1,7 +1,7 @@
-"""Rows from public questions whose gold passage is known: near misses beside it, or in its place.
+"""Rows from public questions whose gold passage is known, with near misses beside it or in its place.
 
-Nothing is written by a model: the rationale is the sentence of the gold passage that holds the answer. In a share of
-the rows no passage holds it, so that a drafter learns to say so.
+Nothing is written by a model: the rationale is the sentence of the gold passage that contains the answer. In a share of
+the rows no passage contains it, so that a drafter learns to say so.
 
     python -m recipes.answered QUESTIONS --passages FILE --exclude FILE --out FOLDER
 """
@@ -31,20 +31,20 @@ from specrag.training.drafter.rows import GOLD, DrafterRow, keep
 from specrag.training.exclusion import EvaluationRows
 
 _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[\"'A-Z0-9(])")
-#: A sentence of fewer words says nothing, one of more is no answer.
+#: A sentence with fewer words says nothing; one with more is not an answer.
 _FEWEST, _MOST = 4, 40
-#: Passages of a row, drawn evenly from these.
+#: Numbers of passages of a row, drawn uniformly from these.
 _SIZES = (1, 2, 2, 2, 3)
 _SEARCHED = 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnsweredSettings:
-    """What rows are made.
+    """Which rows are made.
 
     Args:
         rows: how many.
-        missing: share of the rows whose passages do not hold the answer.
+        missing: share of the rows whose passages do not contain the answer.
         seed: of everything drawn.
 
     Raises:
@@ -82,18 +82,18 @@ def make_answered_rows(
     evaluation: EvaluationRows | None = None,
     command: str = "",
 ) -> RowRun:
-    """Make rows of questions, several of each with other passages, until there are enough.
+    """Make rows from questions, several of each with different passages, until there are enough.
 
     Args:
         questions: JSON lines of ``id``, ``question``, ``answers`` and the gold ``passage``, an object of ``title`` and
             ``text``.
         pool: where near misses are found.
-        out: a folder; made if need be.
-        evaluation: what no row may be from.
+        out: a folder; created if needed.
+        evaluation: the data that no row may be from.
         command: for the card.
 
     Raises:
-        InputError: a line is no such question, or the folder was begun with other settings.
+        InputError: a line is not such a question, or the folder was begun with other settings.
         SpecragError: the disk refuses.
     """
     noted = {
@@ -108,16 +108,14 @@ def make_answered_rows(
         with run.batch():
             usable = list(_usable(questions, pool, evaluation, run))
             rows = list(_rows(usable, settings, questions.name)) if usable else []
-            run.add(
-                rows[len(run.rows) :]
-            )  # the others are there: of a run that was stopped, or that made fewer
+            run.add(rows[len(run.rows) :])  # the others exist, from a run that was stopped or that made fewer
     return run
 
 
 def _usable(
     path: Path, pool: PassagePool, evaluation: EvaluationRows | None, run: RowRun
 ) -> Iterator[_Question]:
-    """The questions whose answer stands in a sentence of its own, with passages that do not hold it."""
+    """The questions whose answer is in one sentence of the gold passage, with passages that do not contain it."""
     lines = list(read_json_lines(path))
     known = run.tried
     asked = [_checked(row, f"{path.name}:{number}") for number, row in enumerate(lines, 1)]
@@ -166,7 +164,7 @@ def _holds(passage: Passage, answers: Sequence[str]) -> bool:
 
 
 def _rows(questions: Sequence[_Question], settings: AnsweredSettings, source: str) -> Iterator[DrafterRow]:
-    """Rows of all questions in turn; the same passages come twice for none."""
+    """Rows of all questions in turn; no question gets the same passages twice."""
     made, seen = 0, set()
     for number in range(20 * settings.rows):
         if made == settings.rows:
@@ -183,7 +181,7 @@ def _rows(questions: Sequence[_Question], settings: AnsweredSettings, source: st
 
 
 def _passages(question: _Question, missing: bool, draws: random.Random) -> list[Passage]:
-    """The gold passage anywhere among near misses, or these alone, the nearest ones oftener."""
+    """Near misses, drawn from the nearest; unless ``missing``, with the gold passage among them, most often first."""
     size = draws.choice(_SIZES)
     beside = size if missing else size - 1
     nearest = question.misses[: 3 * size]

@@ -1,4 +1,4 @@
-"""Passages that questions are made of, and the search that finds other passages beside them."""
+"""Passages from which questions are made, and the search that finds other passages to put beside them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class PassagePool(Protocol):
 
     @property
     def checksums(self) -> Mapping[str, str]:
-        """What tells these passages from others, by the name of the file or folder."""
+        """What distinguishes these passages from others, by the name of the file or folder."""
 
     def __len__(self) -> int:
         """How many there are."""
 
     def passage(self, number: int) -> Passage:
-        """One of them."""
+        """The passage with this number."""
 
     def find(self, questions: Sequence[str], k: int) -> list[list[int]]:
         """The numbers of the best ``k`` passages for each question, best first; perhaps fewer."""
@@ -37,7 +37,7 @@ class FilePassages:
     """Passages in JSON lines files, gzipped or not, with BM25 over title and text.
 
     Args:
-        paths: files of ``title`` and ``text``; read, and indexed with the first search.
+        paths: files of ``title`` and ``text``; read on construction and indexed at the first search.
 
     Raises:
         InputError: a file cannot be read, a line lacks a text, or there are none.
@@ -88,8 +88,8 @@ class KnowledgeBasePassages:
     """The passages of a knowledge base, found by one of its indexes.
 
     Args:
-        base: open.
-        index: its name.
+        base: the open knowledge base.
+        index: the name of the index.
 
     Raises:
         InputError: the knowledge base has no such index.

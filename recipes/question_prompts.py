@@ -1,7 +1,7 @@
 """Prompts that ask a chat model for questions and statements, and the rules that accept or reject its answers.
 
-Small models follow what they read last and copy what they are shown: the form is shown by examples, written for this
-project, and whatever a question must keep to is checked by rule and not left to the model.
+Small models follow what they read last and copy what they are shown: examples, written for this project, show the form,
+and every requirement on a question is checked by rule, not left to the model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LEAD = "Question:"
 STATEMENT_LEAD = "Statement:"
 _QUESTION_TOKENS, _ANSWER_TOKENS, _STATEMENT_TOKENS = 48, 24, 64
 
-#: What a question asks for: names in turn, so that not all of them ask for what is first in a passage.
+#: What a question asks for; prompts name different ones, so that not all questions ask for what comes first.
 ASPECTS = (
     "a person",
     "a place",
@@ -50,10 +50,10 @@ class QuestionAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """What was written cannot be used.
+    """A text that cannot be used.
 
     Attributes:
-        reason: for people; the same for all that fail alike.
+        reason: for human readers; the same for all texts that fail alike.
     """
 
     reason: str
@@ -61,7 +61,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """A passage with a question, to show the form."""
+    """An example passage with a question, to show the form."""
 
     title: str
     text: str
@@ -92,13 +92,13 @@ def question_request(passage: Passage, aspect: str) -> TextRequest:
 
 
 def _asked(title: str, text: str, aspect: str) -> str:
-    # What an encyclopedia adds to tell titles apart is nothing that people say.
+    # People do not say what an encyclopedia adds to a title to tell it from others.
     name = re.sub(r"\s*\([^()]*\)$", "", title)
     return f"{passage_text(name, text)}\n\n{_ASK.format(title=name, aspect=aspect)}"
 
 
 def statement_request(made: QuestionAnswer) -> TextRequest:
-    """Ask for a question and its answer as one statement."""
+    """Ask to rewrite a question and its answer as one statement."""
     messages = []
     for shown in _SHOWN:
         asked = QuestionAnswer(shown.question, shown.answer)
@@ -132,17 +132,17 @@ _YES_NO = {"yes", "no", "true", "false"}
 
 
 def read_question(passage: Passage, text: str, answer_words: int) -> QuestionAnswer | Rejected:
-    """What was written behind :data:`LEAD`, if it is a question fit for a row.
+    """The question and answer written after :data:`LEAD`, if they are fit for a row.
 
-    A question must stand for itself: it names something that the passage is about, and does not point back to the
-    passage. The answer stands in the passage, as it is written there, and not in the question.
+    A question must be understandable by itself: it names something that the passage is about and does not refer back
+    to the passage. The answer occurs in the passage, as it is written there, and not in the question.
 
     Args:
         answer_words: most words of an answer.
     """
     question, found, rest = text.partition(CUE)
     question = " ".join(question.split()).rstrip("?. ")
-    question = f"{question}?" if question else ""  # a cue may come in the place of the mark
+    question = f"{question}?" if question else ""  # a cue may take the place of the mark
     answer = " ".join(rest.split("\n", 1)[0].split()).strip(" \"'“”").rstrip(".,;:")
     if not found or not question or not normalize_answer(answer):
         return Rejected("not in the form of question and answer")
@@ -165,15 +165,15 @@ def read_question(passage: Passage, text: str, answer_words: int) -> QuestionAns
 
 
 def contains_phrase(text: str, answer: str) -> bool:
-    """Whether an answer stands in a text as whole words, but for case, marks and articles."""
+    """Whether an answer occurs in a text as whole words, ignoring case, punctuation and articles."""
     wanted = normalize_answer(answer)
     return bool(wanted) and f" {wanted} " in f" {normalize_answer(text)} "
 
 
 def names_something(passage: Passage, question: str) -> bool:
-    """Whether a question can be understood without its passage: it holds a name or words of the title.
+    """Whether a question can be understood without its passage: it contains a name or words of the title.
 
-    A question of pronouns and common words ("Where was she born?") cannot.
+    A question of only pronouns and common words ("Where was she born?") cannot.
     """
     title = [word for word in normalize_answer(passage.title).split() if len(word) > 2]
     said = set(normalize_answer(question).split())
@@ -184,20 +184,20 @@ def names_something(passage: Passage, question: str) -> bool:
 
 
 def _asks_something(passage: Passage, question: str) -> bool:
-    """Whether there is more in a question than "What is" and the title."""
+    """Whether a question contains more than "What is" and the title."""
     known = {*normalize_answer(passage.title).split(), *_BARE}
     return not set(normalize_answer(question).split()) <= known
 
 
 def _says_all(question: str, answer: str) -> bool:
-    """Whether every long word of the answer stands in the question."""
+    """Whether every long word of the answer occurs in the question."""
     words = [word for word in normalize_answer(answer).split() if len(word) > 3]
     said = set(normalize_answer(question).split())
     return bool(words) and all(word in said for word in words)
 
 
 def read_statement(made: QuestionAnswer, text: str) -> str | Rejected:
-    """What was written behind :data:`STATEMENT_LEAD`, if it says the answer in one sentence."""
+    """The statement written after :data:`STATEMENT_LEAD`, if it gives the answer in one sentence."""
     statement = " ".join(text.split("\n", 1)[0].split())
     if len(re.findall(rf"(?<!\w){re.escape(made.answer)}(?!\w)", statement)) != 1:
         return Rejected("the statement does not hold the answer once")
@@ -210,7 +210,7 @@ def read_statement(made: QuestionAnswer, text: str) -> str | Rejected:
 
 
 def replace_answer(statement: str, answer: str, other: str) -> str:
-    """The statement with another answer put in."""
+    """The statement with another answer in place of its own."""
     put = re.sub(rf"(?<!\w){re.escape(answer)}(?!\w)", lambda _: other, statement, count=1)
     return put[:1].upper() + put[1:]
 
@@ -223,7 +223,7 @@ _ASKS = ("who", "where", "when", "how many", "how much", "how")
 
 
 def answer_kind(question: str, answer: str) -> str:
-    """What an answer is, roughly: answers of one kind can stand for each other, the others give themselves away."""
+    """An answer's rough kind: a wrong option of the same kind is plausible, one of another kind is given away."""
     if re.fullmatch(r"(?:1\d|20)\d\d", answer):
         return "year"
     if _MONTH.search(answer) and re.search(r"\d", answer):

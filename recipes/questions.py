@@ -1,7 +1,7 @@
-"""Rows made of passages: question and answer by a chat model, its passage as evidence, distractors by search.
+"""Rows made from passages: question and answer by a chat model, its passage as evidence, distractors by search.
 
-Speculative RAG trains on public instruction data (section 3.2); rows made of one's own passages need none, and share
-nothing with what is evaluated on.
+Speculative RAG trains on public instruction data (section 3.2); rows made from one's own passages need none, and share
+nothing with the evaluation data.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from specrag.training.drafter.rows import GOLD, DrafterRow, keep
 from specrag.training.exclusion import EvaluationRows
 
 _LETTERS = "ABCD"
-#: A question must find its own passage among so many.
+#: A question must find its own passage among this many.
 _FOUND_WITHIN = 20
 _FEWEST_PASSAGE_WORDS = 25
-#: Labels of a claim, in turn: yes, no, and perhaps that nothing is known.
+#: Labels of a claim, in this order: yes, no, and perhaps one for unknown.
 _LABELS = (("True", "False"), CLAIM_LABELS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuestionSettings:
-    """What rows are made.
+    """Which rows are made.
 
     Args:
         rows: how many.
-        passages: of a row, its evidence included.
-        choices, claims: shares of multiple choices and of claims; the others are answered in words.
-        answer_words: of the longest answer.
-        batch: questions asked side by side.
+        passages: passages of a row, its evidence included.
+        choices, claims: shares of multiple choices and of claims; the other questions are answered in words.
+        answer_words: words of the longest answer.
+        batch: questions asked at the same time.
         seed: of the order of the passages, and of everything drawn.
 
     Raises:
@@ -91,19 +91,19 @@ def make_questions(
     command: str = "",
     show: Callable[[Status], None] = lambda _: None,
 ) -> RowRun:
-    """Make rows until there are enough, or the passages are used up. The same call resumes a run.
+    """Make rows until there are enough or the passages are used up. The same call resumes a run.
 
     Args:
         writer: asks the questions.
-        pool: what they are made of.
-        out: a folder; made if need be. Each batch is on the disk before the next begins.
-        evaluation: what no row may be from.
+        pool: the passages they are made from.
+        out: a folder; created if needed. Each batch is on the disk before the next begins.
+        evaluation: the data that no row may be from.
         command: for the card.
-        show: told how far it is.
+        show: called with the run's status.
 
     Raises:
         InputError: the folder was begun with other settings or passages.
-        SpecragError: the writer dies, or the disk refuses; what was made is kept.
+        SpecragError: the writer fails, or the disk refuses; what was made is kept.
     """
     noted = {
         "writer": writer.name,
@@ -129,7 +129,7 @@ def make_questions(
 
 
 def _batches(pool: PassagePool, settings: QuestionSettings) -> Iterator[list[int]]:
-    """The numbers of all passages that are text about something that has a name, in an order drawn by the seed."""
+    """Batches of all passages that are text about something with a name, in an order drawn from the seed."""
     numbers = list(range(len(pool)))
     random.Random(settings.seed).shuffle(numbers)
     fit = (number for number in numbers if _is_fit(pool.passage(number)))
@@ -171,13 +171,13 @@ class _Maker:
         self._evaluation = evaluation
         self._run = run
         self._known: set[str] = set()
-        #: Answers of earlier rows by their kind.
+        #: Answers of earlier rows, by kind.
         self._answers: dict[str, list[str]] = defaultdict(list)
         for row in run.rows:
             self._note(row)
 
     def make(self, writer: TextGenerator, numbers: Sequence[int]) -> None:
-        """Make rows of passages; each becomes a row or a line that says why not."""
+        """Make rows from passages; each becomes a row or a line that says why not."""
         asked = self._ask(writer, numbers)
         if not asked:
             return
@@ -219,11 +219,11 @@ class _Maker:
         return "claim-checking" if draw < self._settings.choices + self._settings.claims else "free-form"
 
     def _drawn(self, number: int | str, what: str) -> random.Random:
-        """Draws that depend on the passage alone, whatever its batch."""
+        """Draws that depend only on the passage, not on its batch."""
         return random.Random(f"{self._settings.seed}/{number}/{what}")
 
     def _state(self, writer: TextGenerator, asked: Sequence[_Candidate]) -> dict[str, str]:
-        """The statements of those that are to be claims; a question whose statement fails stays a question."""
+        """Statements for the candidates that are to be claims; if a statement fails, the question stays one."""
         claims = [each for each in asked if each.kind == "claim-checking"]
         written = write_texts(writer, [statement_request(each.made) for each in claims])
         statements = {}
@@ -265,7 +265,7 @@ class _Maker:
             if answer == labels[1]:
                 statement = replace_answer(statement, asked.made.answer, other[0])
             elif len(labels) > 2 and answer == labels[2]:
-                evidence = []  # what is found beside it does not hold the answer
+                evidence = []  # the passages found beside it do not contain the answer
                 if not beside:
                     evidence, answer = [_gold(asked.passage)], labels[0]
             task = Task(statement, "claim-checking", labels=labels)
@@ -273,7 +273,7 @@ class _Maker:
         return DrafterRow(asked.identifier, task, answer, (*evidence, *beside), source=source)
 
     def _others(self, asked: _Candidate, draws: random.Random, count: int) -> list[str]:
-        """Other answers of the same kind, of which none may be right too."""
+        """Other answers of the same kind, none of which may also be right."""
         wrong = {
             answer.lower(): answer
             for answer in self._answers[answer_kind(asked.made.question, asked.made.answer)]
@@ -285,7 +285,7 @@ class _Maker:
         return draws.sample(sorted(wrong.values()), count) if len(wrong) >= count else []
 
     def _note(self, row: DrafterRow) -> None:
-        """Remember a row's question and answer; a claim's answer is a label and stands for nothing."""
+        """Remember a row's question and answer; a claim's answer is a label and cannot serve as a wrong option."""
         self._known.add(row.task.text.lower())
         if row.task.kind != "claim-checking":
             self._answers[answer_kind(row.task.text, row.answer_text)].append(row.answer_text)

@@ -1,7 +1,7 @@
-"""Rationales for rows, by a strong model (Speculative RAG, section 3.2), kept where the answer follows from them.
+"""Rationales for rows, by a strong model (Speculative RAG, section 3.2), kept if the answer follows from them.
 
-The paper's prompt (Speculative RAG, Appendix G) is not printed; this one is ours. A rationale stands in for passages
-that the verifier does not see, so it has to quote them and to hold the answer by itself.
+The paper (Speculative RAG, Appendix G) does not print its prompt; this one is ours. A rationale stands in for passages
+that the verifier does not see, so it has to quote them and to contain the answer by itself.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _CHECKS: Mapping[TaskKind, str] = {
 
 
 def rationale_request(row: DrafterRow, passages: Sequence[Passage]) -> TextRequest:
-    """Ask for a rationale of a row's answer from some of its passages."""
+    """Ask for a rationale for a row's answer from some of its passages."""
     messages = []
     for shown in _SHOWN[row.task.kind]:
         messages.append({"role": "user", "content": _asked(shown.task, shown.written, shown.passages)})
@@ -61,7 +61,7 @@ def _asked(task: Task, written: str, passages: Sequence[Passage]) -> str:
 
 
 def _said(row: DrafterRow) -> str:
-    """The answer, and for a label what it says."""
+    """The answer, and for a label also what it means."""
     label = normalize_answer(row.answer)
     if row.task.kind != "claim-checking":
         return row.task.written(row.answer)
@@ -81,21 +81,21 @@ _POINTS_BACK = re.compile(
     r"\b(?:passages?|options?|labels?|right answer|correct answer|the answer)\b", re.IGNORECASE
 )
 _FEWEST_WORDS = 4
-#: How a model begins although it was asked not to; what follows is a rationale.
+#: How a model begins although it was asked not to; the rest is a rationale.
 _SAYS = re.compile(
     r"^(?:the|this) passage (?:\w+ly )?(?:states?|says?|mentions?|tells(?: us)?|describes?|explains?|notes?) that ",
     re.IGNORECASE,
 )
-#: Share of a rationale's longer words that must stand in the passages; a claim may be contradicted in its own words.
+#: Share of a rationale's longer words that must occur in the passages; a claim may be contradicted in its own words.
 _QUOTED = 0.8
 
 
 def read_rationale(row: DrafterRow, passages: Sequence[Passage], text: str, *, cut: bool) -> str | Rejected:
-    """What was written behind :data:`~specrag.methods.speculative_rag.form.LEAD`, if it is a rationale.
+    """The rationale written after :data:`~specrag.methods.speculative_rag.form.LEAD`, if it is one.
 
     Args:
-        passages: that the writer was shown.
-        cut: whether the text ended for its length; only its whole sentences are kept then.
+        passages: the passages that the writer was shown.
+        cut: whether the text ended because of its length; then only its whole sentences are kept.
     """
     rationale = " ".join(text.split("\n", 1)[0].split())
     if cut:
@@ -118,12 +118,12 @@ def read_rationale(row: DrafterRow, passages: Sequence[Passage], text: str, *, c
 
 
 def _words(text: str) -> set[str]:
-    """Normalised, and without the ending of a genitive."""
+    """Normalised words, without a possessive ending."""
     return set(normalize_answer(re.sub(r"['\u2019]s\b", "", text)).split())
 
 
 def check_request(row: DrafterRow, rationale: str) -> TextRequest:
-    """Ask the question again, with nothing but the rationale to answer it from."""
+    """Ask the question again, to be answered from the rationale only."""
     task = row.task
     check = _CHECKS[task.kind]
     if task.kind == "claim-checking":
@@ -133,7 +133,7 @@ def check_request(row: DrafterRow, rationale: str) -> TextRequest:
 
 
 def follows(row: DrafterRow, text: str) -> bool:
-    """Whether what was answered from the rationale alone is the row's answer."""
+    """Whether the answer given from the rationale alone is the row's answer."""
     if row.task.kind == "free-form":
         return contains_answer(text, row.answer) and contains_phrase(text, row.answer)
     return choose(row.task, text.strip()) == row.answer
@@ -141,7 +141,7 @@ def follows(row: DrafterRow, text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """A task with its rationale, to show the form; written for this project."""
+    """An example task with its rationale, to show the form; written for this project."""
 
     task: Task
     written: str
@@ -201,10 +201,10 @@ class RationaleSettings:
     """How rationales are written.
 
     Args:
-        passages: most of a row; each gets as many as are drawn, from its evidence alone to this many.
-        all_passages: show the writer all of them; otherwise the evidence alone, which is faster, if there is any.
-        check: keep a rationale only if its writer gives the answer from it alone.
-        batch: rows side by side.
+        passages: most passages of a row; each row gets a drawn number, from just its evidence up to this many.
+        all_passages: show the writer all of them; otherwise only the evidence, if there is any, which is faster.
+        check: keep a rationale only if the writer gives the answer from it alone.
+        batch: rows written at the same time.
         seed: of the passages drawn and of their order.
 
     Raises:
@@ -237,14 +237,14 @@ def write_rationales(
     """Write a rationale for each row. The same call resumes a run; rows may have been added meanwhile.
 
     Args:
-        writer: writes, and answers from what it wrote.
-        out: a folder; made if need be. Each batch is on the disk before the next begins.
+        writer: writes rationales, and answers from what it wrote.
+        out: a folder; created if needed. Each batch is on the disk before the next begins.
         command: for the card.
-        show: told how far it is.
+        show: called with the run's status.
 
     Raises:
         InputError: the folder was begun with other settings, or with another row of the same id.
-        SpecragError: the writer dies, or the disk refuses; what was made is kept.
+        SpecragError: the writer fails, or the disk refuses; what was made is kept.
     """
     noted = {"writer": writer.name}
     noted |= {name: getattr(settings, name) for name in ("passages", "all_passages", "check", "seed")}
@@ -299,7 +299,7 @@ def _write_batch(
 
 
 def choose_passages(row: DrafterRow, settings: RationaleSettings) -> DrafterRow:
-    """The row with some of its passages: the evidence and others as drawn, in an order that is drawn too."""
+    """The row with some of its passages: the evidence and others drawn at random, in random order."""
     draws = random.Random(f"{settings.seed}/{row.identifier}/passages")
     evidence = list(row.evidence)
     others = [passage for passage in row.passages if passage not in evidence]

@@ -29,7 +29,7 @@ class Status:
     Attributes:
         stage: ``questions`` or ``rationales``.
         done, total: rows.
-        rejected: turned down.
+        rejected: how many were rejected.
     """
 
     stage: str
@@ -76,7 +76,7 @@ class RowRun:
         """Begin a run in a folder, or resume it.
 
         Args:
-            settings: noted, and compared with those noted before.
+            settings: recorded, and compared with those recorded before.
             command: for the card.
             clock: seconds.
 
@@ -91,17 +91,17 @@ class RowRun:
 
     @property
     def tried(self) -> set[str]:
-        """Identifiers of what was made and of what was turned down."""
+        """Identifiers of everything that was made or rejected."""
         return self._lines.identifiers | self._rejected.identifiers
 
     @property
     def rejected(self) -> Mapping[str, int]:
-        """How many were turned down, by the reason; the most frequent first."""
+        """How many were rejected, by reason; the most frequent first."""
         return dict(Counter(str(line.get("reason")) for line in self._rejected.lines).most_common())
 
     @property
     def card(self) -> dict[str, Any]:
-        """What the card says."""
+        """The content of the card."""
         turned_down = sum(self.rejected.values())
         made = len(self.rows)
         tried = made + turned_down
@@ -123,7 +123,7 @@ class RowRun:
 
     @contextlib.contextmanager
     def batch(self) -> Iterator[None]:
-        """Make a batch: what was turned down in it is written with its rows, and the card behind them."""
+        """Make a batch: its rejected texts are written with its rows, then the card."""
         started = self._clock()
         self._turned_down.clear()
         yield
@@ -134,7 +134,7 @@ class RowRun:
             replace_json(self.out / CARD, self.card)
 
     def reject(self, identifier: str, reason: str, text: str) -> None:
-        """Turn something down; written with the batch."""
+        """Reject a text; it is written with the batch."""
         line = {"id": identifier, "reason": reason, "text": text}
         self._turned_down.append(json.dumps(line, ensure_ascii=False))
 
@@ -145,7 +145,7 @@ class RowRun:
 
 
 def write_texts(writer: TextGenerator, requests: Sequence[TextRequest]) -> list[GeneratedText]:
-    """Write texts side by side: a local model's in its own executor, an endpoint's in one of their own."""
+    """Write texts concurrently: a local model's in its own executor, an endpoint's in a new one."""
     if not requests:
         return []
     coroutine = writer.generating(requests)

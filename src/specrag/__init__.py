@@ -1,7 +1,7 @@
 """Retrieval-augmented generation with open-weight models, made faster by speculation.
 
-Public names are imported when they are asked for (PEP 562), so that ``import specrag`` costs next to nothing and works
-without what the extras bring.
+Public names are imported on first access (PEP 562), so ``import specrag`` costs next to nothing and works without the
+packages of the extras.
 """
 
 import os
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from specrag.retrieval.knowledge_base import KnowledgeBase
     from specrag.speculation.decode import Step
 
-# OpenMP's threads spin while they wait for their next operation, by default for milliseconds. Beside other busy
-# processes they so keep the processors from those that they wait for, and a tenth of the speed is left. The library
-# reads this when torch loads it; what the user says holds.
+# OpenMP threads spin while they wait for their next operation, by default for milliseconds. When other processes are
+# busy, the spinning threads take the processors from the very threads they wait for, and a tenth of the speed is left.
+# OpenMP reads this variable when torch loads it; a value set by the user wins.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
@@ -85,7 +85,7 @@ __all__ = [
     "load",
 ]
 
-# The same as above, for the interpreter; a test compares the two.
+# The same names as in the TYPE_CHECKING block, for the interpreter; a test compares the two.
 _NAMES = {
     "specrag.asking": ("Answerer", "ask"),
     "specrag.errors": (
@@ -125,7 +125,7 @@ def __getattr__(name: str) -> Any:
 
     with needed_by(name):
         value = getattr(import_module(_MODULES[name]), name)
-    globals()[name] = value  # the next access is a plain one
+    globals()[name] = value  # later accesses bypass __getattr__
     return value
 
 

@@ -1,18 +1,18 @@
-"""Files that outlive kills and power losses: atomic writes, checksums, locks, and folders of numbered generations.
+"""Files that survive kills and power losses: atomic writes, checksums, locks, and folders of numbered generations.
 
-Whatever specrag keeps on a disk is written through here, in one of three ways:
+Everything specrag keeps on disk is written through this module, in one of three ways:
 
-- a small file by :func:`atomic_write`;
-- a whole folder by :func:`new_folder`: filled under another name, then renamed;
-- a folder that is updated while others read it by :func:`publish_generation`. Its layout::
+- a small file with :func:`atomic_write`;
+- a whole folder with :func:`new_folder`: filled under a temporary name, then renamed;
+- a folder that is updated while others read it with :func:`publish_generation`. Its layout::
 
     manifest.json           a :class:`GenerationManifest`: which generation is current, its files and checksums
     generations/000007/     the files of that generation
-    building/               what an unfinished build has left, for its rerun
+    building/               leftovers of an unfinished build, for its rerun
     writer.lock             held by the process that writes
 
-Each is on the disk before it has its name, so that a crash leaves the old content or the new one. A disk that is full
-or read-only is reported in one line by :func:`disk_errors`.
+Content is flushed to disk before it gets its final name, so a crash leaves either the old content or the new.
+:func:`disk_errors` reports a full or read-only disk in one line.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _WAIT = 0.02  # seconds; a writer locks out readers only while it deletes
 
 
 def fsync(path: Path) -> None:
-    """Wait until a file's content, or a folder's list of names, is on the disk."""
+    """Wait until a file's content, or a folder's list of names, is on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -59,23 +59,22 @@ def fsync(path: Path) -> None:
 
 
 def fsync_tree(folder: Path) -> None:
-    """Wait until a folder and everything below it is on the disk."""
+    """Wait until a folder and everything below it is on disk."""
     for path in folder.rglob("*"):
         fsync(path)
     fsync(folder)
 
 
 def atomic_write(path: Path, data: bytes | memoryview, *, shared: bool = False) -> None:
-    """Replace a file's content, whole or not at all; on the disk when this returns.
+    """Replace a file's content, whole or not at all; it is on disk when this returns.
 
     Args:
-        path: of the file.
+        path: the file.
         data: its new content.
-        shared: other processes may write the same file at the same time; by default the caller sees to it that none
-            does.
+        shared: other processes may write the same file at the same time; by default the caller must rule that out.
 
     Raises:
-        OSError: the disk refuses; the old content stays.
+        OSError: the disk refuses the write; the old content stays.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.new" if shared else f".{path.name}.new")
     try:
@@ -92,15 +91,15 @@ def atomic_write(path: Path, data: bytes | memoryview, *, shared: bool = False) 
 
 
 def atomic_write_json(path: Path, content: object, *, indent: int = 1, shared: bool = False) -> None:
-    """Write an object as JSON by :func:`atomic_write`."""
+    """Write an object as JSON with :func:`atomic_write`."""
     atomic_write(path, f"{json.dumps(content, indent=indent)}\n".encode(), shared=shared)
 
 
 def rename(source: Path, target: Path) -> None:
-    """Rename a file, replacing ``target``; on the disk when this returns.
+    """Rename a file, replacing ``target``; the change is on disk when this returns.
 
     Raises:
-        OSError: the disk refuses.
+        OSError: the disk refuses the write.
     """
     source.replace(target)
     fsync(target.parent)
@@ -109,10 +108,10 @@ def rename(source: Path, target: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it, where they are missing; on the disk when this returns.
+    """Make a folder and any missing parents; they are on disk when this returns.
 
     Raises:
-        OSError: the disk refuses.
+        OSError: the disk refuses the write.
     """
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
@@ -121,7 +120,7 @@ def make_folder(folder: Path) -> None:
 
 
 def checksum(path: Path) -> str:
-    """The 128-bit xxh3 checksum of a file's content, in hexadecimal: finds damage, at the disk's speed."""
+    """The 128-bit xxh3 checksum of a file's content, in hexadecimal: detects damage as fast as the disk reads."""
     digest = xxhash.xxh3_128()
     with path.open("rb", buffering=0) as file:
         while block := file.read(_BLOCK):
@@ -134,16 +133,16 @@ def checksum(path: Path) -> str:
 
 @contextlib.contextmanager
 def new_folder(target: Path, partial: Path) -> Iterator[Path]:
-    """An empty folder to fill; left without an error it becomes ``target``, else it is removed.
+    """An empty folder to fill: it becomes ``target`` if the block ends without an error, else it is removed.
 
-    An older ``target`` is replaced by two renames. A crash between them leaves neither.
+    An existing ``target`` is replaced by two renames. A crash between them leaves neither.
 
     Args:
-        target: the folder's name in the end.
-        partial: its name until then, in the same folder; what a crash has left there is removed.
+        target: the folder's final name.
+        partial: its name until then, in the same parent folder; leftovers of a crash under this name are removed.
 
     Raises:
-        OSError: the disk refuses; ``target`` is as it was, or new.
+        OSError: the disk refuses the write; ``target`` is unchanged, or new.
     """
     replaced = partial.with_name(f"{partial.name}.old")
     for leftover in (partial, replaced):
@@ -169,11 +168,11 @@ def new_folder(target: Path, partial: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def exclusive_lock(path: Path, busy: Callable[[], None]) -> Iterator[None]:
-    """Hold a lock file against all other processes; it ends with the process at the latest.
+    """Hold a lock file against all other processes; it is released when the process ends at the latest.
 
     Args:
-        path: of the lock file.
-        busy: called if another process holds the lock: raises to give up, returns to wait.
+        path: the lock file.
+        busy: called if another process holds the lock: it raises to give up, or returns to wait.
 
     Raises:
         OSError: the file cannot be written.
@@ -194,7 +193,7 @@ def exclusive_lock(path: Path, busy: Callable[[], None]) -> Iterator[None]:
 
 
 class Refusal(NamedTuple):
-    """Why a disk refuses: it is ``full``, or something else, in the system's words."""
+    """Why a disk refused a write: it is ``full``, or another ``reason`` in the system's words."""
 
     full: bool
     reason: str
@@ -204,12 +203,13 @@ class Refusal(NamedTuple):
 def disk_errors(
     place: Path, described: Callable[[Refusal], SpecragError], also: tuple[type[Exception], ...] = ()
 ) -> Iterator[None]:
-    """Turn the refusals of a disk into one-line errors.
+    """Turn write errors of a disk into one-line errors.
 
     Args:
-        place: what is written.
+        place: what is being written.
         described: makes the error to raise.
-        also: exceptions by which libraries report a refusal: ``sqlite3.OperationalError``, faiss's ``RuntimeError``.
+        also: exceptions with which libraries report a failed write: ``sqlite3.OperationalError``, faiss's
+            ``RuntimeError``.
     """
     refusals: tuple[type[Exception], ...] = (OSError, *also)
     try:
@@ -221,7 +221,7 @@ def disk_errors(
 def _refusal(error: Exception, place: Path) -> Refusal:
     reason = " ".join(str(error).split())
     if isinstance(error, OSError):
-        # numpy's short write has no number.
+        # A short write reported by numpy has no errno.
         full = error.errno in _FULL or (error.errno is None and "requested" in reason)
         return Refusal(full, error.strerror or reason)
     # SQLite reports a failed write as "disk I/O error" or "database or disk is full".
@@ -245,7 +245,7 @@ def _is_full(folder: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """What a finished file looked like."""
+    """Size and checksum of a finished file."""
 
     bytes: int
     checksum: str
@@ -262,26 +262,26 @@ class FileRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationManifest:
-    """What a folder of generations holds. A kind of artifact is a subclass with fields of its own.
+    """What a folder of generations holds. Each kind of artifact is a subclass with its own fields.
 
     Attributes:
-        generation: the number of the folder that holds the files; grows with each change.
+        generation: number of the folder that holds the files; grows with each change.
         files: size and checksum of each file, by its name in that folder.
     """
 
     what: ClassVar[str]
-    """The artifact in messages, such as ``knowledge base``."""
+    """What messages call the artifact, such as ``knowledge base``."""
     error: ClassVar[type[SpecragError]]
-    """Raised for whatever is wrong with it."""
+    """Raised for anything that is wrong with it."""
     rebuild: ClassVar[str]
-    """The remedy for damage."""
+    """How to repair damage, for messages."""
 
     generation: int
     files: Mapping[str, FileRecord]
 
     @classmethod
     def parse(cls, folder: Path, content: dict[str, Any], /) -> Self:
-        """The manifest in a JSON object; any of ValueError, KeyError, AttributeError, TypeError means damage."""
+        """Parse a JSON object; a ValueError, KeyError, AttributeError or TypeError means damage."""
         raise NotImplementedError
 
     @classmethod
@@ -290,12 +290,12 @@ class GenerationManifest:
         raise NotImplementedError
 
     def header(self) -> dict[str, Any]:
-        """What stands before the fields in the JSON object: format and kind."""
+        """The entries that precede the fields in the JSON object: format and kind."""
         raise NotImplementedError
 
     @property
     def bytes(self) -> int:
-        """Size of all files together."""
+        """Total size of all files."""
         return sum(record.bytes for record in self.files.values())
 
     @staticmethod
@@ -305,10 +305,10 @@ class GenerationManifest:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """The manifest of a folder.
+        """Read the manifest of a folder.
 
         Raises:
-            SpecragError: there is none, it has another format, or it is damaged; of the type :attr:`error`.
+            SpecragError: (of type :attr:`error`) there is none, it has another format, or it is damaged.
         """
         path = folder / MANIFEST
         try:
@@ -335,17 +335,18 @@ class GenerationManifest:
         """Open the current generation for reading.
 
         Raises:
-            SpecragError: there is none, or a file is missing, cut or longer; of the type :attr:`error`.
+            SpecragError: (of type :attr:`error`) there is none, or a file is missing or has the wrong size.
         """
         for _ in range(_ATTEMPTS):
             manifest = cls.read(folder)
             path = manifest.generation_folder(folder)
             descriptor = _lock_folder(path, fcntl.LOCK_SH)
             generation = None if descriptor is None else Generation(path, manifest, descriptor)
-            # Between manifest and lock a writer may have replaced the one and removed the other.
+            # Between reading the manifest and locking the folder, a writer may have published a new generation and
+            # removed this one.
             current = cls.read(folder).generation == manifest.generation
             if current:
-                manifest.check_sizes(folder)  # also says what is missing where the folder cannot be opened
+                manifest.check_sizes(folder)  # if the folder cannot be opened, this also says what is missing
             if generation is not None:
                 if current:
                     return generation
@@ -359,21 +360,21 @@ class GenerationManifest:
         """Make this the manifest of a folder.
 
         Raises:
-            OSError: the disk refuses; the old manifest stays.
+            OSError: the disk refuses the write; the old manifest stays.
         """
         content = {**self.header(), **asdict(self)}
-        content["files"] = content.pop("files")  # the longest comes last
+        content["files"] = content.pop("files")  # the longest entry goes last
         atomic_write_json(folder / MANIFEST, content)
 
     def generation_folder(self, folder: Path) -> Path:
-        """Where the files lie."""
+        """The folder that holds the files."""
         return folder / GENERATIONS / f"{self.generation:06d}"
 
     def check_sizes(self, folder: Path) -> None:
-        """Make sure that every file is there in its whole length; reads none of them.
+        """Check that every file is there and has its recorded size; reads no content.
 
         Raises:
-            SpecragError: one is missing, cut or longer.
+            SpecragError: one is missing or has the wrong size.
         """
         for name, record in self.files.items():
             path = self.generation_folder(folder) / name
@@ -385,11 +386,11 @@ class GenerationManifest:
                 raise self.damaged(path, f"has {size:,} bytes, not {record.bytes:,}")
 
     def verify(self, folder: Path, names: Iterable[str] | None = None) -> None:
-        """Make sure that the content of files is the recorded one, by reading them.
+        """Read files and check that their content is the recorded one.
 
         Args:
             folder: the artifact.
-            names: of the files; all by default.
+            names: names of the files; all by default.
 
         Raises:
             SpecragError: one has another checksum, or is not recorded.
@@ -411,10 +412,10 @@ _Manifest = TypeVar("_Manifest", bound=GenerationManifest)
 
 
 class Generation(Generic[_Manifest]):
-    """A generation that stays on the disk as long as this object is open. Made by :meth:`GenerationManifest.open`.
+    """A generation that stays on disk as long as this object is open. Made by :meth:`GenerationManifest.open`.
 
     Attributes:
-        folder: of its files.
+        folder: the folder of its files.
     """
 
     def __init__(self, folder: Path, manifest: _Manifest, descriptor: int) -> None:
@@ -423,15 +424,15 @@ class Generation(Generic[_Manifest]):
         self._close = weakref.finalize(self, os.close, descriptor)
 
     def close(self) -> None:
-        """Let the generation go."""
+        """Release the generation."""
         self._close()
 
 
 def check_target(folder: Path, field: str) -> None:
-    """Refuse to build in a folder that holds somebody's files.
+    """Refuse to build in a folder that holds other files.
 
     Raises:
-        InputError: it does, or it is a file.
+        InputError: the folder holds files that are not ours, or it is a file.
     """
     if folder.is_dir() and not GenerationManifest.exists(folder):
         ours = {BUILDING, GENERATIONS, LOCK, f".{MANIFEST}.new"}
@@ -448,11 +449,11 @@ def publish_generation(folder: Path, new: Path, manifest: GenerationManifest) ->
 
     Args:
         folder: the artifact.
-        new: below ``folder``; holds the files that the manifest names, and no others.
-        manifest: of the new generation.
+        new: a folder below ``folder`` that holds exactly the files that the manifest names.
+        manifest: the new generation's manifest.
 
     Raises:
-        OSError: the disk refuses; the old generation stays current.
+        OSError: the disk refuses the write; the old generation stays current.
     """
     for name in manifest.files:
         fsync(new / name)
@@ -460,14 +461,14 @@ def publish_generation(folder: Path, new: Path, manifest: GenerationManifest) ->
     target = manifest.generation_folder(folder)
     target.parent.mkdir(exist_ok=True)
     fsync(folder)
-    shutil.rmtree(target, ignore_errors=True)  # of a build that was killed one step later
+    shutil.rmtree(target, ignore_errors=True)  # left by a build that was killed one step later
     new.rename(target)
     fsync(target.parent)
     manifest.write(folder)
 
 
 def remove_generations(folder: Path, *, keep: int) -> None:
-    """Remove the generations that nobody reads, except number ``keep``. Only the writer may call it."""
+    """Remove all generations that nobody reads, except number ``keep``. Only the writer may call it."""
     generations = folder / GENERATIONS
     if not generations.is_dir():
         return
@@ -476,13 +477,13 @@ def remove_generations(folder: Path, *, keep: int) -> None:
             continue
         descriptor = _lock_folder(old, fcntl.LOCK_EX)
         if descriptor is not None:
-            with contextlib.suppress(OSError):  # what cannot be removed now is for the next writer
+            with contextlib.suppress(OSError):  # the next writer removes what cannot be removed now
                 shutil.rmtree(old)
             os.close(descriptor)
 
 
 def _lock_folder(folder: Path, kind: int) -> int | None:
-    """A descriptor that holds a lock on a folder; None where it cannot be opened or the lock is taken."""
+    """A descriptor that holds a lock on a folder; None if the folder cannot be opened or the lock is taken."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:
@@ -492,7 +493,7 @@ def _lock_folder(folder: Path, kind: int) -> int | None:
     except BlockingIOError:
         os.close(descriptor)
         return None
-    except OSError:  # a file system without locks: readers go on, nothing is removed below them
+    except OSError:  # a file system without locks: readers go on, and writers remove nothing
         if kind == fcntl.LOCK_SH:
             return descriptor
         os.close(descriptor)

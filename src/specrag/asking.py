@@ -1,4 +1,4 @@
-"""Questions in one call, and answers without a local model."""
+"""Ask a question in one call, and answer without a local model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Answerer(Facade):
     """Answers with any resources, such as models that are all behind endpoints.
 
     Args:
-        resources: what there is to answer with; stays its owner's.
+        resources: what to answer with; the caller keeps ownership and closes it.
     """
 
     def __init__(self, resources: Resources) -> None:
@@ -38,18 +38,18 @@ def ask(
 ) -> Result:
     """Answer a question.
 
-    Models are loaded by name at the first call and stay in memory; for settings of their own, load them with
+    Models given by name are loaded at the first call and stay in memory; to load one with other settings, use
     :func:`specrag.load`.
 
     Args:
-        question: in words, or a conversation that ends with one.
-        model: a name of the catalog, a folder, or a loaded model; by default the best that this machine carries
-            (``SPECRAG_MODEL`` names another), or none where drafter and verifier are given.
-        drafter: writes drafts of Speculative RAG: a name, an address such as ``http://HOST:PORT/v1#MODEL``, a loaded
-            model or an open endpoint; by default the model.
-        verifier: scores them; by default the model.
-        call: as of every call (:class:`~specrag.methods.facade.Call`): ``kb`` for where passages are found, ``method``
-            such as ``"speculative-rag"``, ``k``, ``max_tokens`` and so on.
+        question: a question in words, or a conversation that ends with one.
+        model: a catalog name, a folder, or a loaded model; by default the best that this machine can run
+            (``SPECRAG_MODEL`` names another), or none if both drafter and verifier are given.
+        drafter: writes the drafts of Speculative RAG: a name, an address such as ``http://HOST:PORT/v1#MODEL``, a
+            loaded model or an open endpoint; by default the model.
+        verifier: scores the drafts; by default the model.
+        call: the arguments of every call (:class:`~specrag.methods.facade.Call`): ``kb`` for where to search,
+            ``method`` such as ``"speculative-rag"``, ``k``, ``max_tokens`` and so on.
 
     Raises:
         InputError: a value cannot be used.

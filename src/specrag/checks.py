@@ -1,4 +1,4 @@
-"""Checks of values that callers give; each raises an :class:`~specrag.errors.InputError` that names the remedy."""
+"""Checks of values given by callers; each raises an :class:`~specrag.errors.InputError` that names the remedy."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from specrag.errors import InputError
 
 
 def check_whole(field: str, value: object, least: int = 1, most: int | None = None, remedy: str = "") -> int:
-    """A whole number in a range; ``True`` is none, nor is 1.0.
+    """Check a whole number in a range; ``True`` and 1.0 do not count as whole numbers.
 
     Args:
         field: name of the argument or option.
-        value: given by the caller. For numbers that may be numpy's see :func:`plain`.
-        least: the smallest that is allowed.
-        most: the largest, if there is one.
+        value: given by the caller. For values that may be numpy numbers see :func:`plain`.
+        least: the smallest allowed value.
+        most: the largest allowed value, if there is one.
         remedy: what to give instead; by default the range.
 
     Raises:
-        InputError: it is something else.
+        InputError: it is anything else.
     """
     good = isinstance(value, int) and not isinstance(value, bool)
     if not good or value < least or (most is not None and value > most):  # type: ignore[operator]
@@ -40,18 +40,18 @@ def check_number(
     above: float = -math.inf,
     remedy: str = "",
 ) -> float:
-    """A finite number in a range; neither ``True`` nor NaN is one.
+    """Check a finite number in a range; ``True`` and NaN do not count as numbers.
 
     Args:
         field: name of the argument or option.
         value: given by the caller.
-        least: the smallest that is allowed.
-        most: the largest that is allowed.
-        above: what it must exceed.
+        least: the smallest allowed value.
+        most: the largest allowed value.
+        above: what the value must exceed.
         remedy: what to give instead; by default the range.
 
     Raises:
-        InputError: it is something else.
+        InputError: it is anything else.
     """
     good = isinstance(value, int | float) and not isinstance(value, bool)
     if not good or not (least <= value <= most and above < value and math.isfinite(value)):  # type: ignore[operator, arg-type]
@@ -66,10 +66,10 @@ def check_number(
 
 
 def check_text(field: str, value: object, remedy: str = "give a text that is not empty") -> str:
-    """A text with more in it than white space.
+    """Check a text that holds more than white space.
 
     Raises:
-        InputError: it is something else.
+        InputError: it is anything else.
     """
     if not isinstance(value, str) or not value.strip():
         raise InputError(field, value, remedy)
@@ -77,16 +77,16 @@ def check_text(field: str, value: object, remedy: str = "give a text that is not
 
 
 def check_choice(field: str, value: object, known: Iterable[str], *, cutoff: float = 0.6) -> str:
-    """One of some names.
+    """Check that a value is one of some names.
 
     Args:
         field: name of the argument or option.
         value: given by the caller.
-        known: the names.
-        cutoff: how alike a name must be to be suggested, from 0 to 1.
+        known: the allowed names.
+        cutoff: how similar a name must be to be suggested, from 0 to 1.
 
     Raises:
-        InputError: it is another; the remedy suggests the nearest name and lists all.
+        InputError: it is not; the remedy suggests the nearest name and lists all.
     """
     names = list(known)
     if not isinstance(value, str) or value not in names:
@@ -97,10 +97,10 @@ def check_choice(field: str, value: object, known: Iterable[str], *, cutoff: flo
 
 
 def nearest(name: object, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """The name that is most like a misspelt one; None if none is like it."""
+    """The name most similar to a misspelt one; None if none is similar enough."""
     return next(iter(difflib.get_close_matches(str(name), list(known), n=1, cutoff=cutoff)), None)
 
 
 def plain(value: Any) -> Any:
-    """A number of numpy as one of Python; anything else as it is."""
+    """Convert a numpy number to a Python one; return anything else unchanged."""
     return value.item() if isinstance(value, numbers.Number) and hasattr(value, "item") else value

@@ -1,7 +1,7 @@
 """Every error that specrag raises on purpose.
 
-A message is one line and names the field, the value and the remedy, so that the command line can print it
-as it is. Anything else that reaches a user is a bug.
+A message is one line that names the field, the value and the remedy, so the command line can print it as is. Any other
+exception that reaches a user is a bug.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class InputError(SpecragError, ValueError):
 
     def __init__(self, field: str, value: object, remedy: str) -> None:
         shown = repr(value)
-        if len(shown) > 80:  # a long path is told by its end
+        if len(shown) > 80:  # the end of a long path tells more than its beginning
             shown = f"{shown[:28]}...{shown[-49:]}"
         super().__init__(f"{field}: {shown} is not usable: {remedy}")
         self.field = field
@@ -35,7 +35,7 @@ class ModelFilesError(SpecragError):
 
 
 class ContextLengthError(InputError):
-    """The tokens asked for do not fit the model's context; raised before any work is done."""
+    """The requested tokens do not fit the model's context; raised before any work is done."""
 
 
 class Cancelled(SpecragError):  # noqa: N818 - as in asyncio and concurrent.futures
@@ -51,7 +51,7 @@ class StoreUnavailable(SpecragError):  # noqa: N818 - says what is the matter, a
 
 
 class EndpointUnavailable(SpecragError):  # noqa: N818 - as above
-    """A remote model cannot be reached, went away, did not answer in time, or answered what cannot be used."""
+    """A remote model cannot be reached, went away, did not answer in time, or sent an unusable answer."""
 
 
 class UpstreamError(EndpointUnavailable):
@@ -59,9 +59,9 @@ class UpstreamError(EndpointUnavailable):
 
     Args:
         upstream: its name.
-        reason: what was the matter, as a sentence fragment.
-        status: of HTTP, for the gateway's client.
-        retry_after: seconds after which another try is worth it; ``None`` where nobody knows.
+        reason: what went wrong, as a sentence fragment.
+        status: HTTP status for the gateway's client.
+        retry_after: seconds after which to try again; ``None`` if not known.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""Optional packages: which extra of specrag brings each, what others bring, and one error for those that are missing.
+"""Optional packages: which extra of specrag installs each, entry points of other packages, one error for missing ones.
 
-The base install holds what speculation and the HTTP client need. Everything else is imported where it is used, inside
+The base install covers what speculation and the HTTP client need. Everything else is imported where it is used, inside
 ``with needed_by(...)`` or behind the command line, both of which name the extra.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from specrag.errors import SpecragError
 
-#: Names as they are imported, by the extra that brings them; what several extras bring stands in the first of them.
+#: Import names by the extra that installs them; a package of several extras is listed under the first.
 PACKAGES = {
     "local": (
         "torch",
@@ -56,21 +56,21 @@ PACKAGES = {
     "bench": ("psutil", "rouge_score", "pgserver"),
 }
 _EXTRAS = {package: extra for extra, packages in PACKAGES.items() for package in packages}
-# What comes along with another package.
+# Dependencies of other packages.
 _EXTRAS |= {"starlette": "serve", "anyio": "serve", "h11": "serve"}
 
 
 class MissingPackage(SpecragError, ImportError):  # noqa: N818 - says what is the matter
-    """A package that specrag needs for what was asked is not installed; the message names the extra that brings it."""
+    """A package that the request needs is not installed; the message names the extra that installs it."""
 
 
 def missing(what: str, package: str | None, extra: str | None = None) -> MissingPackage | None:
-    """The error for a package that could not be imported; None for one that no extra brings.
+    """The error for a package that could not be imported; None if no extra installs it.
 
     Args:
-        what: needs it; stands before the colon.
-        package: as it is imported, submodules included.
-        extra: the extra to name, where several bring the package.
+        what: what needs the package; starts the message.
+        package: its import name, possibly of a submodule.
+        extra: the extra to name, if several install the package.
     """
     top = (package or "").partition(".")[0]
     if top not in _EXTRAS:
@@ -82,10 +82,10 @@ def missing(what: str, package: str | None, extra: str | None = None) -> Missing
 
 @contextmanager
 def needed_by(what: str, extra: str | None = None) -> Iterator[None]:
-    """Report a package that is missing inside the ``with`` block by the extra that brings it.
+    """Report a package that is missing inside the ``with`` block, naming the extra that installs it.
 
     Raises:
-        MissingPackage: an import inside failed.
+        MissingPackage: an import inside the block failed.
     """
     try:
         yield
@@ -97,15 +97,15 @@ def needed_by(what: str, extra: str | None = None) -> Iterator[None]:
 
 @cache
 def brought(group: str) -> dict[str, EntryPoint]:
-    """What installed packages bring in a group of entry points, by name."""
+    """The entry points of a group that installed packages declare, by name."""
     return {entry.name: entry for entry in entry_points(group=group)}
 
 
 def load_brought(entry: EntryPoint, kind: str) -> Any:
-    """Import what another package brings.
+    """Import the object behind another package's entry point.
 
     Args:
-        kind: what it is, for the error.
+        kind: what it is, for the error message.
 
     Raises:
         SpecragError: it cannot be imported.

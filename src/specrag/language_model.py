@@ -52,9 +52,9 @@ class LanguageModel(Facade):
     Args:
         loaded: the model.
         prefix_cache_bytes: memory for keys and values of earlier texts; 0 for none.
-        max_rows: of a pass that several requests share.
-        prefill_rows: of one prompt in a pass: fewer let others wait less.
-        clock: seconds, for deadlines and timings.
+        max_rows: the most rows of a pass that several requests share.
+        prefill_rows: the most rows of one prompt in a pass; with fewer, other requests wait less.
+        clock: returns seconds, for deadlines and timings.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class LanguageModel(Facade):
 
     @property
     def context_length(self) -> int:
-        """Largest number of tokens of prompt and output together."""
+        """The most tokens of prompt and output together."""
         return self.model.context_length
 
     @property
@@ -91,18 +91,18 @@ class LanguageModel(Facade):
         return self._prefixes
 
     def generating(self, prompt: Prompt, options: Options, begun: Session | None = None) -> Coroutine[Result]:
-        """A coroutine for `executor` that decodes a text and emits its steps; methods are made of it.
+        """A coroutine for `executor` that decodes a text and emits its steps; methods are built on it.
 
-        The prompt and the options are checked at the call; a timeout is the business of who submits it.
+        The prompt and the options are checked at the call; enforcing a timeout is up to the caller that submits it.
 
         Args:
-            begun: holds the first tokens of the prompt, at most all but one; closed at the end. By default they are
-                looked for in the prefix cache.
+            begun: a session that holds the first tokens of the prompt, at most all but one; closed at the end. By
+                default the prefix cache is searched for them.
         """
         return self._decode(self._request(prompt, options), begun)
 
     def close(self) -> None:
-        """End what is running, release the prefix cache and what options have opened."""
+        """Stop what is running; release the prefix cache and everything that options have opened."""
         self.executor.close()
         self._prefixes.clear()
         self.shared.clear()
@@ -111,7 +111,7 @@ class LanguageModel(Facade):
     # -- requests -------------------------------------------------------------------------------------------
 
     def count(self, prompt: Prompt, *, raw: bool = False) -> int:
-        """Tokens of a prompt.
+        """Number of tokens of a prompt.
 
         Raises:
             InputError: the prompt is empty or of a wrong kind.
@@ -149,13 +149,13 @@ class LanguageModel(Facade):
         return _Request(tokens, settings, self._method(checked.method), checked.tenant)
 
     def _method(self, method: str | Decoder) -> Decoder:
-        """The decoders asked for by name are shared: they learn what a pass costs here."""
+        """Decoders requested by name are shared, since they learn what a pass costs on this machine."""
         made = make_decoder(method, self.resources, "method") if isinstance(method, str) else method
         made.check(self.loaded)
         return made
 
     def _decode(self, request: _Request, begun: Session | None = None) -> Coroutine[Result]:
-        """Prefill, decode, and sum up. Loops that are compiled on the way, at a first run, count for no time."""
+        """Prefill, decode, and sum up. Time spent compiling loops at a first run is not counted."""
         from specrag.engine.compiling import without_compiling  # imports the compiler
 
         with without_compiling(self.clock) as clock:
@@ -175,15 +175,15 @@ class LanguageModel(Facade):
             prefilled = clock()
             steps: list[Step] = []
             text = TextStream(self.tokenizer)
-            # The loop's steps pass through here on their way to the caller, so that they can be summed up.
+            # The decoding loop's steps pass through here on their way to the caller, so they can be summed up.
             reason = yield from tap_steps(
                 request.method.decode(session, request.settings, text, clock, prompt_rows),
                 steps,
-                # The prompt has been read, for others who begin with it too.
+                # The prompt has been read: keep it for other requests that begin with it.
                 lambda: self._prefixes.keep(session, request.tenant),
             )
             decoded = clock()
-            # The next turn of a conversation begins with the answer too.
+            # The next turn of the conversation will begin with this answer as well.
             self._prefixes.keep(session, request.tenant)
             if joined and steps:
                 prefilled += steps[0].verifying
@@ -199,13 +199,13 @@ class LanguageModel(Facade):
 
 
 class OpenResources(Resources):
-    """Opens what a method's options name, once: datastores, corpora, folders, models, endpoints.
+    """Opens what a method's options name, each once: datastores, corpora, folders, models, endpoints.
 
-    For callers who may read every file of this machine; a server answers with what its owner has opened.
+    For callers that may read every file of this machine; a server only uses what its owner has opened.
 
     Args:
         llm: the local model, if there is one.
-        given: as of :class:`~specrag.methods.resources.Resources`.
+        given: arguments of :class:`~specrag.methods.resources.Resources`.
     """
 
     def __init__(self, llm: LanguageModel | None = None, **given: Any) -> None:
@@ -213,7 +213,7 @@ class OpenResources(Resources):
         self._opened: dict[tuple[str, str | None], Any] = {}
 
     def datastore(self, name: str | None, field: str = "datastore") -> Datastore:
-        """A datastore by its folder."""
+        """The datastore in a folder."""
         from specrag.methods.knn_lm.store.datastore import Datastore
 
         if name is not None and name not in self.datastores:
@@ -221,7 +221,7 @@ class OpenResources(Resources):
         return super().datastore(name, field)
 
     def corpus(self, name: str | None, field: str = "corpus") -> SuffixCorpus | None:
-        """A corpus by its folder."""
+        """The corpus in a folder."""
         from specrag.speculation.suffix.corpus import SuffixCorpus
 
         if name is not None and name not in self.corpora:
@@ -235,7 +235,7 @@ class OpenResources(Resources):
     def writer(
         self, name: str | None = None, adapter: str | None = None, form: str = "paper"
     ) -> TextGenerator | LocalModel:
-        """The model or endpoint of a name; by default the one given, or SmolLM2; with the adapter tuned for it."""
+        """The model or endpoint of a name, by default the given drafter or SmolLM2; with the adapter tuned for it."""
         from specrag.models.adapters import drafter_form, shipped_adapters
         from specrag.models.catalog.sources import SMALL
 
@@ -250,7 +250,7 @@ class OpenResources(Resources):
         return self._named(wanted, None if tuned == NO_ADAPTER else tuned)
 
     def scorer(self, name: str | None = None) -> TextScorer | LocalModel:
-        """The model or endpoint of a name; by default the one given, or the model."""
+        """The model or endpoint of a name; by default the given verifier, or the model."""
         if name is None:
             return super().scorer()
         found: TextScorer | LocalModel = (
@@ -259,14 +259,14 @@ class OpenResources(Resources):
         return found
 
     def load(self, name: str, adapter: str | None) -> LanguageModel:
-        """A model by name, in the precision of the local one."""
+        """Load a model by name, with the dtype and device of the local one if there is one."""
         if not self.has_model:
             return load(name, adapter=adapter)
         loaded = self.llm.loaded
         return load(name, dtype=loaded.dtype, device=str(loaded.device), adapter=adapter)
 
     def close(self) -> None:
-        """Close what has been opened."""
+        """Close everything that was opened."""
         self.datastores.clear()
         self.corpora.clear()
         while self._opened:
@@ -312,19 +312,19 @@ def load(
     """Load a model by name; fetch it first if it is in the catalog and not here yet.
 
     Args:
-        name: a name of the catalog (``specrag models list``), a folder, a GGUF file, or a hub id.
-        dtype: ``fp32``, ``bf16``, ``fp16``, or ``int8`` for 8-bit linear layers; ``auto`` is ``int8`` on the CPU and
-            ``bf16`` on a GPU.
+        name: a catalog name (``specrag models list``), a folder, a GGUF file, or a hub id.
+        dtype: ``fp32``, ``bf16``, ``fp16``, or ``int8`` for 8-bit linear layers; ``auto`` is ``bf16`` on a GPU and
+            ``int8`` on a CPU that has the kernels for it, if the engine's own decoder runs the model.
         device: a torch device; by default the first GPU if there is one, else the CPU.
         adapter: a folder with a LoRA adapter, or the name of one that comes with specrag; merged into the weights.
-        batch_invariant: a token's distribution has the same bits whatever else is in its pass, so that every lossless
-            method writes the same text; by default with ``int8`` on the CPU (not with Intel AMX, where it would slow
-            the reading of prompts down).
-        kv_dtype: ``auto``, or ``int8`` for keys and values in 8 bits, which take about half the memory; the text may
-            differ a little.
-        prefix_cache_bytes: memory for keys and values of earlier texts; 0 for none. Without
-            ``batch_invariant`` a prompt found there may round differently from one that is read anew.
-        progress: show a bar while fetching and converting.
+        batch_invariant: a token's distribution has the same bits whatever else is in its pass, so every lossless
+            method writes the same text; the default with ``int8`` on the CPU, except with Intel AMX, where it would
+            slow down the prefill.
+        kv_dtype: ``auto``, or ``int8`` for an 8-bit KV cache, which takes about half the memory; the text may differ a
+            little.
+        prefix_cache_bytes: memory for keys and values of earlier texts; 0 for none. Without ``batch_invariant``, a
+            prompt found there may round differently from one that is read again.
+        progress: show a progress bar while fetching and converting.
     """
     loaded = load_model(
         name,

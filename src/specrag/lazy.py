@@ -1,4 +1,4 @@
-"""Package faces whose names are imported when they are first asked for (PEP 562)."""
+"""Packages that import their public names on first access (PEP 562)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 
 def lazy_names(package: str) -> Callable[[str], Any]:
-    """A package's ``__getattr__``: imports what its ``if TYPE_CHECKING:`` block names, each name when it is needed.
+    """A package's ``__getattr__`` that imports each name of its ``if TYPE_CHECKING:`` block on first access.
 
-    So the names are written once, as plain imports that type checkers and readers see, while to import the package
-    costs next to nothing, whatever stands behind the names::
+    The names are then written only once, as plain imports for type checkers and readers, and importing the package
+    costs next to nothing, whatever the names depend on::
 
         if TYPE_CHECKING:
             from specrag.engine.kv import KeyValueCache  # needs torch

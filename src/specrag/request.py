@@ -1,4 +1,4 @@
-"""What goes down to a method and what comes up: a request; events; one result."""
+"""What a method takes and gives back: a request; events while it works; one result."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from specrag.speculation.decode import DecodedToken
 if TYPE_CHECKING:
     from specrag.retrieval.documents.contexts import ContextItem
 
-#: Most alternatives that ``log_probs`` may ask for.
+#: The most alternatives that ``log_probs`` may ask for.
 MAX_ALTERNATIVES = 20
 
 DEFAULT_MAX_TOKENS = 256
 
-#: How tokens are decoded where nobody says.
+#: How tokens are decoded by default.
 DEFAULT_DECODER = "plain"
 
 # -- what is asked ----------------------------------------------------------------------------------------------
@@ -44,23 +44,23 @@ class Options(TypedDict, total=False):
     Args:
         max_tokens: at most this many tokens (default 256).
         temperature: 0, the default, takes the most probable token every time.
-        top_k: draw among this many tokens; 0, the default, among all.
-        top_p: draw among the most probable tokens that together have this probability (default 1).
+        top_k: sample from this many most probable tokens; 0, the default, from all.
+        top_p: sample from the most probable tokens that together have this probability (default 1).
         min_p: leave out tokens less probable than this share of the most probable one (default 0).
-        repetition_penalty: above 1 makes tokens of prompt and output less probable.
-        presence_penalty: subtracted from the logits of tokens that the output holds.
-        frequency_penalty: subtracted once for each time that the output holds a token.
+        repetition_penalty: above 1 makes tokens of the prompt and the output less probable.
+        presence_penalty: subtracted from the logits of tokens that occur in the output.
+        frequency_penalty: subtracted once for each time that a token occurs in the output.
         logit_bias: added to the logits of these tokens; ``-inf`` forbids one.
         seed: the same seed gives the same text (default 0).
         stop: a string or several; the text ends before the first of them.
         log_probs: report log-probabilities, with this many alternatives (0 for none).
-        processors: logits processors of your own, after the built-in ones.
-        raw: take a text as it is; by default it is put into the model's chat template if there is one.
-        ignore_eos: do not end at the model's end tokens (for measuring).
-        method: how tokens are decoded: a name, or a decoder of your own
+        processors: your own logits processors, applied after the built-in ones.
+        raw: do not put a text into the model's chat template, which is the default if there is one.
+        ignore_eos: do not stop at the model's end tokens (for measuring).
+        method: how tokens are decoded: a name, or your own decoder
             (:class:`~specrag.methods.base.Decoder`).
-        references: texts that the output may quote, such as retrieved passages, also those that the prompt
-            does not hold; methods that copy guesses from texts use them.
+        references: texts that the output may quote, such as retrieved passages, in the prompt or not; methods that
+            draft by copying from texts use them.
         tenant: whose prefix cache to use.
         timeout: seconds after which the request ends with an error.
     """
@@ -88,10 +88,10 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class CheckedOptions:
-    """:class:`Options` with their defaults, every value checked.
+    """:class:`Options` with defaults filled in and every value checked.
 
     Attributes:
-        stop: without the model's end tokens, which are not known yet.
+        stop: the stop conditions, without the model's end tokens, which are not known yet.
     """
 
     method: Any
@@ -110,7 +110,7 @@ _SAMPLING = tuple(field.name for field in fields(SamplingParams))
 
 
 def check_options(options: Options) -> CheckedOptions:
-    """Check every value; needs no model.
+    """Check every option; needs no model.
 
     Raises:
         InputError: an option is unknown or its value cannot be used.
@@ -203,7 +203,7 @@ class SearchOptions(BaseModel):
 
 
 def check_search(values: Mapping[str, Any]) -> SearchOptions:
-    """How passages are found, checked.
+    """Check how passages are to be found.
 
     Raises:
         InputError: a value cannot be used.
@@ -223,14 +223,14 @@ def check_search(values: Mapping[str, Any]) -> SearchOptions:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked of a method.
+    """A request to a method.
 
     Attributes:
         prompt: a question, a conversation that ends with one, or token ids.
-        options: of the generation, without ``method``; also ``tenant`` and ``timeout``.
-        search: how passages are found, for methods that find some.
+        options: generation options, without ``method``; also ``tenant`` and ``timeout``.
+        search: how passages are found, for methods that search.
         documents: a long context: texts, paths or documents that have been read.
-        passages: to answer from in place of a search, best first; ``None`` for a search.
+        passages: passages to answer from instead of searching, best first; ``None`` to search.
     """
 
     prompt: Prompt
@@ -241,10 +241,10 @@ class Request:
 
     @property
     def question(self) -> str:
-        """What is asked: the text, or the last message.
+        """The question: the text, or the last message.
 
         Raises:
-            InputError: the prompt holds token ids, which say nothing to a search.
+            InputError: the prompt holds token ids, which cannot be searched with, or does not end with a question.
         """
         if isinstance(self.prompt, str):
             return self.prompt
@@ -255,13 +255,13 @@ class Request:
 
     @property
     def history(self) -> tuple[Message, ...]:
-        """Earlier messages, oldest first, without the system's."""
+        """Earlier messages, oldest first, without system messages."""
         earlier = () if isinstance(self.prompt, str) else self._messages[:-1]
         return tuple(message for message in earlier if message["role"] != "system")
 
     @property
     def system(self) -> str | None:
-        """The system message, if there is one."""
+        """The system messages, joined; ``None`` if there are none."""
         if isinstance(self.prompt, str):
             return None
         said = [message["content"] for message in self._messages if message["role"] == "system"]
@@ -269,12 +269,12 @@ class Request:
 
     @property
     def is_formed(self) -> bool:
-        """Whether the text is kept to a form, so that nothing may be put in front of it."""
+        """Whether the output is constrained to a form, so that nothing may be put in front of it."""
         return bool(self.options.get("processors"))
 
     @property
     def tenant(self) -> str:
-        """Who asks: keys and values, drafts and learned costs of texts are kept apart by it."""
+        """Who asks; the KV caches, drafts and learned costs of different tenants are kept apart."""
         return self.options.get("tenant", "")
 
     @property
@@ -284,46 +284,46 @@ class Request:
         return tuple(self.prompt)  # type: ignore[arg-type]
 
 
-# -- what comes up ----------------------------------------------------------------------------------------------
+# -- what comes back --------------------------------------------------------------------------------------------
 
 
 class Event:
-    """Something that a method tells while it works.
+    """Something that a method reports while it works.
 
-    A :class:`~specrag.speculation.decode.Step`, which all methods have in common, is none: it has text and tokens.
+    A :class:`~specrag.speculation.decode.Step`, which all methods emit, is not an event: it carries text and tokens.
     """
 
     __slots__ = ()
 
-    #: In streams: ``sources``, ``draft``.
+    #: The event's name in streams: ``sources``, ``draft``.
     name: ClassVar[str]
 
     @property
     def text_gained(self) -> str:
-        """Characters that the answer gains."""
+        """Characters added to the answer."""
         return ""
 
     @property
     def text_lost(self) -> int:
-        """Characters that the answer loses at its end."""
+        """Number of characters removed from the answer's end."""
         return 0
 
     @property
     def status(self) -> str:
-        """What goes on now, for people who wait; empty for nothing new."""
+        """What is going on now, for people who wait; empty if nothing is new."""
         return ""
 
     def describe(self) -> dict[str, Any] | None:
-        """The event for clients, as JSON; ``None`` where they have no use for it."""
+        """The event for clients, as JSON; ``None`` if they have no use for it."""
         return None
 
 
-#: The answer where nothing relevant was found.
+#: The answer if nothing relevant was found.
 ABSTENTION = "The knowledge base holds nothing about this question."
 
 
 def file_name(source: str) -> str:
-    """Where a passage is from, for clients: of a path on this machine the file's name alone."""
+    """A passage's source as shown to clients: a path on this machine is reduced to the file's name."""
     return source.rpartition("/")[2] if source.startswith("/") else source
 
 
@@ -332,12 +332,12 @@ class Source:
     """A passage in the prompt.
 
     Attributes:
-        number: by which the answer cites it, from 1.
-        score: as the search gave it; its scale depends on the index.
-        similarity: cosine of its vector and the question's; ``None`` where it was not asked for.
+        number: the number by which the answer cites it, from 1.
+        score: the score given by the search; its scale depends on the index.
+        similarity: cosine of its vector and the question's; ``None`` if it was not asked for.
         cited: whether the answer cites it.
-        support: share of the answer's content words that the passage holds, whether cited or not; ``None`` where
-            there is no answer.
+        support: share of the answer's content words that occur in the passage, cited or not; ``None`` if there is no
+            answer.
     """
 
     number: int
@@ -350,8 +350,8 @@ class Source:
     def describe(self) -> dict[str, Any]:
         """The source for clients, as JSON.
 
-        Metadata are left out: they may hold what a knowledge base's owner did not mean to show; of a path on this
-        machine the file's name alone is told.
+        Metadata are left out, since they may hold what the knowledge base's owner did not mean to show. A path on this
+        machine is reduced to the file's name.
         """
         passage = self.passage
         return {
@@ -368,7 +368,7 @@ class Source:
 
 
 def nothing_relevant(sources: Sequence[Source], least: float | None) -> str:
-    """The note of an abstention although passages were found."""
+    """The note on an abstention although passages were found."""
     best = max(source.similarity or 0.0 for source in sources)
     below = "" if least is None else f", below {least:.2f}"
     remedy = "with abstain=false it is answered all the same"
@@ -380,15 +380,15 @@ class Sources(Event):
     """The first event of a streamed answer: retrieval is done.
 
     Attributes:
-        question: as it was searched with.
-        sources: the passages in the prompt, best first; those found, where the answer is an abstention.
-        left_out: passages found for which the prompt had no room.
-        shortened: whether the best passage was cut, because it alone did not fit.
-        abstained: nothing relevant was found: no text will be generated.
-        rewrite_seconds: time of rewriting the question.
-        retrieval_seconds: time of the search, the question's encoding included.
-        least_similarity: below this similarity of the best passage nothing is answered, unless it shares the question's
-            words; ``None`` where similarity does not count.
+        question: the question that was searched with.
+        sources: the passages in the prompt, best first; in case of an abstention, the passages found.
+        left_out: passages found that did not fit into the prompt.
+        shortened: whether the best passage was cut, because it did not fit even alone.
+        abstained: nothing relevant was found, so no text will be generated.
+        rewrite_seconds: time spent rewriting the question.
+        retrieval_seconds: time of the search, including the encoding of the question.
+        least_similarity: if the best passage is less similar than this and does not share the question's words,
+            nothing is answered; ``None`` if similarity does not count.
     """
 
     question: str
@@ -417,14 +417,14 @@ class Sources(Event):
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Wall-clock seconds of a request, without those of compiling at a first run.
+    """Wall-clock seconds of a request, without compilation at a first run.
 
     Attributes:
-        prefill: from the start until the prompt has been read. The pass that reads its end often gives the first token.
+        prefill: from the start until the prompt has been read; the last prefill pass often yields the first token.
         decode: from there to the end.
-        drafting: seconds of decoding in which drafts were made.
-        verifying: seconds of decoding in the target's passes, waiting for others included.
-        phases: of other work in front of the prompt or behind the text, by name: ``retrieval``, ``rewrite``.
+        drafting: seconds of decoding spent on drafts.
+        verifying: seconds of decoding spent in the target's passes, including waiting for other requests.
+        phases: seconds of other work before the prompt or after the text, by name: ``retrieval``, ``rewrite``.
     """
 
     prefill: float
@@ -455,16 +455,16 @@ class Usage:
 
     Attributes:
         prompt_tokens: tokens of the prompt.
-        cached_tokens: those of them found in the prefix cache.
-        completion_tokens: tokens generated, a stop token included.
+        cached_tokens: prompt tokens found in the prefix cache.
+        completion_tokens: tokens generated, including a stop token.
         passes: passes of the model after the prefill.
-        drafted_by: tokens guessed, by source.
-        accepted_by: guesses kept, by source.
-        relaxed: guesses kept although the target would have chosen another token.
-        pasted: tokens of the prompt whose keys and values were made behind another text (``reuse="blocks"``), so that
-            the answer is an approximation of the model's.
-        exact: whether every lossless method writes this text to the letter (``batch_invariant``); else two of them may
-            part where two tokens are almost equally likely; ``None`` where it is not known.
+        drafted_by: drafted tokens, by source.
+        accepted_by: accepted drafted tokens, by source.
+        relaxed: drafted tokens accepted although the target would have chosen another.
+        pasted: prompt tokens whose keys and values were computed after another text (``reuse="blocks"``), so the answer
+            only approximates the model's.
+        exact: whether every lossless method writes exactly this text (``batch_invariant``); if false, two of them may
+            diverge where two tokens are almost equally likely; ``None`` if not known.
     """
 
     prompt_tokens: int
@@ -479,22 +479,22 @@ class Usage:
 
     @property
     def drafted(self) -> int:
-        """Tokens guessed."""
+        """Number of drafted tokens."""
         return sum(self.drafted_by.values())
 
     @property
     def accepted(self) -> int:
-        """Guesses kept."""
+        """Number of accepted drafted tokens."""
         return sum(self.accepted_by.values())
 
     @property
     def acceptance(self) -> float | None:
-        """Share of the guesses that were kept; ``None`` where nothing was guessed."""
+        """Share of the drafted tokens that were accepted; ``None`` if nothing was drafted."""
         return self.accepted / self.drafted if self.drafted else None
 
     @property
     def mean_accepted_tokens(self) -> float:
-        """Tokens a pass (MAT), the bonus token included."""
+        """Tokens per pass (MAT), including the bonus token."""
         return self.completion_tokens / self.passes if self.passes else 0.0
 
 
@@ -504,13 +504,12 @@ class Result:
 
     Attributes:
         text: the text, without stop token or stop string.
-        tokens: every token with its source and, if asked for, its log-probability; where the method tells them.
+        tokens: every token with its source and, if asked for, its log-probability; if the method reports them.
         finish_reason: ``"stop"`` or ``"length"``.
-        sources: the passages that it rests on.
-        retrieved: passages that searches gave.
-        missing: shards of the passages that did not answer, where a part of them was enough: the text rests on the
-            others alone.
-        details: what only its method tells; ``None`` for a method that has nothing more to tell.
+        sources: the passages that the text rests on.
+        retrieved: number of passages returned by searches.
+        missing: shards that did not answer, if some of them may be missing; the text rests on the other shards only.
+        details: what only this method reports; ``None`` if it has nothing more to report.
     """
 
     text: str
@@ -529,18 +528,18 @@ class Result:
         return f"Result({said!r}, finish_reason={self.finish_reason!r}, {counts})"
 
     def _repr_markdown_(self) -> str:
-        """For notebooks: the text, and below it the sources that it rests on."""
+        """For notebooks: the text, followed by the sources that it rests on."""
         abstained = self.details is not None and self.details.summary().get("abstained")
         rows = [] if abstained else [_source_line(source) for source in self.sources]
         return "\n\n".join([self.text, "\n".join(rows)]) if rows else self.text
 
     @property
     def tokens_per_second(self) -> float:
-        """Of decoding alone."""
+        """Generated tokens per second of decoding, without the prefill."""
         return self.usage.completion_tokens / self.timing.decode if self.timing.decode else 0.0
 
     def describe_usage(self) -> dict[str, Any]:
-        """Counts and seconds for clients, as JSON; a rate that nothing was measured for is null."""
+        """Counts and seconds for clients, as JSON; rates that were not measured are null."""
         usage = self.usage
         return {
             "prompt_tokens": usage.prompt_tokens,
@@ -566,7 +565,7 @@ _MARKDOWN = re.compile(r"([\\\\`*_\[\]<>#|~$&!])")
 
 
 def _source_line(source: Source) -> str:
-    """A source as a list item of Markdown; titles and names are shown as they are, whatever marks they hold."""
+    """A source as a Markdown list item; Markdown marks in titles and names are escaped."""
     passage = source.passage
     shown = [passage.title or passage.source, file_name(passage.source), passage.place]
     title, *where = (_MARKDOWN.sub(r"\\\1", " ".join(text.split())) for text in shown if text)
@@ -575,7 +574,7 @@ def _source_line(source: Source) -> str:
 
 
 class Details:
-    """What one method tells of its results beside what all tell."""
+    """What one method reports about its results, beyond what all methods report."""
 
     __slots__ = ()
 
@@ -584,7 +583,7 @@ class Details:
         return {}
 
     def record(self) -> dict[str, Any]:
-        """Everything, as JSON, for ``--json`` and for later analysis."""
+        """All fields, as JSON, for ``--json`` and later analysis."""
         return self.summary()
 
     def notes(self) -> list[str]:
@@ -592,24 +591,24 @@ class Details:
         return []
 
     def figures(self) -> list[str]:
-        """Phrases about this method's work for people, such as ``12 retrievals``."""
+        """Short phrases about the method's work, for people, such as ``12 retrievals``."""
         return []
 
     def tables(self) -> list[Table]:
-        """What a terminal shows beneath the answer, where details are wanted."""
+        """Tables that a terminal shows below the answer if details are wanted."""
         return []
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows for people.
+    """A table for people.
 
     Attributes:
-        title: in front of it.
-        columns: their heads; none for rows that need none.
-        rows: of texts, in the columns' order.
-        best: number of the row that counts most, from 0.
-        always: shown whether details are wanted or not.
+        title: shown above it.
+        columns: the column headings; empty if the rows need none.
+        rows: the cells of each row, in the order of the columns.
+        best: index of the most important row, from 0.
+        always: shown even if details are not wanted.
     """
 
     title: str

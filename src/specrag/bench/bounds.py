@@ -1,8 +1,8 @@
-"""Ceilings that a method cannot move, and the speed-up that its own step times add up to.
+"""Ceilings that no method can move, and the speed-up that a method's own step times add up to.
 
-A ceiling follows from the machine or from the baseline alone: the bytes of a pass at the measured bandwidth, or 1 + R/G
-of sequential retrieval. A ratio above it is an error of measurement. What a method's own steps allow is no ceiling,
-since a better method has other steps.
+A ceiling follows from the machine or the baseline only: the bytes of a pass at the measured bandwidth, or 1 + R/G of
+sequential retrieval. A ratio above it is a measurement error. What a method's own steps allow is not a ceiling, since
+a better method has other steps.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class DecoderShape:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What one pass must do: bytes to read, operations to compute (multiply and add count two)."""
+    """What one pass must do: bytes to read and operations to compute (a multiply-add counts two)."""
 
     read_bytes: float
     operations: float
@@ -76,11 +76,11 @@ def decoder_work(
     cache_bytes: float,
     output_rows: int | None = None,
 ) -> Work:
-    """The work of a pass of ``rows`` new tokens behind ``context`` committed ones, of one sequence.
+    """The work of one sequence's pass of ``rows`` new tokens behind ``context`` committed ones.
 
     Args:
-        weight_bytes: bytes a weight (bf16: 2, int8: 1 and a little).
-        cache_bytes: bytes a number of the keys and values.
+        weight_bytes: bytes per weight (bf16: 2, int8: slightly more than 1).
+        cache_bytes: bytes per number in the keys and values.
         output_rows: rows that need logits; None for all.
     """
     outputs = rows if output_rows is None else output_rows
@@ -105,13 +105,13 @@ def pass_floor(work: Work, *, read_gb_s: float, rate_gop_s: float) -> Floor:
 def steps_speedup(
     *, tokens_per_round: float, plain_seconds: float, verify_seconds: float, draft_seconds: float
 ) -> float:
-    """The speed-up of token speculation whose rounds cost their guess and their check and nothing else.
+    """The speed-up of token speculation whose rounds cost nothing but drafting and verification.
 
     Args:
         tokens_per_round: mean tokens that a round yields (MAT).
         plain_seconds: one pass of plain decoding, one row.
         verify_seconds: one pass over the draft.
-        draft_seconds: guessing one draft.
+        draft_seconds: making one draft.
     """
     _check_positive("tokens_per_round", tokens_per_round)
     _check_positive("plain_seconds", plain_seconds)

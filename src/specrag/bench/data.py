@@ -1,7 +1,7 @@
 """Readers for the data that suites measure on, prompts of a given length, and a sample text for runs without data.
 
-The folder is the user's: ``--data DIR`` or ``$SPECRAG_DATA``. Files are JSON lines or plain text, gzipped if
-the name ends in ``.gz``. Each reader takes the public form of its data set, so a full copy works as well.
+The user names the folder with ``--data DIR`` or ``$SPECRAG_DATA``. Files are JSON lines or plain text, gzipped if the
+name ends in ``.gz``. Each reader takes the public format of its data set, so a full copy works as well.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final
 from specrag.errors import InputError
 
 DATA_VARIABLE = "SPECRAG_DATA"
-"""Environment variable that names the data folder if the caller does not."""
+"""Environment variable that names the data folder unless the caller does."""
 
 SPEC_BENCH_TASKS = ("translation", "summarization", "qa", "math_reasoning", "rag")
 WIKITEXT_TEST, WIKITEXT_VALID = "wikitext_test.txt", "wikitext_valid.txt"
@@ -41,7 +41,7 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class LongPrompt:
-    """A LongBench prompt with the answers that count as right, and all classes of a classification task."""
+    """A LongBench prompt with the answers that count as right, and, for a classification task, all classes."""
 
     identifier: str
     task: str
@@ -61,7 +61,7 @@ class Passage:
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
-    """Running text to cut prompts from; ``source`` says where it is from, for the report."""
+    """Running text to cut prompts from; ``source`` names its origin for the report."""
 
     source: str
     content: str
@@ -83,10 +83,10 @@ def data_folder(given: Path | None) -> Path | None:
 
 
 def find_file(folder: Path, name: str) -> Path:
-    """``folder/name`` or ``folder/name.gz``, whichever is there.
+    """``folder/name`` or ``folder/name.gz``, whichever exists.
 
     Raises:
-        InputError: neither is.
+        InputError: neither exists.
     """
     for path in (folder / name, folder / f"{name}.gz"):
         if path.is_file():
@@ -108,7 +108,7 @@ def read_text(path: Path) -> str:
 
 
 def read_wikitext(folder: Path, name: str) -> str:
-    """A file of WikiText, as ordinary text (:mod:`specrag.bench.data`).
+    """A WikiText file as ordinary text (:func:`detokenize`).
 
     Raises:
         InputError: it is missing or cannot be read.
@@ -120,7 +120,7 @@ def read_json_lines(path: Path) -> Iterator[dict[str, object]]:
     """The objects of a JSON lines file, gzipped or not; empty lines are skipped.
 
     Raises:
-        InputError: naming the file and the line that is no JSON object.
+        InputError: a line is not a JSON object; the message names the file and the line.
     """
     for number, line in enumerate(read_text(path).split("\n"), start=1):
         if not line.strip():
@@ -135,7 +135,7 @@ def read_json_lines(path: Path) -> Iterator[dict[str, object]]:
 
 
 def load_spec_bench(path: Path) -> list[Question]:
-    """Questions in the form of Spec-Bench and MT-Bench (``question_id, category, turns``)."""
+    """Questions in the format of Spec-Bench and MT-Bench (``question_id, category, turns``)."""
     return [
         Question(
             identifier=str(_value(path, row, "question_id")),
@@ -147,7 +147,7 @@ def load_spec_bench(path: Path) -> list[Question]:
 
 
 def load_long_bench(path: Path) -> list[LongPrompt]:
-    """Prompts in the form of LongBench with the context filled in (``id, task, prompt, answers``).
+    """Prompts in the format of LongBench with the context filled in (``id, task, prompt, answers``).
 
     A classification task's ``answers`` may be an object that holds ``answers`` and ``all_classes``.
     """
@@ -178,7 +178,7 @@ def load_passages(path: Path) -> Iterator[Passage]:
 
 
 def load_text(folder: Path | None) -> Text:
-    """Running text: wikitext or the passages of ``folder``, or the small built-in sample without one.
+    """Running text: WikiText or the passages in ``folder``, or the small built-in sample if there is no folder.
 
     Raises:
         InputError: the folder holds none of these files.
@@ -197,8 +197,8 @@ def token_prompts(
 ) -> list[list[int]]:
     """``count`` prompts of exactly ``length`` tokens, cut from evenly spaced places of the text.
 
-    Text that is too short is read again from its start. That is fine for the time of a pass and wrong for a
-    method that looks for repetitions: give such a method real data.
+    If the text is too short, it is read again from its start. That is fine for timing a pass but wrong for a method
+    that looks for repetitions: give such a method real data.
 
     Args:
         encode: text to token ids, without special tokens.
@@ -209,7 +209,7 @@ def token_prompts(
     for name, value in (("length", length), ("count", count)):
         if value < 1:
             raise InputError(name, value, "give 1 or more")
-    content = text.content[: 8 * length * count + 1000]  # encoding all of a corpus takes minutes
+    content = text.content[: 8 * length * count + 1000]  # encoding a whole corpus takes minutes
     tokens = list(encode(content))
     if len(tokens) < length * count:
         tokens = list(encode(text.content))
@@ -233,7 +233,7 @@ def _texts(path: Path, row: Mapping[str, object], name: str) -> tuple[str, ...]:
     return tuple(value)
 
 
-#: Patterns and what takes their place, one after the other; what a line begins or ends with counts as a blank.
+#: Patterns and their replacements, applied in order; the start and the end of a line count as a blank.
 _STEPS: Final = tuple(
     (re.compile(pattern, re.MULTILINE), replacement)
     for pattern, replacement in (
@@ -264,7 +264,7 @@ def _heading(before: str, title: str, after: str) -> str:
 
 
 def detokenize(text: str) -> str:
-    """The text as it was before it was split into words, as far as that can be told."""
+    """The text as it was before it was split into words, as far as it can be reconstructed."""
     for pattern, replacement in _STEPS:
         text = pattern.sub(replacement, text)
     return text

@@ -1,7 +1,7 @@
-"""Runs methods side by side, row by row, so that a busy moment of the machine hits all of them alike.
+"""Runs methods interleaved, row by row, so that a busy moment of the machine affects all of them alike.
 
-Repeat 0 of a row runs its methods as A B C, repeat 1 as B C A, and so on. What is in the records is not run
-again, so a killed bench goes on where it stopped.
+Repeat 0 of a row runs its methods as A B C, repeat 1 as B C A, and so on. Recorded runs are not run again, so a killed
+bench resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _LONGEST_ERROR = 300
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One thing to measure all methods on: a prompt, a question, a pass of so many rows.
+    """One thing to measure all methods on: a prompt, a question, a pass with some number of rows.
 
     Args:
         name: unique within ``task``; part of the records' key.
-        task: the group that the row is summed up in.
+        task: the group in which the row is summarised.
         methods: the methods' names, in the order of the first repeat.
-        prepare: builds one trial for each method. It is called only if something is left to run, just before
-            it, so the model, the prefill and the like belong here; what it holds is freed after the row.
+        prepare: builds one trial for each method. It is called only if something is left to run, and just before that,
+            so the model, the prefill and the like belong here; what it holds is freed after the row.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Plan:
     Args:
         repeats: timed runs of each method on each row.
         warmups: runs of each method that are not timed, before its first timed run on a row.
-        warm_each_row: false warms up on the first row alone, for rows that take long and warm the same code.
+        warm_each_row: false warms up only on the first row, for rows that take long and warm the same code.
     """
 
     repeats: int = 3
@@ -74,16 +74,16 @@ def interleave(
     load: LoadMonitor,
     progress: Progress,
 ) -> list[Record]:
-    """Run every method of every row, and return all records, failures included, those found as well.
+    """Run every method of every row; returns all records, including failures and records of earlier runs.
 
-    A method that raises is recorded as a failure with no time, and the others go on. If a kill left a repeat
-    half done, all of its methods run again: halves from two days are no pair.
+    A method that raises is recorded as a failure without a time, and the others go on. If a kill left a repeat
+    half done, all of its methods run again: halves from different days are not a pair.
 
     Args:
         label: shown by the progress bar.
 
     Raises:
-        InputError: an unknown method, or a row's name used twice.
+        InputError: a method is unknown, or a row's name is used twice.
     """
     for row in rows:
         for method in row.methods:
@@ -103,7 +103,7 @@ def interleave(
 
 
 def first_rows(rows: Sequence[Row], most: int, records: RecordStore) -> list[Row]:
-    """The first rows of each task, and those that an earlier run has measured."""
+    """The first ``most`` rows of each task, and the rows that an earlier run has measured."""
     seen: Counter[str] = Counter()
     chosen = []
     for row in rows:

@@ -1,7 +1,7 @@
-"""Is anybody else using the machine? A busy one makes ratios lie, so the bench watches and says so.
+"""Watches how much of the machine other processes use, since ratios from a busy machine mislead.
 
-The share is that of all processors which the kernel reports, used by processes outside this one's tree,
-time stolen by a hypervisor included. In a container the kernel may report the whole host.
+The share is of all processors that the kernel reports, used by processes outside this one's tree and including time
+stolen by a hypervisor. In a container, the kernel may report the whole host.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from typing import Protocol
 from specrag.extras import needed_by
 
 BUSY_SHARE = 0.10
-"""From this share of the machine on, the report warns."""
+"""Share of the machine above which the report warns."""
 
 OWN_SERVERS: set[int] = set()
-"""Processes that this one started and that are no children of it any more, as a database; they are no others."""
+"""Processes that this one started but that are no longer its children, such as a database; not counted as others."""
 
 _SHORTEST_WINDOW = 0.5  # seconds; the kernel counts processor time in ticks of 10 ms
 
 
 class LoadMonitor(Protocol):
-    """Tells how much of the machine others use."""
+    """Reports how much of the machine others use."""
 
     def other_share(self) -> float | None:
-        """Share of the machine, 0 to 1, that others used since the last call; None where unknown."""
+        """Share of the machine, 0 to 1, that others used since the last call; None if unknown."""
         ...
 
 
 class Unwatched:
-    """The monitor that knows nothing, for tests and for platforms without the figures."""
+    """A monitor without figures, for tests and for platforms that have none."""
 
     def other_share(self) -> float | None:
         return None
@@ -51,7 +51,7 @@ class ProcessorLoad:
     """Reads the processor times with psutil.
 
     Args:
-        sleep: waits for the given seconds; used by `before` alone.
+        sleep: waits for the given seconds; used only by `before`.
 
     Raises:
         SpecragError: psutil is not installed.
@@ -63,13 +63,13 @@ class ProcessorLoad:
         self._share: float | None = None
 
     def before(self, seconds: float = 1.0) -> float:
-        """Share that others use while this process waits."""
+        """Share that others use while this process sleeps."""
         self._last = read_times()
         self.sleep(max(seconds, _SHORTEST_WINDOW))
         return self.other_share() or 0.0
 
     def other_share(self) -> float | None:
-        """Share since the last call, or the last share again if that was under half a second ago."""
+        """Share since the last call, or the last share again if that call was less than half a second ago."""
         now = read_times()
         share = _share(self._last, now)
         if share is not None:
@@ -88,7 +88,7 @@ def _share(start: ProcessorTimes, end: ProcessorTimes) -> float | None:
 
 
 def read_times() -> ProcessorTimes:
-    """The processor times so far; own ones include children, those that live and those that were waited for.
+    """The processor times so far; own times include children, both running and waited for.
 
     Raises:
         SpecragError: psutil is not installed.
@@ -97,7 +97,7 @@ def read_times() -> ProcessorTimes:
         import psutil
 
     times = psutil.cpu_times()
-    # Linux counts guests' time in user's as well; iowait is idle time.
+    # Linux also counts guest time in user time; iowait is idle time.
     idle = times.idle + getattr(times, "iowait", 0.0)
     total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
     own = 0.0
@@ -138,5 +138,5 @@ class LoadNote:
 
 
 def load_note(before: float | None, shares: list[float]) -> LoadNote:
-    """Sum up others' shares, one a record."""
+    """Summarise others' shares, one per record."""
     return LoadNote(before, max(shares, default=None), sum(s > BUSY_SHARE for s in shares), len(shares))

@@ -1,7 +1,7 @@
-"""Which machine measured, and how fast it can read memory and multiply: the floor under every pass.
+"""The measuring machine, and how fast it reads memory and multiplies: the floor under every pass.
 
-The rates are the best of a few short runs of plain torch and numpy operations: what an engine written with
-them can hope for, not what the maker prints.
+The rates are the best of a few short runs of plain torch and numpy operations: what an engine built on them can reach,
+not the maker's figures.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _BEST_OF = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What a figure depends on besides the code.
+    """Everything that a figure depends on besides the code.
 
     Args:
         processor: the CPU's model name.
         cores: processors that this process may use.
         threads: threads that torch uses.
-        memory_gib: memory in all, GiB.
+        memory_gib: total memory, GiB.
         system: operating system and C library.
-        python: version of Python.
+        python: Python's version.
         packages: ``name version`` of the packages that do the work.
         gpu: the accelerator's name, or None.
     """
@@ -46,12 +46,12 @@ class Machine:
     gpu: str | None
 
     def fingerprint(self) -> str:
-        """Eight letters that differ between machines whose times cannot be compared."""
+        """Eight hexadecimal digits that differ between machines whose times cannot be compared."""
         facts = (self.processor, self.cores, self.threads, self.gpu, self.python, self.packages)
         return hashlib.sha256(repr(facts).encode()).hexdigest()[:8]
 
     def describe(self) -> str:
-        """One line for people."""
+        """One line for readers."""
         parts = [f"{self.processor}, {self.cores} cores, {self.threads} threads, {self.memory_gib:.0f} GiB"]
         if self.gpu is not None:
             parts.append(self.gpu)
@@ -61,13 +61,12 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """Measured rates of one device; None where the device or torch has no such operation.
+    """Measured rates of one device; None if the device or torch has no such operation.
 
     Args:
         read_gb_s: memory read, 1e9 bytes a second, by torch with all its threads.
         numpy_read_gb_s: the same by numpy, one thread; None on an accelerator.
-        fp32_gflop_s, bf16_gflop_s: square matrix product, 1e9 operations a second (an
-            addition and a multiplication count two).
+        fp32_gflop_s, bf16_gflop_s: square matrix product, 1e9 operations a second (a multiply-add counts two).
         int8_gop_s: 8-bit product with 32-bit sums.
     """
 
@@ -79,9 +78,9 @@ class Rates:
 
 
 def half_precision(device: str) -> str:
-    """What methods are compared in where the precision is not the question: bf16.
+    """The precision for comparing methods when precision is not the question: bf16.
 
-    A processor without products of bf16 takes ten times as long for it; there it is fp32.
+    A processor without bf16 products takes ten times as long for bf16; there it is fp32.
     """
     from specrag.models.linear import PackedLinear
 
@@ -111,7 +110,7 @@ def measure_rates(
     size: int = 1024,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Rates:
-    """Measure a device's rates, a few seconds on two cores.
+    """Measure a device's rates; takes a few seconds on two cores.
 
     Args:
         device: a torch device.
@@ -128,7 +127,7 @@ def measure_rates(
 
 
 def _best_seconds(work: Callable[[], object], clock: Callable[[], float]) -> float:
-    """The shortest of a few runs after one warm-up: others can only make a run longer."""
+    """The shortest of a few runs after one warm-up: other processes can only make a run longer."""
     work()
     best = float("inf")
     for _ in range(_BEST_OF):
@@ -139,7 +138,7 @@ def _best_seconds(work: Callable[[], object], clock: Callable[[], float]) -> flo
 
 
 def _torch_read(device: str, read_bytes: int, clock: Callable[[], float]) -> float:
-    """Best of a few reductions, as one of them alone can be bound by its arithmetic."""
+    """Best of a few reductions, since a single one may be bound by its arithmetic."""
     import torch
 
     numbers = torch.ones(read_bytes // 8, dtype=torch.int64, device=device)
@@ -159,7 +158,7 @@ def _numpy_read(read_bytes: int, clock: Callable[[], float]) -> float:
 
 
 def _product_rate(device: str, kind: str, size: int, clock: Callable[[], float]) -> float | None:
-    """1e9 operations a second of a square product, or None if torch has none of this kind here."""
+    """1e9 operations a second of a square product, or None if torch has no such product here."""
     import torch
 
     def product() -> None:

@@ -1,4 +1,4 @@
-"""The published figure: one frozen object a measurement, one JSON line each.
+"""The published figure: one frozen object and one JSON line per measurement.
 
 The field names are a public format (``specrag bench SUITE --json FILE``): consumers rely on every field being
 present and on ``null`` where it does not apply.
@@ -17,10 +17,10 @@ from specrag.errors import InputError
 from specrag.methods.registry import method_names
 
 PEERS = frozenset({"transformers", "transformers-lookup", "transformers-assisted", "vllm"})
-"""What our methods are measured beside."""
+"""Other systems that our methods are compared with."""
 
 FORMER = frozenset({"rag", "sequential-kv-reuse"})
-"""Labels of methods that are options of others now: ``long-context -o read=part`` and ``sequential``."""
+"""Labels of former methods that are now options of others: ``long-context -o read=part`` and ``sequential``."""
 
 DTYPES = frozenset({"fp32", "bf16", "fp16", "int8"})
 """How the model holds its weights; ``int8`` is 8-bit weights and activations in the linear layers."""
@@ -70,19 +70,19 @@ class Measurement:
 
     Args:
         suite, task: what was measured; ``task`` is ``overall`` in the summary over tasks.
-        method, baseline: methods or `PEERS`, variants after a plus sign.
+        method, baseline: methods or `PEERS`, with variants after a plus sign.
         model: the target model's name.
         dtype: how the target holds its weights, one of `DTYPES`.
-        device: torch's name of it, ``cpu`` or ``cuda``; the page names the hardware.
-        n: rows (prompts, questions) that the figure rests on.
+        device: torch's name, ``cpu`` or ``cuda``; the page names the hardware.
+        n: rows (prompts, questions) that the figure is based on.
         speedup, speedup_low, speedup_high: baseline seconds / method seconds, with its 95 % interval.
         tokens_per_second: output tokens per second of ``method``.
         mat: mean accepted tokens per pass of the target.
         acceptance: accepted / drafted tokens, 0 to 1.
-        acceptance_by_source: the same by who guessed (``suffix``, ``recycling``), where a run tells.
+        acceptance_by_source: the same by source (``suffix``, ``recycling``), if known.
         identical: share of outputs equal to the baseline's, 0 to 1.
         accuracy: share of right answers, 0 to 1.
-        simulated: true if any part of the figure is modelled in place of measured.
+        simulated: true if any part of the figure is modelled instead of measured.
         command: the command that repeats the measurement.
         version: version of the code, `specrag.bench.runner.code_version`.
         date: ISO date, UTC.
@@ -163,13 +163,13 @@ class Measurement:
 
     @property
     def ceiling(self) -> float | None:
-        """The speed-up that physics allows; None where it is not known."""
+        """The largest speed-up that physics allows; None if unknown."""
         found = self.extra.get(CEILING)
         return float(found) if isinstance(found, int | float) else None
 
     @property
     def above_ceiling(self) -> bool:
-        """True if the speed-up is more than physics allows: an error of measurement."""
+        """True if the speed-up is more than physics allows: a measurement error."""
         return self.speedup is not None and self.ceiling is not None and self.speedup > self.ceiling
 
     def to_json(self) -> str:

@@ -1,9 +1,9 @@
-"""Peak memory of a stretch of code, and work in a process of its own, whose memory is nobody else's.
+"""Peak memory of a block of code, and work in a separate process, whose memory it shares with nothing else.
 
-On Linux the kernel keeps the peak itself: writing 5 to ``/proc/self/clear_refs`` sets it back to the present
-value and ``VmHWM`` tells it, exactly and for free. Where that is not allowed, a thread samples the resident
-size every few milliseconds and can miss a shorter peak; `Peak.exact` says which it was. The resident size
-counts pages of mapped weight files as well, and memory that the allocator has not given back.
+On Linux the kernel keeps the peak itself: writing 5 to ``/proc/self/clear_refs`` resets it to the current value, and
+``VmHWM`` gives it exactly and at no cost. Where that is not allowed, a thread samples the resident size every few
+milliseconds and can miss shorter peaks; `Peak.exact` says which it was. The resident size includes pages of mapped
+weight files, and memory that the allocator has not given back.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _SAMPLE_SECONDS = 0.002
 
 @dataclass
 class Peak:
-    """Filled in when the stretch ends.
+    """Filled in when the block ends.
 
     Args:
-        start_mib: resident memory when the stretch began, MiB.
+        start_mib: resident memory when the block began, MiB.
         peak_mib: the largest during it, MiB.
         cuda_mib: the most that torch held on the current CUDA device, MiB; None without one.
         exact: false if `peak_mib` was sampled.
@@ -41,15 +41,15 @@ class Peak:
 
     @property
     def grown_mib(self) -> float:
-        """What the stretch needed on top of what was there, MiB."""
+        """Memory that the block needed on top of what was in use, MiB."""
         return self.peak_mib - self.start_mib
 
 
 @contextmanager
 def peak_memory() -> Iterator[Peak]:
-    """Measure the peak memory of a ``with`` block; not to be nested, since there is one mark a process."""
+    """Measure the peak memory of a ``with`` block; do not nest it, since a process has only one mark."""
     peak = Peak()
-    torch = sys.modules.get("torch")  # a peak is no reason to import it
+    torch = sys.modules.get("torch")  # measuring is no reason to import it
     on_cuda = torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized()
     if torch is not None and on_cuda:
         torch.cuda.synchronize()
@@ -92,7 +92,7 @@ class _Sampler:
 def _reset_high_water() -> bool:
     try:
         Path("/proc/self/clear_refs").write_text("5")
-        # Some sandboxed kernels accept the write and do nothing, or have no such mark at all.
+        # Some sandboxed kernels accept the write but do nothing, or have no such mark.
         return abs(_status_mib("VmHWM") - _status_mib("VmRSS")) < 1.0
     except (OSError, ValueError):
         return False
@@ -120,10 +120,10 @@ def _status_mib(name: str) -> float:
 
 
 def run_module(what: str, module: str, arguments: Sequence[str] = (), *, given: str = "") -> dict[str, float]:
-    """Run a module and return the JSON object that its last line holds.
+    """Run a module and return the JSON object on its last output line.
 
     Args:
-        what: it does, for the message where it fails.
+        what: what it does, for the error message.
         given: its standard input.
 
     Raises:

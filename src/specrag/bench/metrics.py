@@ -1,4 +1,4 @@
-"""How good one answer is, and how good many are.
+"""Scores of single answers, and their mean over many.
 
 Answers are compared after SQuAD's normalisation (Rajpurkar et al., 2016, the official evaluation script). A
 question may have several gold answers; the best match counts.
@@ -21,7 +21,7 @@ _ASCII_PUNCTUATION = frozenset(string.punctuation)
 def normalize_answer(text: str) -> str:
     """Lower case, without punctuation, articles (a, an, the) and surplus white space.
 
-    As SQuAD's script does for ASCII. Beyond it, all Unicode punctuation goes (curly quotes, dashes), and
+    For ASCII, the same as SQuAD's script. Beyond ASCII, all Unicode punctuation is removed (curly quotes, dashes), and
     composed and decomposed accents are made equal (NFC).
     """
     return _normalized(text, "")
@@ -36,9 +36,9 @@ def exact_match(response: str, gold: str | Sequence[str]) -> bool:
 def contains_answer(response: str, gold: str | Sequence[str]) -> bool:
     """Whether a gold answer occurs in the response as whole words, both normalised; the rule for free-form answers.
 
-    Self-RAG and Speculative RAG take any substring, so that "LA" counts as said in "Oklahoma". Punctuation may be
-    dropped or stand between words: "Curie" occurs in "Curie's" and in "Joliot-Curie", "US" in "U.S.". A gold answer
-    of which normalisation leaves nothing ("The") occurs in no response.
+    Self-RAG and Speculative RAG accept any substring, so that "LA" is found in "Oklahoma". Punctuation may be dropped
+    or separate words: "Curie" occurs in "Curie's" and in "Joliot-Curie", "US" in "U.S.". A gold answer that
+    normalisation leaves empty ("The") occurs in no response.
     """
     readings = [f" {_normalized(response, gap)} " for gap in ("", " ")]
     wanted = {_normalized(answer, gap) for answer in _answers(gold) for gap in ("", " ")}
@@ -46,7 +46,7 @@ def contains_answer(response: str, gold: str | Sequence[str]) -> bool:
 
 
 def token_f1(response: str, gold: str | Sequence[str]) -> float:
-    """Harmonic mean of precision and recall of the response's words, at the best gold answer; in [0, 1]."""
+    """Harmonic mean of precision and recall of the response's words, for the best gold answer; in [0, 1]."""
     words = normalize_answer(response).split()
     return max(_f1(words, normalize_answer(answer).split()) for answer in _answers(gold))
 

@@ -1,7 +1,7 @@
-"""Pictures of measurements: bars of speed-ups and lines of anything over anything, with their intervals.
+"""Plots of measurements: bars of speed-ups, and lines of anything over anything, with their intervals.
 
-The colours are those of Okabe and Ito, which colour-blind readers tell apart; lines differ in marker and
-dashes too, so a grey print still reads.
+The colours are those of Okabe and Ito, which colour-blind readers can tell apart; lines also differ in marker and
+dashes, so that they can be told apart in a grey print.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _DASHES = ("-", "--", "-.", ":", "-", "--", "-.")
 HATCHES = ("", "//", "..", "xx", "\\\\", "++", "oo")
 _DPI = 150
 _BAR_INCHES = 0.26
-_FEW_LINES = 6  # more leave no room for their names among them
+_FEW_LINES = 6  # with more lines, the legend goes beside the plot
 
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """An axis: its label, with the unit, whether it is logarithmic, and where it ends if not with its points."""
+    """An axis: its label with the unit, whether it is logarithmic, and its end if that is not set by the points."""
 
     label: str
     log: bool = False
@@ -35,10 +35,10 @@ class Axis:
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """One line: points with, where known, the ends of their intervals; all of one length.
+    """One line: points and, if known, the ends of their intervals, all of the same length.
 
     Args:
-        reference: draw it thin and grey behind the rest, as for a floor or a bound.
+        reference: draw it thin and grey, as for a floor or a bound.
     """
 
     label: str
@@ -57,7 +57,7 @@ class Series:
 
 
 def check_plotting() -> None:
-    """Fail before hours of measuring, not behind them.
+    """Fail before hours of measuring, not after them.
 
     Raises:
         SpecragError: matplotlib is not installed.
@@ -70,7 +70,7 @@ def check_plotting() -> None:
 
 
 def line_plot(path: Path, series: Sequence[Series], *, title: str, x: Axis, y: Axis) -> Path:
-    """Draw lines with shaded intervals into ``path`` (PNG or SVG by its ending)."""
+    """Draw lines with shaded intervals to ``path`` (PNG or SVG by its suffix)."""
     figure, axes = new_figure(7.2, 4.4)
     number = 0
     for line in series:
@@ -109,9 +109,9 @@ def line_plot(path: Path, series: Sequence[Series], *, title: str, x: Axis, y: A
 def speedup_plot(path: Path, measurements: Sequence[Measurement], *, title: str) -> Path | None:
     """Draw a bar for each method of each task that has a speed-up, with its interval and its ceiling.
 
-    The ceiling (`Measurement.ceiling`) is a short upright line. Measurements of more than one baseline, model or
-    dtype are told apart in the bars' names. With one task the names stand beside the bars, else in a legend.
-    Returns None, and draws nothing, if no measurement has a ratio.
+    The ceiling (`Measurement.ceiling`) is a short upright line. If there are several baselines, models, dtypes or
+    devices, the bars' names say which. With one task, the names stand beside the bars, otherwise in a legend.
+    Draws nothing and returns None if no measurement has a ratio.
     """
     shown = [entry for entry in measurements if entry.speedup is not None]
     if not shown:
@@ -170,7 +170,7 @@ def _reach(entry: Measurement) -> float:
 
 
 def bar_style(number: int) -> tuple[str, str]:
-    """Colour and hatch of the bars of one name; no two of 49 names look alike."""
+    """Colour and hatch of the bars with one name; no two of 49 names look alike."""
     again = number // len(COLOURS)
     return COLOURS[number % len(COLOURS)], HATCHES[(number + again) % len(HATCHES)]
 
@@ -205,7 +205,7 @@ def _legend(axes: Any, *, beside: bool = False) -> None:
 
 
 def _plain_ticks(axes: Any, points: Sequence[float]) -> None:
-    """Name the measured points themselves; powers of a base say little about 100, 1,000, 7,500."""
+    """Label the measured points themselves; powers of a base say little about 100, 1,000, 7,500."""
     from matplotlib.ticker import NullLocator
 
     axes.set_xticks(
@@ -223,7 +223,7 @@ def _plain_log_ticks(axes: Any) -> None:
 
 
 def new_figure(width: float, height: float) -> tuple[Any, Any]:
-    """A figure that belongs to nobody: pyplot would keep it alive and choose a screen."""
+    """A figure independent of pyplot, which would keep it alive and choose a display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -238,9 +238,9 @@ def new_figure(width: float, height: float) -> tuple[Any, Any]:
 
 
 def save_figure(figure: Any, path: Path) -> Path:
-    """Write a figure of matplotlib, the same bytes each time, and return the path."""
+    """Write a matplotlib figure, with the same bytes each time, and return the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # matplotlib writes its version and the date otherwise, and every picture would differ from run to run.
+    # Otherwise matplotlib writes its version and the date, and pictures would differ from run to run.
     metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
     figure.savefig(path, dpi=_DPI, metadata=metadata)
     return path

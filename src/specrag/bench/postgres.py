@@ -1,7 +1,7 @@
 """A real PostgreSQL with pgvector for tests and measurements, from the package ``pgserver``.
 
-Only that package's programs are used. Its own class creates a user, opens the folders above the data to everybody, and
-forgets servers that were killed.
+Only the package's programs are used, because its own class creates a user, opens the folders above the data to
+everybody, and forgets servers that were killed.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from typing import Any, Self
 from specrag.bench.load import OWN_SERVERS
 from specrag.errors import SpecragError
 
-# Waits for the end of the process that started the server, however it ends, and stops what that has left running.
+# Waits until the process that started the server ends, however it ends, and stops what it has left running.
 _GUARD = """
 cat
 kill -QUIT "$(head -n 1 "$0/data/postmaster.pid")" && sleep 1
 rm -rf "$0"
 """
 _NOBODY = "nobody"  # PostgreSQL refuses to run as root
-_SECONDS = 60  # that starting and stopping may take
+_SECONDS = 60  # limit for starting and for stopping
 
 
 class PostgresServer:
@@ -39,7 +39,7 @@ class PostgresServer:
     """
 
     def __init__(self, settings: Mapping[str, str] | None = None) -> None:
-        # What a test stores need not outlive the machine.
+        # Test data need not survive a crash of the machine.
         self.settings = {"fsync": "off", "max_connections": "40", **(settings or {})}
         self._folder = Path(tempfile.mkdtemp(prefix="specrag-pg-"))
         self._data = self._folder / "data"
@@ -48,12 +48,12 @@ class PostgresServer:
 
     @property
     def url(self) -> str:
-        """Of its only database, for a user who may do everything."""
+        """URL of its only database, as a superuser."""
         return f"postgresql://postgres@/postgres?host={self._folder}"
 
     @property
     def pid(self) -> int:
-        """Number of the server's first process."""
+        """Process id of the server's first process."""
         return int((self._data / "postmaster.pid").read_text(encoding="utf-8").split()[0])
 
     def __enter__(self) -> Self:
@@ -62,7 +62,7 @@ class PostgresServer:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is not meant for it
+            start_new_session=True,  # keeps Ctrl-C away from it
         )
         try:
             self._install()
@@ -81,7 +81,7 @@ class PostgresServer:
         self.close()
 
     def start(self) -> None:
-        """Start, or start again with the same data."""
+        """Start, or restart with the same data."""
         words = [f"-k {self._folder}", "-c listen_addresses=''"]
         words += [f"-c {name}={value}" for name, value in self.settings.items()]
         self._run(
@@ -90,7 +90,7 @@ class PostgresServer:
         OWN_SERVERS.add(self.pid)
 
     def stop(self, mode: str = "fast") -> None:
-        """Stop. Clients are told with ``fast``; with ``immediate`` their connections end as in a crash."""
+        """Stop. With ``fast``, clients are told; with ``immediate``, their connections end as in a crash."""
         self._run("pg_ctl", "--wait", f"--mode={mode}", "stop")
 
     def signal(self, pid: int, number: signal.Signals) -> None:
@@ -98,7 +98,7 @@ class PostgresServer:
         os.kill(pid, number)
 
     def close(self) -> None:
-        """Stop it, whatever state it is in, and remove its folder."""
+        """Stop the server, whatever state it is in, and remove its folder."""
         if (self._data / "postmaster.pid").exists():
             try:
                 self.stop("immediate")
@@ -110,7 +110,7 @@ class PostgresServer:
             self._guard.wait(_SECONDS)
 
     def _install(self) -> None:
-        """Make folders, and have the programs where the server's user may run them."""
+        """Make the folders, and put the programs where the server's user can run them."""
         found = find_spec("pgserver")
         if found is None or not found.submodule_search_locations:
             raise SpecragError(
@@ -122,7 +122,7 @@ class PostgresServer:
         (self._folder / "log").touch()
         if os.geteuid() != 0:
             return
-        # The package may lie in a folder that only root can enter. The programs find their libraries by their place.
+        # The package may be in a folder that only root can enter. Programs find their libraries by relative path.
         for source in (package / "pginstall", package.with_name("pgserver.libs")):
             if source.is_dir():
                 target = self._folder / source.relative_to(package.parent)

@@ -1,4 +1,4 @@
-"""How far a bench is: a small protocol, a silent form and one for the terminal."""
+"""Progress of a bench: a small protocol, a silent implementation and one for the terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.progress import Progress as Bar
 
 
 class Progress(Protocol):
-    """Told by the bench what it does."""
+    """Receives progress reports from the bench."""
 
     def begin(self, label: str, total: int) -> None:
         """A group of ``total`` runs starts."""
@@ -33,7 +33,7 @@ class Silent:
 
 
 class TerminalProgress:
-    """A bar on stderr, with one line a group; nothing where stderr is no terminal.
+    """A bar on stderr, with one line per group; nothing if stderr is not a terminal.
 
     Use it as a context manager, so that the terminal is left clean.
     """

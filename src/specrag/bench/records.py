@@ -1,6 +1,6 @@
-"""Records that outlive a kill: one JSON line for each timed run, so that a long bench resumes.
+"""Records that survive a kill: one JSON line for each timed run, so that a long bench can resume.
 
-A record is appended and synced before the next run starts. What a kill can leave is one torn last line; it is
+A record is appended and synced before the next run starts. A kill can leave at most one incomplete last line, which is
 cut off when the file is opened again.
 """
 
@@ -23,17 +23,17 @@ from specrag.errors import InputError, SpecragError
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What one run of a method on a row gave.
+    """The result of one run of a method on a row.
 
     Args:
         tokens: output tokens, counted the same way for every method; 0 where tokens do not apply.
         seconds: the time, if the trial measured it itself; None lets the bench time the whole call.
-        output: a fingerprint of the output, compared with the baseline's; None where there is none.
+        output: a fingerprint of the output, compared with the baseline's; None if there is none.
         passes: passes of the target.
-        drafted, accepted: tokens guessed, and guessed tokens kept.
-        drafted_by, accepted_by: the same by who guessed them; None where that is not told.
-        correct: 1.0 for a right answer, 0.0 for a wrong one, or a score between.
-        figures: anything else, the unit in the name (``prefill_ms``, ``peak_mib``).
+        drafted, accepted: tokens drafted, and drafted tokens accepted.
+        drafted_by, accepted_by: the same by source; None if the sources are not known.
+        correct: 1.0 for a right answer, 0.0 for a wrong one, or a score in between.
+        figures: anything else, with the unit in the name (``prefill_ms``, ``peak_mib``).
     """
 
     tokens: int = 0
@@ -60,7 +60,7 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordKey:
-    """What a record is the record of, within one suite, code version and setting."""
+    """Identifies a record within one suite, code version and setting."""
 
     task: str
     row: str
@@ -70,15 +70,15 @@ class RecordKey:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One run: an outcome with its time, or an error and no time.
+    """One run: an outcome with its time, or an error without a time.
 
     Args:
         suite, version, setting: the suite, the code's version, and everything else that a time depends on
             (machine, model, device, quick or full).
         key: task, row, method and repeat.
-        outcome: what came out, ``seconds`` set; None for a failure.
+        outcome: the result, with ``seconds`` set; None for a failure.
         error: the failure in one line; None for a success.
-        other_cpu: share of the machine that other processes used meanwhile, 0 to 1; None where unknown.
+        other_cpu: share of the machine that other processes used meanwhile, 0 to 1; None if unknown.
     """
 
     suite: str
@@ -104,7 +104,7 @@ class Record:
         """Read what `to_json` wrote.
 
         Raises:
-            ValueError, TypeError, KeyError: the line is none.
+            ValueError, TypeError, KeyError: the line is not a record.
         """
         values = json.loads(line)
         outcome = values["outcome"]
@@ -122,13 +122,13 @@ class Record:
 class RecordStore:
     """The records of one suite in one file, open for one process.
 
-    Records of another version or setting stay in the file and are not found, so that no ratio mixes two
-    versions of the code, two machines or two models.
+    Records of another version or setting stay in the file but are ignored, so that no ratio mixes two versions of the
+    code, two machines or two models.
 
     Args:
-        path: the file; made with its folder when the store is opened.
-        suite, version, setting: written into new records, and asked of old ones.
-        fresh: put an existing file aside (``NAME.old``) and start with none.
+        path: the file; created with its folder when the store is opened.
+        suite, version, setting: written into new records and required of old ones.
+        fresh: set an existing file aside (``NAME.old``) and start without records.
         retry_failed: forget old failures, so that they run again.
 
     Use it as a context manager.
@@ -157,7 +157,7 @@ class RecordStore:
         self._claimed: set[tuple[str, str]] = set()
 
     def __enter__(self) -> Self:
-        """Open the file, cut off a torn last line, read the rest.
+        """Open the file, cut off an incomplete last line and read the rest.
 
         Raises:
             InputError: another process writes there.
@@ -225,7 +225,7 @@ class RecordStore:
             self._records[record.key] = record
 
     def find(self, key: RecordKey) -> Record | None:
-        """The record of this version and setting, or None if the run is still to be done."""
+        """The record of this version and setting, or None if the run is yet to be done."""
         return self._records.get(key)
 
     def add(self, key: RecordKey, result: Outcome | str, other_cpu: float | None = None) -> Record:
@@ -250,7 +250,7 @@ class RecordStore:
         )
         try:
             rest = f"{record.to_json()}\n".encode()
-            while rest:  # a nearly full disk takes a part first and fails on the next part
+            while rest:  # a nearly full disk accepts one part and fails on the next
                 rest = rest[self._file.write(rest) :]
             os.fsync(self._file.fileno())
         except OSError as error:
@@ -259,7 +259,7 @@ class RecordStore:
         return record
 
     def claim(self, task: str, row: str) -> None:
-        """Reserve a row's name for this process, since two rows of one name would share their records.
+        """Reserve a row's name for this process, since two rows with one name would share their records.
 
         Raises:
             InputError: the name was claimed before.

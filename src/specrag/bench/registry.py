@@ -1,4 +1,4 @@
-"""Which suites there are, by name. Nothing is imported until a suite is asked for."""
+"""The suites, by name. Nothing is imported until a suite is requested."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _PACKAGE = "benchmarks"
 
 
 class SuiteRegistry:
-    """Names and how to make their suites.
+    """Suite names and how to make their suites.
 
     Args:
-        suites: a function that makes the suite, for each name, in the order in which they are listed.
+        suites: for each name, a function that makes its suite, in the order in which they are listed.
     """
 
     def __init__(self, suites: Mapping[str, Callable[[], Suite]]) -> None:
@@ -46,8 +46,8 @@ class SuiteRegistry:
         """Make the suite.
 
         Raises:
-            InputError: there is none of this name; the message names those that exist.
-            SpecragError: it is one of the repository's, and this is no clone of it.
+            InputError: there is no suite of this name; the message names those that exist.
+            SpecragError: it is one of the repository's suites, and this is not a clone of it.
         """
         if name not in self._suites:
             exist = f"this version has {', '.join(self.names)}" if self.names else "this version has none"
@@ -57,7 +57,7 @@ class SuiteRegistry:
 
 
 def built_in_suites() -> SuiteRegistry:
-    """The suites of the repository, which are imported from its ``benchmarks`` when one is asked for."""
+    """The repository's suites, each imported from its ``benchmarks`` when it is requested."""
     return SuiteRegistry({name: _Loader(name) for name in NAMES})
 
 
@@ -70,7 +70,7 @@ class _Loader:
         try:
             found = import_module(module)
         except ModuleNotFoundError as error:
-            # Only the suite itself: a library that it misses is another matter.
+            # Only if the suite itself is missing: a library that it lacks is another matter.
             if error.name is None or not f"{module}.".startswith(f"{error.name}."):
                 raise
             raise SpecragError(

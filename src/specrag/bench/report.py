@@ -1,4 +1,4 @@
-"""The page for people: tables of the measurements, with everything that is needed to believe them."""
+"""The Markdown page: tables of the measurements, with everything that a reader needs to trust them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _INTERVAL_KEYS = ("milliseconds", "milliseconds_low", "milliseconds_high")
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """What stands around the tables.
+    """The parts of the page around the tables.
 
     Args:
         title: the heading.
         summary: one or two sentences on what is measured.
         machine: one line, `machine.Machine.describe`.
-        load: how busy the machine was; None where it was not watched.
+        load: how busy the machine was; None if it was not watched.
         pictures: file names of the plots, relative to the page.
         failures: runs that failed, one line each.
     """
@@ -36,8 +36,8 @@ class Page:
 def render(page: Page, measurements: Sequence[Measurement]) -> str:
     """The page as Markdown.
 
-    A task named ``section/rest`` goes into the table ``section``, behind an overview of its speed-ups; a table shows
-    a column only if one of its rows has the figure.
+    A task named ``section/rest`` goes into the table ``section``, after an overview of its speed-ups. A table shows a
+    column only if one of its rows has the figure.
     """
     parts = [f"# {page.title}", page.summary, _facts(page, measurements)]
     parts += [f"![{name}]({name})" for name in page.pictures]
@@ -151,7 +151,7 @@ _UNITS = {"ms": "ms", "mib": "MiB", "gb_s": "GB/s", "gflop_s": "GFLOP/s", "gop_s
 
 
 def _heading(name: str) -> str:
-    """``first_token_ms`` as ``first token, ms``."""
+    """Turn ``first_token_ms`` into ``first token, ms``."""
     for suffix, unit in _UNITS.items():
         if name.endswith(f"_{suffix}"):
             return f"{name.removesuffix(f'_{suffix}').replace('_', ' ')}, {unit}"
@@ -184,7 +184,7 @@ def _milliseconds(row: Measurement) -> str:
 def _share(row: Measurement, value: object) -> str:
     if not isinstance(value, int | float):
         return ""
-    # 99.97 % must not look like all of them.
+    # 99.97 % must not look like 100 %.
     text = f"{value:.0%}" if value in (0, 1) else f"{min(value, 0.999) if value < 1 else value:.1%}"
     return _simulated(row, text)
 
@@ -223,10 +223,10 @@ def _cell(text: str) -> str:
 
 
 def overviews(measurements: Sequence[Measurement]) -> list[str]:
-    """A table of speed-ups for each baseline that methods were compared with on several tasks, as Markdown.
+    """A Markdown table of speed-ups for each baseline that methods were compared with on several tasks.
 
-    Methods are rows, tasks are columns, the mean over tasks first. A ratio that is not statistically "never slower"
-    is not marked here: the long table has the intervals.
+    Methods are rows and tasks are columns, with the mean over tasks first. A ratio that is not statistically "never
+    slower" is not marked here: the long table has the intervals.
 
     Args:
         measurements: of one section.
@@ -239,7 +239,7 @@ def overviews(measurements: Sequence[Measurement]) -> list[str]:
         tasks = sorted(
             dict.fromkeys(_last(entry.task) for entry in against), key=lambda name: name != OVERALL
         )
-        # A cell holds one figure: models and kinds of numbers side by side need the long table.
+        # A cell holds one figure, so several models, dtypes or devices need the long table.
         if len(tasks) < 3 or len({(entry.model, entry.dtype, entry.device) for entry in against}) > 1:
             continue
         tables.append(f"Speed-up over `{baseline}`:\n\n{_overview_table(against, tasks)}")
@@ -247,7 +247,7 @@ def overviews(measurements: Sequence[Measurement]) -> list[str]:
 
 
 def as_table(lines: Sequence[Sequence[str]]) -> str:
-    """Cells as a table of Markdown; the second line is the rule."""
+    """Format cells as a Markdown table; the second line is the rule."""
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 

@@ -38,11 +38,11 @@ class BenchOptions:
         data: folder of the user's data.
         repeats: timed runs of each method on a row; None for the suite's choice.
         rows: most rows of each task; None for all.
-        tasks, methods: patterns of the names that are run, of which one has to match; none for all.
+        tasks, methods: patterns of the names to run, one of which has to match; none for all.
         fresh: start without the old records, which are kept as ``NAME.old``.
         retry_failed: run failures again when resuming.
-        adapters: RAG drafters to compare, for the suite that does.
-        dtype: how the models hold their weights, for the suite that leaves it open: ``bf16`` or ``int8``.
+        adapters: RAG drafters to compare, for the suite that compares them.
+        dtype: how the models hold their weights, for suites that leave it open: ``bf16`` or ``int8``.
         draw: draw pictures.
     """
 
@@ -71,7 +71,7 @@ class BenchOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteResult:
-    """What a run left: the figures, the page's text, and the files below the chosen folder."""
+    """The results of a run: the figures, the page's text, and the files below the chosen folder."""
 
     measurements: tuple[Measurement, ...]
     page: str
@@ -89,16 +89,16 @@ def run_suite(
     load_before: float | None = None,
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> SuiteResult:
-    """Run a suite, going on from its records, and write its files when all of it is done.
+    """Run a suite, resuming from its records, and write its files when all of it is done.
 
-    A run that is stopped leaves its records and no half-written results.
+    A stopped run leaves its records and no half-written results.
 
     Args:
-        load_before: others' share of the processors before the run.
+        load_before: share of the processors that others used before the run.
 
     Raises:
         SpecragError: the folder cannot be written, or nothing could be measured.
-        InputError: the suite gave a measurement of another suite's name, or nothing matches a pattern.
+        InputError: the suite gave a measurement with another suite's name, or a pattern matches nothing.
     """
     if options.draw:
         plots.check_plotting()
@@ -146,7 +146,7 @@ def run_suite(
 
 
 def write_json_lines(path: Path, measurements: Sequence[Measurement]) -> Path:
-    """Write measurements to ``path``; the file is there whole or not at all.
+    """Write measurements to ``path``, completely or not at all.
 
     Raises:
         SpecragError: it cannot be written.
@@ -166,10 +166,10 @@ def _records_folder(out: Path) -> Path:
 
 
 def _setting(options: BenchOptions, machine: Machine) -> str:
-    """All that a time depends on besides the code; records of another setting are not used."""
+    """Everything that a time depends on besides the code; records of another setting are not used."""
     data = "sample" if options.data is None else options.data.resolve().name
     length = "quick" if options.quick else "full"
-    # Records of bf16 are older than the choice.
+    # bf16 is not named, since its records predate the choice.
     weights = "" if options.dtype == "bf16" else f" {options.dtype}"
     return f"{options.model}{weights} {options.device} {length} {data} {machine.fingerprint()}"
 
@@ -236,9 +236,9 @@ def _write_whole(path: Path, text: str) -> Path:
 def code_version(package: Path = _PACKAGE) -> str:
     """The code's version, for example ``0.1.0+g1a2b3c4`` or ``0.1.0+g1a2b3c4.dirty5d6e7f80``.
 
-    In a checkout it holds the last commit that changed the package or its ``benchmarks`` (not the last commit: a
-    commit to the documents must not throw a long run's records away) and, if their files differ from it, a hash
-    of their whole source. Elsewhere it is the installed package's version alone.
+    In a checkout it names the last commit that changed the package or its ``benchmarks`` (not simply the last commit: a
+    commit to the documents must not invalidate a long run's records) and, if their files differ from that commit, a
+    hash of their whole source. Elsewhere it is just the installed package's version.
 
     Args:
         package: the folder of the package, ``src/specrag`` in a checkout.
@@ -258,13 +258,13 @@ def code_version(package: Path = _PACKAGE) -> str:
 
 
 def _is_checkout(package: Path) -> bool:
-    """True for ``src/NAME`` at a repository's top: an installed copy may lie in another's checkout."""
+    """True for ``src/NAME`` at a repository's top: an installed copy may lie inside another project's checkout."""
     top = _git(package, "rev-parse", "--show-toplevel")
     return top is not None and package.resolve() == (Path(top) / "src" / package.name).resolve()
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """Git's output without its last newline; None if git fails or is not there."""
+    """Git's output without the last newline; None if git fails or is missing."""
     try:
         done = subprocess.run(
             ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True, timeout=30

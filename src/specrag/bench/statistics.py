@@ -1,7 +1,7 @@
 """Medians, ratios and differences with their 95 % intervals, by a seeded bootstrap.
 
-Pure functions over seconds, and over scores of the same questions. A speed-up is baseline / method, so above 1 the
-method is faster.
+Pure functions of seconds, or of scores on the same questions. A speed-up is baseline / method, so above 1 the method
+is faster.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PairedTimes:
     """One row's times: repeat i of the baseline ran beside repeat i of the method.
 
     Args:
-        baseline, method: seconds (or seconds per token), one a repeat, equally many, above 0.
+        baseline, method: seconds (or seconds per token), one per repeat, equally many, above 0.
     """
 
     baseline: Sequence[float]
@@ -80,7 +80,7 @@ def geometric_mean(values: Sequence[float]) -> float:
 
 
 def row_speedup(times: PairedTimes, *, seed: int = 0, resamples: int = RESAMPLES) -> Interval:
-    """Ratio of the medians of one row; the bootstrap draws repeats, both methods' together."""
+    """Ratio of the medians of one row; the bootstrap draws repeats, for both methods together."""
     generator = np.random.default_rng(seed)
     return _interval(_median_ratio(times), _resampled_ratios(times, generator, resamples))
 
@@ -88,8 +88,8 @@ def row_speedup(times: PairedTimes, *, seed: int = 0, resamples: int = RESAMPLES
 def overall_speedup(rows: Sequence[PairedTimes], *, seed: int = 0, resamples: int = RESAMPLES) -> Interval:
     """Geometric mean over rows of the ratio of medians.
 
-    The bootstrap draws rows, and within each row its repeats, so that the interval holds both the spread
-    between prompts and the noise of the clock.
+    The bootstrap draws rows, and repeats within each row, so that the interval covers both the spread between
+    prompts and the noise of the timing.
 
     Raises:
         InputError: there are no rows.
@@ -113,7 +113,7 @@ def _median_ratio(times: PairedTimes) -> float:
 
 
 def _resampled_ratios(times: PairedTimes, generator: np.random.Generator, resamples: int) -> Floats:
-    """Ratios of medians of ``resamples`` draws of the repeats, [resamples]."""
+    """Ratios of medians for ``resamples`` draws of the repeats, [resamples]."""
     baseline = np.asarray(times.baseline, dtype=np.float64)
     method = np.asarray(times.method, dtype=np.float64)
     picks = generator.integers(len(baseline), size=(resamples, len(baseline)))
@@ -122,7 +122,7 @@ def _resampled_ratios(times: PairedTimes, generator: np.random.Generator, resamp
 
 
 def _interval(value: float, draws: Floats) -> Interval:
-    """Percentile interval, widened to the value itself, which a skewed bootstrap of few draws can miss."""
+    """Percentile interval, widened to include the value itself, which a skewed bootstrap of few draws can miss."""
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(draws, [tail, 1 - tail])
     return Interval(value, min(value, float(low)), max(value, float(high)))
@@ -150,8 +150,8 @@ def paired_bootstrap(
 ) -> BootstrapResult:
     """Compare the scores of two methods on the same questions.
 
-    Draws questions with replacement and looks how the mean of the per-question differences scatters (Efron
-    and Tibshirani, "An introduction to the bootstrap", 1993, chapters 13 and 16). The p-value is the share of
+    Draws questions with replacement to find the spread of the mean per-question difference (Efron and
+    Tibshirani, "An introduction to the bootstrap", 1993, chapters 13 and 16). The p-value is the share of
     resampled differences, centred on 0, that are at least as large as the one observed, with one added to
     numerator and denominator so that it is never 0.
 
@@ -178,7 +178,7 @@ def paired_bootstrap(
         raise InputError("samples", samples, "give an integer from 1 upwards")
     observed = float(differences.mean())
     means = _resampled_means(differences, samples, seed)
-    # Equal sums in another order may differ in their last bits and must count as equal.
+    # Equal sums in different orders may differ in their last bits and must count as equal.
     slack = 1e-12 * float(np.abs(differences).max())
     extreme = int((np.abs(means - observed) >= abs(observed) - slack).sum())
     low, high = np.percentile(means, [2.5, 97.5])

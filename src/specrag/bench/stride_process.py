@@ -1,7 +1,7 @@
-"""Speculative retrieval as a process of chance: its best stride, and a simulation of it round by round.
+"""Speculative retrieval as a random process: its best stride, and a simulation of it round by round.
 
-Passages match with one chance each, independently; a step and a verification take known seconds. What comes
-out is a model, not a measurement: a bound to print beside measured figures, and a check of the schedules.
+Each passage matches with the same probability, independently; a step and a verification take known seconds. The
+results are modelled, not measured: a bound to print beside measured figures, and a check of the schedules.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from specrag.speculation.schedule import StrideRound, StrideSchedule, passages_p
 
 @dataclass(frozen=True, slots=True)
 class BestStride:
-    """The stride that verifies the most passages a second.
+    """The stride that verifies the most passages per second.
 
     Attributes:
-        stride: the smallest of the best.
+        stride: the smallest of the best strides.
         passages_per_second: with this stride.
         speedup_over_sequential: relative to ``1 / (a + b(1))``, retrieval before every step.
     """
@@ -40,17 +40,17 @@ def best_stride(
     asynchronous: bool,
     most: int,
 ) -> BestStride:
-    """Try every stride in the objective of RaLMSpec, section 4.
+    """Evaluate every stride with the objective of RaLMSpec, section 4.
 
     Args:
         step: a, seconds of a speculation step.
         verification: b, seconds of one search for this many queries.
-        match: chance that a guess is right, 0 to 1.
+        match: probability that a guess is right, 0 to 1.
         asynchronous: whether the last step runs during the verification.
         most: the largest stride to try.
 
     Raises:
-        InputError: the seconds are not positive, ``match`` is not a chance, ``most`` is not at least 1.
+        InputError: the seconds are not positive, ``match`` is not a probability, or ``most`` is not at least 1.
     """
     process = StrideProcess(step, verification, match, asynchronous)
     check_whole("most", most)
@@ -62,12 +62,12 @@ def best_stride(
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """What a simulated request gave.
+    """The result of a simulated request.
 
     Attributes:
-        passages: verified.
+        passages: verified passages.
         seconds: simulated, not measured.
-        rounds: in their order.
+        rounds: in order.
     """
 
     passages: int
@@ -85,8 +85,8 @@ class StrideProcess:
 
     Args:
         step, verification, match, asynchronous: as for :func:`best_stride`.
-        tokens: passes of the model in a step; a decoding that turns out wrong stops at the end of one. ``None``:
-            it stops at once, as in the paper's objective.
+        tokens: passes of the model per step; decoding that turns out wrong stops at the end of a pass. ``None``: it
+            stops at once, as in the paper's objective.
     """
 
     step: float
@@ -109,7 +109,7 @@ class StrideProcess:
         return seconds
 
     def round_seconds(self, stride: int, matched: int) -> float:
-        """How long a round lasts, told along its timeline."""
+        """Seconds that a round lasts, followed along its timeline."""
         clock = 0.0
         for _ in range(stride - 1):
             clock += self.step
@@ -127,7 +127,7 @@ class StrideProcess:
         return clock + self.step
 
     def run(self, schedule: StrideSchedule, passages: int, rng: random.Random) -> Simulated:
-        """Simulate until this many passages are verified; the last stride is cut to what is left."""
+        """Simulate until this many passages are verified; the last stride is cut to those left."""
         rounds: list[StrideRound] = []
         done, seconds = 0, 0.0
         while done < passages:

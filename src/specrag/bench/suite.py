@@ -1,4 +1,4 @@
-"""What a suite is, what it is given to measure with, and which of its tasks and methods a run measures."""
+"""What a suite is, the context it measures in, and the selection of its tasks and methods for a run."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from specrag.errors import InputError
 
 
 class Selection:
-    """The rows whose task, and of each the methods, that match the user's patterns.
+    """Selects the rows whose task matches the user's patterns, and the matching methods of each.
 
     Args:
-        tasks, methods: patterns of names, as in a shell (``quality/*``), of which one has to match; none for all.
+        tasks, methods: patterns of names, as in a shell (``quality/*``), one of which has to match; none for all.
     """
 
     def __init__(self, tasks: Sequence[str] = (), methods: Sequence[str] = ()) -> None:
@@ -44,10 +44,10 @@ class Selection:
         return chosen
 
     def check(self) -> None:
-        """Call it when all rows have been seen.
+        """Check that every pattern matched. Call it when all rows have been seen.
 
         Raises:
-            InputError: a pattern matched none of them; what there was is named.
+            InputError: a pattern matched none of them; the message lists the names.
         """
         for option, patterns, seen in (
             ("--task", self.tasks, self._seen_tasks),
@@ -66,20 +66,20 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchContext:
-    """Everything a suite needs from outside, and shortcuts that fill it in.
+    """Everything that a suite needs from outside, and shortcuts that fill it in.
 
     Args:
         suite: the suite's name.
-        quick: answer within a minute on two cores, in place of the full run.
+        quick: answer within a minute on two cores, instead of the full run.
         data: folder of the user's data, or None; see `data.load_text` and its neighbours.
-        out: folder that the results go to.
+        out: folder for the results.
         model: the target model's name.
         device: torch's name of the device.
-        repeats: timed runs of each method on a row as the user wishes, or None for the suite's own choice.
-        rows: most rows of each task as the user wishes, or None for all.
-        selection: the tasks and methods that the user wishes.
-        adapters: folders of RAG drafters to compare, as the user wishes.
-        dtype: how the models hold their weights, as the user wishes.
+        repeats: the user's choice of timed runs of each method on a row, or None for the suite's own.
+        rows: the user's limit on the rows of each task, or None for all.
+        selection: the user's choice of tasks and methods.
+        adapters: the user's folders of RAG drafters to compare.
+        dtype: the user's choice of how the models hold their weights.
         command, version, date: what goes into every measurement.
         machine: the machine, described.
         records: the open store.
@@ -107,13 +107,13 @@ class BenchContext:
     progress: Progress
 
     def plan(self, repeats: int, *, warmups: int = 1, warm_each_row: bool = True) -> Plan:
-        """A plan with the suite's own number of repeats, unless the user wished for another."""
+        """A plan with the suite's own number of repeats, unless the user chose another."""
         return Plan(repeats=self.repeats or repeats, warmups=warmups, warm_each_row=warm_each_row)
 
     def measure(self, label: str, rows: Sequence[Row], plan: Plan) -> list[Record]:
-        """Run the rows interleaved (`interleave.interleave`); what is in the records is not run again.
+        """Run the rows interleaved (`interleave.interleave`); recorded runs are not run again.
 
-        If the user wants fewer, the first rows of each task are run, and only the tasks and methods asked for.
+        If the user limits the run, only the first rows of each task run, and only the chosen tasks and methods.
         """
         rows = self.selection.of(rows)
         return interleave(
@@ -137,11 +137,11 @@ class BenchContext:
         simulated: bool = False,
         extra: Callable[[Summary], Mapping[str, Extra]] | None = None,
     ) -> list[Measurement]:
-        """Sum up records (`summary.summarise`) as measurements.
+        """Summarise records (`summary.summarise`) as measurements.
 
         Args:
             model: the model's name, if it is not the context's.
-            extra: gives more figures for a summary, such as its bound.
+            extra: returns more figures for a summary, such as its bound.
         """
         return [
             replace(
@@ -180,7 +180,7 @@ class BenchContext:
         simulated: bool = False,
         extra: Mapping[str, Extra] | None = None,
     ) -> Measurement:
-        """A measurement of this run, without a ratio: `summarise` gives those."""
+        """A measurement of this run, without a ratio (`summarise` adds ratios)."""
         return Measurement(
             suite=self.suite,
             task=task,
@@ -203,7 +203,7 @@ class Suite(Protocol):
 
     @property
     def name(self) -> str:
-        """The word behind ``specrag bench``."""
+        """The word after ``specrag bench``."""
         ...
 
     @property
@@ -218,7 +218,7 @@ class Suite(Protocol):
 
 @runtime_checkable
 class Illustrated(Protocol):
-    """A suite that draws its own pictures; others get the bars of their speed-ups."""
+    """A suite that draws its own pictures; others get bars of their speed-ups."""
 
     def pictures(self, measurements: Sequence[Measurement], folder: Path) -> Sequence[Path]:
         """Draw into ``folder`` and return the files, named after the suite; see `plots`."""

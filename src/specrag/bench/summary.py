@@ -34,15 +34,15 @@ _Runs = Mapping[int, Outcome]  # by repeat
 
 
 def summarise(records: Sequence[Record], *, baselines: Sequence[str], overall: bool = True) -> list[Summary]:
-    """Sum up every task, and all tasks together if there are several.
+    """Summarise every task, and all tasks together if there are several.
 
     A row counts in a ratio if both methods finished at least one repeat of it side by side. Failures are
     counted in ``extra["failures"]``.
 
     Args:
-        baselines: what the methods are compared with. The first one also gets a summary of its own, without
-            a ratio; every other pair of a method and a baseline gets one.
-        overall: sum up over tasks too; false where tasks are different things, such as prefill and decoding.
+        baselines: what the methods are compared with. The first one also gets its own summary, without a ratio;
+            every other pair of a method and a baseline gets one.
+        overall: also summarise over tasks; false if tasks are different things, such as prefill and decoding.
     """
     tasks: dict[str, list[Record]] = defaultdict(list)
     for record in records:
@@ -53,7 +53,7 @@ def summarise(records: Sequence[Record], *, baselines: Sequence[str], overall: b
 
 
 def _task(task: str, records: Sequence[Record], baselines: Sequence[str]) -> list[Summary]:
-    # Row names are unique within a task only.
+    # Row names are unique only within a task.
     runs: dict[str, dict[tuple[str, str], dict[int, Outcome]]] = {}
     failures: dict[str, int] = defaultdict(int)
     for record in records:
@@ -115,7 +115,7 @@ def _seconds(outcome: Outcome) -> float:
 def _paired_times(
     rows: Mapping[tuple[str, str], _Runs], baseline_rows: Mapping[tuple[str, str], _Runs]
 ) -> list[PairedTimes]:
-    """Seconds per token of each row, by repeat; plain seconds where one of the two counts no tokens."""
+    """Seconds per token of each row, by repeat; plain seconds if one of the two counts no tokens."""
     paired = []
     for row, runs in rows.items():
         theirs = baseline_rows.get(row, {})
@@ -164,7 +164,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _extra(rows: Mapping[tuple[str, str], _Runs]) -> dict[str, Extra]:
-    """Median milliseconds with their interval, repeats, and the medians of the suite's own figures."""
+    """Median milliseconds with their interval, the repeats, and the medians of the suite's own figures."""
     if not rows:
         return {}
     times = [1e3 * _seconds(outcome) for runs in rows.values() for outcome in runs.values()]

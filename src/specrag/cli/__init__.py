@@ -1,1 +1,1 @@
-"""The ``specrag`` command: one small file a command, put together in ``main``."""
+"""The ``specrag`` command: one small file per command, put together in ``main``."""

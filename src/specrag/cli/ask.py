@@ -99,12 +99,12 @@ def ask(
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """A command's method with all that it answers from.
+    """A command's method with everything that it answers from.
 
     Attributes:
         request: without a question.
         given: models and passages.
-        notes: about what was not read, for people.
+        notes: for the user, about what was not read.
     """
 
     chosen: Chosen
@@ -114,7 +114,7 @@ class Asking:
     notes: tuple[str, ...]
 
     def insisting(self) -> Asking:
-        """The same, but for that it answers whatever its passages are about."""
+        """The same, except that it answers whatever its passages are about."""
         search = self.request.search.model_copy(update={"abstain": False, "min_score": None})
         return replace(self, request=replace(self.request, search=search))
 
@@ -130,10 +130,10 @@ class Asking:
         """Answer a question and show it, as it comes or for programs.
 
         Args:
-            stoppable: whether Ctrl-C ends the answer only.
+            stoppable: whether Ctrl-C ends only the answer.
 
         Raises:
-            Cancelled: it has.
+            Cancelled: Ctrl-C ended it.
         """
         from specrag.cli import render
         from specrag.methods.partial import marked
@@ -161,7 +161,7 @@ class Asking:
 
 
 def _running(chosen: Chosen, kb: str, model: str | None, system: str | None) -> RemoteAsking | None:
-    """A running server of this machine that answers in this command's place."""
+    """A running server on this machine that answers in this command's place; ``None`` if there is none."""
     from specrag.cli.background import wait_until_ready
     from specrag.cli.remote import RemoteAsking, find_server
 
@@ -173,10 +173,10 @@ def _running(chosen: Chosen, kb: str, model: str | None, system: str | None) -> 
 
 
 def _check_needs(method: Method, kb: str | None, context: list[Path] | None) -> None:
-    """Refuse a method without what it answers from.
+    """Refuse a method that lacks what it answers from.
 
     Raises:
-        InputError: it is missing.
+        InputError: passages or a context are missing.
     """
     from specrag.methods.base import Needs
 
@@ -198,7 +198,7 @@ def _open(
     system: str | None,
     chat: bool,
 ) -> Asking:
-    """Open and check all that is answered from; what can be wrong without the model is said before it is loaded."""
+    """Open everything to answer from; all that needs no model is checked before one is loaded."""
     from specrag.cli.resources import LocalResources, open_passages
     from specrag.request import Request, check_options
 
@@ -214,23 +214,23 @@ def _open(
     retriever = None if kb is None else open_passages(kb, opened, search.index, search.where)
     given = LocalResources(model, chosen.model, opened, retriever=retriever, holds_documents=chat)
     given.check(method)
-    if context:  # long ones need memory beside the weights
+    if context:  # long ones need memory besides the weights
         common.check_weights(model, chosen.model)
     if kb is not None and not _is_folder(retriever):
-        search = search.model_copy(update={"index": None, "where": ()})  # a store has been opened with them
+        search = search.model_copy(update={"index": None, "where": ()})  # the store has been opened with them
     request = Request("", options, search, documents)
     return Asking(chosen, request, given, system, notes)
 
 
 def _is_folder(retriever: Any) -> bool:
-    """Whether its index and its conditions are chosen for each question."""
+    """Whether it is a folder, whose index and conditions are chosen for each question."""
     from specrag.retrieval.knowledge_base import KnowledgeBase
 
     return isinstance(retriever, KnowledgeBase)
 
 
 def _warm_up(retriever: Any, index: str | None) -> None:
-    """Read index and encoder and compile loops: what a server pays once is no part of an answer's time."""
+    """Read index and encoder and compile loops, which a server does once, outside an answer's time."""
     if retriever is not None:
         retriever.search(["warm-up"], 1, index=index or "hybrid")
 

@@ -1,4 +1,4 @@
-"""``specrag serve --background``: a server that stays when the command ends, and ends when nobody asks for long."""
+"""``specrag serve --background``: a server that outlives the command, and ends itself after being idle for long."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specrag.cli import common
 from specrag.errors import SpecragError
 from specrag.serving.running import RunningServer, folder, running_servers
 
-#: Seconds after which a background server that nobody asks ends itself.
+#: Seconds without a request after which a background server ends itself.
 IDLE_SECONDS = 1800
 
 _BEAT = 0.1
@@ -26,7 +26,7 @@ def start(words: Sequence[str]) -> RunningServer:
     """Start ``specrag serve`` with these words in a process of its own, and wait until it answers.
 
     Raises:
-        SpecragError: it has ended instead; with what it said last.
+        SpecragError: it has ended instead; the message has its last line of output.
     """
     log = folder() / "background.log"
     log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -56,7 +56,7 @@ def stop() -> list[RunningServer]:
 
 
 def wait_until_ready(server: RunningServer) -> bool:
-    """Wait for a server that is still loading; whether it answers."""
+    """Wait for a server that is still loading; returns whether it answers."""
     if is_ready(server):
         return True
     with common.status(f"waiting for the server at {server.url}, which is loading"):
@@ -68,7 +68,7 @@ def wait_until_ready(server: RunningServer) -> bool:
 
 
 def is_ready(server: RunningServer) -> bool:
-    """Whether requests are welcome."""
+    """Whether the server takes requests."""
     try:
         with urllib.request.urlopen(f"{server.url}/readyz", timeout=5) as answer:  # noqa: S310 - http
             return bool(answer.status == 200)

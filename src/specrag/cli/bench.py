@@ -28,7 +28,7 @@ _SUITE_NAMES = ", ".join(_BUILT_IN.names) or "none in this version"
 
 
 def bench_command(registry: SuiteRegistry) -> Callable[..., None]:
-    """Make the command over the suites of ``registry``; give it to ``Typer.command``."""
+    """Make the command for the suites of ``registry``; pass it to ``Typer.command``."""
 
     def bench(
         suite: Annotated[str, typer.Argument(help=f"Suite to run: {_SUITE_NAMES}.", metavar="SUITE")],
@@ -166,11 +166,11 @@ def _command(suite: str, options: BenchOptions, threads: int | None) -> str:
 
 
 def _find_adapters(suite: str, model: str, given: Sequence[str]) -> tuple[Path, ...]:
-    """The folders, each of which has another name: tables tell drafters apart by it.
+    """The adapters' folders. Each needs a name of its own, since tables tell drafters apart by it.
 
     Raises:
-        InputError: the suite compares no drafters, a folder is not there, or two have one name.
-        ModelFilesError: one is damaged or was made of another model.
+        InputError: the suite compares no drafters, a folder is not there, or two have the same name.
+        ModelFilesError: one is damaged or was made for another model.
     """
     from specrag.models.adapters import check_adapter, find_adapter
 

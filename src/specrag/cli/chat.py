@@ -1,4 +1,4 @@
-"""``specrag ask --chat``: questions and answers until somebody leaves, and the commands in between."""
+"""``specrag ask --chat``: questions and answers until the user leaves, and the commands in between."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _COMMAND = re.compile(r"/[a-z]*")
 
 
 class _Cancels(Protocol):
-    """A task, or what stands for one."""
+    """A task, or something that stands in for one."""
 
     def cancel(self) -> None:
         """End it."""
@@ -48,11 +48,11 @@ def interrupts_stop(task: _Cancels) -> Iterator[None]:
 
 
 class Chat:
-    """A conversation. An answer that fails or is stopped costs neither the chat nor its history.
+    """A conversation. If an answer fails or is stopped, the chat goes on with its history intact.
 
     Args:
-        asking: the method with all that it answers from.
-        details: shown beneath each answer.
+        asking: the method with everything that it answers from.
+        details: whether to show details below each answer.
     """
 
     def __init__(self, asking: Asking | RemoteAsking, details: bool) -> None:
@@ -70,10 +70,10 @@ class Chat:
         }
 
     def run(self, first: str | None) -> None:
-        """Talk until the input ends or somebody leaves.
+        """Talk until the input ends or the user leaves.
 
         Args:
-            first: the first question, where it has been asked already.
+            first: the first question, if it has been asked already.
         """
         said = first if first is not None else _next_line()
         while said is not None and said.strip() != "/quit":
@@ -101,7 +101,7 @@ class Chat:
         except SpecragError as error:
             typer.echo(f"error: {error}", err=True)
         else:
-            self._asking = replace(self._asking, notes=())  # said once
+            self._asking = replace(self._asking, notes=())  # shown once
             self._sources = result.sources
             abstained = result.details is not None and bool(result.details.summary().get("abstained"))
             self._abstained = question if abstained else None

@@ -25,7 +25,7 @@ _NO_UTF8 = "it is no text in UTF-8; convert it first"
 
 
 def number(text: str) -> float:
-    """A number of the command line; its range is checked where it is used."""
+    """Parse a number of the command line; its range is checked where it is used."""
     try:
         return float(text)
     except ValueError:
@@ -33,7 +33,7 @@ def number(text: str) -> float:
 
 
 def integer(text: str) -> int:
-    """An integer of the command line; its range is checked where it is used."""
+    """Parse an integer of the command line; its range is checked where it is used."""
     try:
         return int(text)
     except ValueError:
@@ -41,7 +41,7 @@ def integer(text: str) -> int:
 
 
 def token_bias(text: str) -> tuple[int, float]:
-    """``TOKEN=VALUE`` as a token id and the number to add to its logit."""
+    """Parse ``TOKEN=VALUE`` into a token id and the number to add to its logit."""
     token, _, value = text.partition("=")
     try:
         bias = int(token), float(value)
@@ -54,12 +54,12 @@ def token_bias(text: str) -> tuple[int, float]:
 
 
 def read_prompt(prompt: str | None, file: str | None, *, raw: bool) -> str:
-    """The prompt from the command line, a file or standard input.
+    """Read the prompt from the command line, a file or standard input.
 
     Args:
         prompt: the words given; ``None`` if there were none.
         file: a path, or ``-`` for standard input.
-        raw: keep the line end that closes a file; otherwise it is no part of what was asked.
+        raw: keep the line end that closes a file; otherwise it is removed.
 
     Raises:
         InputError: there is no prompt, there are two, or the file cannot be read as UTF-8.
@@ -69,7 +69,7 @@ def read_prompt(prompt: str | None, file: str | None, *, raw: bool) -> str:
     if prompt is not None:
         try:
             prompt.encode()
-        except UnicodeEncodeError:  # bytes of the command line that are no UTF-8
+        except UnicodeEncodeError:  # the command line holds bytes that are not UTF-8
             raise InputError("prompt", prompt, _NO_UTF8) from None
         return _checked("prompt", prompt)
     if file is None and sys.stdin.isatty():
@@ -83,7 +83,7 @@ def read_prompt(prompt: str | None, file: str | None, *, raw: bool) -> str:
 
 
 def _read(file: str | None) -> tuple[str, bytes]:
-    """What an error should name, and the bytes."""
+    """The name of the source for errors, and its bytes."""
     if file is None or file == STDIN:
         return "prompt", sys.stdin.buffer.read()
     try:
@@ -197,7 +197,7 @@ KvDtype = Annotated[
 
 @contextmanager
 def status(text: str) -> Iterator[None]:
-    """Something that moves on standard error while nothing else is shown; nothing where that is no terminal."""
+    """Show a spinner on standard error inside the block; nothing if that is not a terminal."""
     if not sys.stderr.isatty():
         yield
         return
@@ -214,7 +214,7 @@ def this_command(program: str = "specrag") -> str:
 
 
 def set_threads(threads: int) -> None:
-    """Threads of torch; 0 leaves them to it.
+    """Set the threads of torch; 0 leaves the choice to torch.
 
     Raises:
         InputError: the number is negative.
@@ -228,7 +228,7 @@ def set_threads(threads: int) -> None:
 
 
 def read_context(paths: Sequence[Path]) -> ContextFiles:
-    """The documents of a long context.
+    """Read the documents of a long context.
 
     Raises:
         InputError: a file cannot be read as text.
@@ -252,7 +252,7 @@ def check_weights(model: str, values: ModelValues) -> None:
     """Refuse a model whose weights alone do not fit, before they are loaded.
 
     Raises:
-        InputError: they do not.
+        InputError: they do not fit.
     """
     from specrag.engine.memory import MemoryNeed, check_memory, free_bytes, weights_bytes
     from specrag.models.catalog import resolve

@@ -1,4 +1,4 @@
-"""What the shell offers behind ``-m``, ``--model`` and ``-o``."""
+"""What the shell offers after ``-m``, ``--model`` and ``-o``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import typer
 
 
 def methods(incomplete: str) -> list[tuple[str, str]]:
-    """Names of methods, with what they are."""
+    """Names of methods, with their summaries."""
     from specrag.errors import SpecragError
     from specrag.methods.registry import method_class, method_names
 
@@ -17,13 +17,13 @@ def methods(incomplete: str) -> list[tuple[str, str]]:
         if name.startswith(incomplete):
             try:
                 found.append((name, method_class(name).summary))
-            except SpecragError:  # another package's that cannot be imported
+            except SpecragError:  # a method of another package that cannot be imported
                 found.append((name, ""))
     return found
 
 
 def models(incomplete: str) -> list[tuple[str, str]]:
-    """Names of the catalog's models, with what they are."""
+    """Names of the catalog's models, with their descriptions."""
     from specrag.models import catalog
 
     known = catalog.list_models()
@@ -31,9 +31,9 @@ def models(incomplete: str) -> list[tuple[str, str]]:
 
 
 def option_keys(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    """Keys of ``-o`` for the method on the line; of the only one that fits also values.
+    """Keys of ``-o`` for the method on the line; if only one fits, also its values.
 
-    Two candidates with one beginning keep the shell from putting a space behind ``KEY=``.
+    Two candidates with the same beginning keep the shell from putting a space after ``KEY=``.
     """
     from specrag.cli.values import GROUPS
     from specrag.errors import SpecragError
@@ -42,7 +42,7 @@ def option_keys(context: typer.Context, incomplete: str) -> list[tuple[str, str]
 
     try:
         own = method_class(context.params.get("method") or _usual(context)).Options
-    except SpecragError:  # a name that is wrong, or not whole yet
+    except SpecragError:  # the name is wrong, or not complete yet
         return []
     known: dict[str, dict[str, Any]] = {}
     for group in (own, *(options for _, options in GROUPS)):
@@ -57,7 +57,7 @@ def option_keys(context: typer.Context, incomplete: str) -> list[tuple[str, str]
 
 
 def _usual(context: typer.Context) -> str:
-    """The method where none is named."""
+    """The method if none is named."""
     from specrag.methods.facade import DEFAULT_METHOD, DEFAULT_OVER_CONTEXT, DEFAULT_OVER_PASSAGES
 
     if context.params.get("context"):

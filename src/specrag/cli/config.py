@@ -1,4 +1,4 @@
-"""``specrag config``: which defaults hold, and where they stand."""
+"""``specrag config``: which defaults hold, and where they come from."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def config(as_json: common.Json = False) -> None:
 
 
 def _flat(tables: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str, Any]]:
-    """Table, key and value of each line; tables of commands within commands by their dotted names."""
+    """Table, key and value of each line; tables of commands within commands have dotted names."""
     for name, table in tables.items():
         place = f"{above}{name}"
         for key, value in table.items():

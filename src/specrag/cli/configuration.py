@@ -1,4 +1,4 @@
-"""Defaults of the command line from a TOML file: a table a command, ``[default]`` for all, keys as the flags.
+"""Defaults of the command line from a TOML file: a table per command, ``[default]`` for all, keys like the flags.
 
 The values become click's ``default_map``, so that everything typed wins over them.
 """
@@ -26,10 +26,10 @@ _NEVER = frozenset({"help", "version", "debug", "install-completion", "show-comp
 
 
 def find_file() -> Path | None:
-    """``specrag.toml`` in the working folder, else what ``$SPECRAG_CONFIG`` names, else the user's; if there is one.
+    """Find ``specrag.toml`` in the working folder, else what ``$SPECRAG_CONFIG`` names, else the user's file, if any.
 
     Raises:
-        InputError: the variable names no file.
+        InputError: the variable names a file that does not exist.
     """
     here = Path(FILE)
     if here.is_file():
@@ -49,7 +49,7 @@ def read_file(file: Path) -> dict[str, dict[str, Any]]:
     """The tables of a file, as written.
 
     Raises:
-        InputError: it cannot be read, is no TOML, or has something that stands in no table.
+        InputError: it cannot be read, is not TOML, or has a value outside a table.
     """
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8-sig"))
@@ -66,10 +66,10 @@ def read_file(file: Path) -> dict[str, dict[str, Any]]:
 
 
 def default_map(file: Path, group: Any) -> dict[str, Any]:
-    """What click takes as the defaults of a group's commands.
+    """The defaults of a group's commands, in the form that click takes.
 
     Args:
-        file: with the values.
+        file: holds the values.
         group: all commands.
 
     Raises:
@@ -85,13 +85,13 @@ def default_map(file: Path, group: Any) -> dict[str, Any]:
 
 
 def is_from_file(line: typer.Context, name: str) -> bool:
-    """Whether an option's value was not typed but stands in the file."""
+    """Whether an option's value was not typed but comes from the file."""
     source = line.get_parameter_source(name)
     return source is not None and source.name == "DEFAULT_MAP"
 
 
 def file_of(line: typer.Context) -> Path | None:
-    """The file that the defaults stand in."""
+    """The file that the defaults come from."""
     file: Path | None = line.find_root().obj
     return file
 
@@ -139,7 +139,7 @@ def _of_command(
 
 
 def _as_typed(parameter: Any, value: Any, field: str) -> Any:
-    """A value in the form in which click takes it."""
+    """A value in the form that click takes."""
     if parameter.is_flag or isinstance(value, bool):
         if parameter.is_flag and isinstance(value, bool):
             return value
@@ -177,13 +177,13 @@ def _leaves(group: Any) -> Iterable[Any]:
 
 
 def _options(command: Any) -> dict[str, Any]:
-    """A command's options by their spellings, without the dashes in front."""
+    """A command's options by their spellings, without the leading dashes."""
     named = ((spelled.lstrip("-"), each) for each in command.params for spelled in each.opts)
     return {name: each for name, each in named if each.param_type_name == "option" and name not in _NEVER}
 
 
 def _further(command: str) -> Collection[str]:
-    """Keys of a command that are no options of the frame's."""
+    """Keys that a command takes beyond its options."""
     module = import_module(f"specrag.cli.{command.partition('.')[0]}")
     tell = getattr(module, "further_keys", tuple)
     return {_key(name) for name in tell()}

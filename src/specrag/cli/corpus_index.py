@@ -1,4 +1,4 @@
-"""``specrag index PATH... --corpus --model NAME --kb DIR``: text to a corpus that all requests may copy from."""
+"""``specrag index PATH... --corpus --model NAME --kb DIR``: make a corpus of text that all requests may copy from."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def index_corpus(
     *,
     as_json: bool,
 ) -> None:
-    """Build the corpus and tell what was done.
+    """Build the corpus and print what was done.
 
     Args:
-        model: whose tokenizer reads the text.
+        model: the model whose tokenizer reads the text.
         show: moves the progress bar.
-        close: takes it away.
+        close: removes the progress bar.
     """
     from specrag.methods.knn_lm.store.windows import read_texts
     from specrag.models.catalog import resolve

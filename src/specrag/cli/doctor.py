@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _MODEL = "smollm2-135m"
 _PACKAGES = ("specrag", "torch", "transformers", "tokenizers", "numpy")
 
-#: Flags of Linux' /proc/cpuinfo that change how fast low precision is, on x86-64 and on ARM.
+#: Flags of Linux's /proc/cpuinfo that change how fast low precision is, on x86-64 and on ARM.
 _INSTRUCTION_SETS = (
     "avx2",
     "avx512f",
@@ -44,7 +44,7 @@ _INSTRUCTION_SETS = (
 
 @dataclass(frozen=True)
 class Hardware:
-    """What computes.
+    """The hardware that computes.
 
     Attributes:
         threads: threads that torch uses.
@@ -99,7 +99,7 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """One line."""
+        """The outcome in one line."""
         if self.failed:
             return f"{_count(self.failed, 'check')} failed"
         if self.skipped:
@@ -198,7 +198,7 @@ def _hardware() -> Hardware:
 
 
 def _memory() -> dict[str, int]:
-    """Bytes by the names of Linux' /proc/meminfo; empty elsewhere."""
+    """Bytes by the names of Linux's /proc/meminfo; empty elsewhere."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""``specrag generate PROMPT``: text to the terminal as it is made."""
+"""``specrag generate PROMPT``: prints a text as it is written."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def generate(
         remedy = "it answers from passages or long texts; use specrag ask"
         raise InputError("--method", chosen.method.name, remedy)
     options = {**chosen.generation.options(), "raw": raw}
-    # All that can be wrong without the model is said before it is fetched and loaded.
+    # Everything that needs no model is checked before one is fetched and loaded.
     check_options(options)  # type: ignore[arg-type]
     words = common.read_prompt(prompt, file, raw=raw)
     asked = _with_system(words, system, raw)

@@ -1,4 +1,4 @@
-"""``specrag index PATH... --kb DIR``: documents to a knowledge base, and on to a store elsewhere."""
+"""``specrag index PATH... --kb DIR``: make a knowledge base of documents, and load it into a store if one is named."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from specrag.retrieval.encoder.encoder import Encoder
     from specrag.retrieval.progress import BuildReport, Progress
 
-_LOOK = 1.0  # seconds between two looks at the paths that are watched
+_LOOK = 1.0  # seconds between two looks at the watched paths
 _SHOWN = 20  # skipped documents that are listed
 _UNITS = {
     "reading": "documents",
@@ -244,10 +244,10 @@ def index(
 
 
 def _refuse(options: Mapping[str, object], remedy: str) -> None:
-    """Refuse options that were given.
+    """Refuse options that do not apply.
 
     Raises:
-        InputError: one was.
+        InputError: one was given.
     """
     for option, value in options.items():
         if value is not None:
@@ -264,7 +264,7 @@ def _index_documents(
     *,
     as_json: bool,
 ) -> None:
-    """Bring a knowledge base up to date, and load it into a store where one is named."""
+    """Bring a knowledge base up to date, and load it into a store if one is named."""
     if target is not None:
         target.check()
     bar = Bar()
@@ -305,7 +305,7 @@ def _index_documents(
 
 
 def _cluster_encoder(address: str, kb: Path, settings: BuildSettings) -> Encoder:
-    """The encoder of these settings, by all nodes of a cluster."""
+    """The encoder of these settings, running on all nodes of a cluster."""
     from specrag.integrations.ray import ClusterEncoder, connect
     from specrag.retrieval.build import settle
     from specrag.retrieval.encoder.encoder import load_encoder
@@ -322,8 +322,8 @@ class _Follower:
     """Indexes what changes below paths from now on.
 
     Args:
-        paths: that are indexed next.
-        kb: into this knowledge base.
+        paths: files and folders, which the caller indexes next.
+        kb: folder of the knowledge base.
     """
 
     def __init__(self, paths: Sequence[Path], kb: Path) -> None:
@@ -334,7 +334,7 @@ class _Follower:
         self._indexed = look(self._paths, self._kb)
 
     def run(self, *, as_json: bool) -> None:
-        """Go on until the process is ended."""
+        """Follow changes until the process is ended."""
         from specrag.retrieval.build import build
         from specrag.retrieval.encoder.encoder import load_encoder
         from specrag.retrieval.manifest import Manifest
@@ -357,7 +357,7 @@ class _Follower:
 
 @dataclass(frozen=True)
 class _Loaded:
-    """What stands in a store now."""
+    """What a store holds now."""
 
     name: str
     passages: int
@@ -368,9 +368,9 @@ class _Target:
     """A store that a knowledge base is loaded into.
 
     Args:
-        address: of it.
-        hnsw: with an approximate index.
-        replace: in the place of one that is there.
+        address: the store's.
+        hnsw: build an approximate index, too.
+        replace: replace what is there.
     """
 
     def __init__(self, address: str, hnsw: bool, replace: bool) -> None:
@@ -380,14 +380,14 @@ class _Target:
         self.kind = "table" if "#" in address and not address.startswith("shards:") else "store"
 
     def check(self) -> None:
-        """Fail before the documents are read, not behind it."""
+        """Fail before the documents are read, not after."""
         from specrag.retrieval.stores.base import Loading
         from specrag.retrieval.stores.registry import check_load
 
         check_load(self.address, Loading(self.hnsw, self.replace))
 
     def load(self, kb: Path, report: Callable[[Progress], None]) -> _Loaded:
-        """Load it."""
+        """Load the knowledge base into the store."""
         from specrag.retrieval.knowledge_base import KnowledgeBase
         from specrag.retrieval.stores.base import Loading
         from specrag.retrieval.stores.registry import load, shown
@@ -400,11 +400,11 @@ class _Target:
 
 
 class _Reading:
-    """A model that reads passages once and for all.
+    """A model that reads passages once, when they are indexed.
 
     Args:
-        model, dtype, device: as :func:`specrag.load` takes them; no model is the one that answers by default.
-        gigabytes: most of what it keeps; ``None`` for the usual.
+        model, dtype, device: as :func:`specrag.load` takes them; by default the model that answers by default.
+        gigabytes: most that it keeps; ``None`` for the default.
     """
 
     def __init__(self, model: str | None, dtype: str, device: str | None, gigabytes: float | None) -> None:
@@ -413,7 +413,7 @@ class _Reading:
         self._bytes = int(check_number("--read-gb", gigabytes, least=1e-3) * 1e9)
 
     def read(self, kb: Path, report: Callable[[Progress], None]) -> ReadReport:
-        """Read what is not kept yet."""
+        """Read the passages that are not kept yet."""
         from specrag.language_model import load
         from specrag.methods.block_files import read_passages
         from specrag.retrieval.knowledge_base import KnowledgeBase
@@ -426,7 +426,7 @@ class _Reading:
 
 
 class Bar:
-    """A progress bar on standard error for each stage; nothing where that is no terminal."""
+    """A progress bar on standard error for each stage; nothing if that is not a terminal."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -469,7 +469,7 @@ class Bar:
 
 
 def _note_language(kb: Path) -> None:
-    """Say so where the encoder, which knows English alone, has read documents in another language."""
+    """Print a note if the encoder, which knows only English, has read documents in another language."""
     from specrag.retrieval.build import DEFAULT_ENCODER
     from specrag.retrieval.knowledge_base import KnowledgeBase
 

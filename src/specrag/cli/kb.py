@@ -1,4 +1,4 @@
-"""``specrag kb``: what a knowledge base holds; add, update and remove documents; compact, export."""
+"""``specrag kb``: show what a knowledge base holds; add, update and remove documents; compact, export."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _build(kb: Path, paths: list[Path], as_json: bool) -> None:
     from specrag.retrieval.build import build
     from specrag.retrieval.manifest import Manifest
 
-    Manifest.read(kb.expanduser())  # another command makes one
+    Manifest.read(kb.expanduser())  # fails if there is none; another command makes one
     bar = Bar()
     try:
         report = build(paths, kb, progress=bar.show)

@@ -1,4 +1,4 @@
-"""``specrag index PATH... --knn-lm --model NAME --kb DIR``: text to a kNN-LM datastore."""
+"""``specrag index PATH... --knn-lm --model NAME --kb DIR``: make a kNN-LM datastore of text."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class DatastoreOptions:
     """What the command line says of a datastore; ``None`` takes the default, or what the datastore was made with.
 
     Attributes:
-        model, dtype, device: that reads the text.
-        window, context: tokens read in one go, and how many of them the window before has covered.
-        hnsw, pq: build these indexes too.
+        model, dtype, device: of the model that reads the text.
+        window, context: tokens read in one go, and how many of them the previous window covered.
+        hnsw, pq: build these indexes, too.
     """
 
     model: str
@@ -49,11 +49,11 @@ def index_datastore(
     *,
     as_json: bool,
 ) -> None:
-    """Build the datastore and tell what was done.
+    """Build the datastore and print what was done.
 
     Args:
         show: moves the progress bar.
-        close: takes it away.
+        close: removes the progress bar.
     """
     from specrag.methods.knn_lm.store.build import build_datastore, check_folder
     from specrag.methods.knn_lm.store.datastore import model_record
@@ -75,7 +75,7 @@ def index_datastore(
         window = default.tokens if options.window is None else options.window
         context = min(default.context, window // 4) if options.context is None else options.context
         settings = WindowSettings(window, context)
-    # What is wrong without the model is said before it is fetched and loaded.
+    # Everything that needs no model is checked before it is fetched and loaded.
     check_folder(folder)
     find_files([path.expanduser() for path in paths], [folder])
     loaded = load_model(

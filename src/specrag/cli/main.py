@@ -95,7 +95,7 @@ def _one_line(text: str) -> str:
 
 
 def _as_typed(error: SpecragError, words: Sequence[str]) -> str:
-    """The message with arguments of Python named as they are typed: ``--max-tokens``, or ``-o top_p``."""
+    """The message with Python's arguments renamed to what users type: ``--max-tokens``, or ``-o top_p``."""
     if not isinstance(error, InputError):
         return str(error)
     command: Any = typer.main.get_command(app)
@@ -122,7 +122,7 @@ def _as_typed(error: SpecragError, words: Sequence[str]) -> str:
 
 
 def _option_names() -> set[str]:
-    """All that ``-o`` takes, for any method."""
+    """All names that ``-o`` takes, for any method."""
     from specrag.cli.values import GROUPS
     from specrag.methods.registry import method_class, method_names
 
@@ -143,7 +143,7 @@ def _restore_terminal() -> None:
 
 
 def _split_debug(args: Sequence[str]) -> tuple[list[str], bool]:
-    """Take ``--debug`` out of the words before a bare ``--``; behind it stands the user's own text."""
+    """Take ``--debug`` out of the words before a bare ``--``; the user's own text follows that."""
     end = args.index("--") if "--" in args else len(args)
     kept = [word for word in args[:end] if word != "--debug"]
     return [*kept, *args[end:]], len(kept) < end
@@ -153,10 +153,10 @@ def run(args: Sequence[str]) -> int:
     """Run one command line and return its exit code; every failure ends as one line on stderr.
 
     Args:
-        args: the words behind ``specrag``.
+        args: the words after ``specrag``.
     """
     words, debug = _split_debug(args)
-    # Where colorama is installed, numba lets it write to the terminal when the process ends.
+    # If colorama is installed, numba lets it write to the terminal when the process ends.
     os.environ.setdefault("NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING", "1")
     try:
         code = app(words, prog_name="specrag", standalone_mode=False)
@@ -164,7 +164,7 @@ def run(args: Sequence[str]) -> int:
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader, such as `head`, went away. Python would complain once more while it flushes at exit.
+        # The reader, such as `head`, went away. Python would complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     except Exception as error:
@@ -177,9 +177,9 @@ def run(args: Sequence[str]) -> int:
 
 
 def _explain(error: Exception, words: Sequence[str], debug: bool) -> int:
-    """Say in one line what went wrong; the exit code."""
+    """Print in one line what went wrong; returns the exit code."""
     if isinstance(error, typer.TyperException):
-        if message := error.format_message():  # empty where the help has been printed instead
+        if message := error.format_message():  # empty if the help has been printed instead
             _report_error(f"{message} ({_whence(error)})")
         return error.exit_code
     if isinstance(error, typer.Abort):
@@ -195,7 +195,7 @@ def _explain(error: Exception, words: Sequence[str], debug: bool) -> int:
 
 
 def _whence(error: typer.TyperException) -> str:
-    """Where the wrong value stands, or what helps with the right one."""
+    """The file that the wrong value comes from, or where to find help."""
     context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
     if context is not None and parameter is not None and configuration.is_from_file(context, parameter.name):
         return f"from {configuration.file_of(context)}"

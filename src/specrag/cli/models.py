@@ -1,4 +1,4 @@
-"""``specrag models``: what is there, fetch it, where is it."""
+"""``specrag models``: list, fetch and find models."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def perplexity(
 
 @dataclass(frozen=True, slots=True)
 class _Texts:
-    """What is read: files, at most so many tokens, so many in one go."""
+    """What is read: files, most tokens in all, and tokens in one go."""
 
     paths: list[Path]
     tokens: int | None

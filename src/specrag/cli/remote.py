@@ -1,4 +1,4 @@
-"""``specrag ask`` by a server of this machine that has the model loaded, so that the command needs none."""
+"""``specrag ask`` through a server on this machine that has the model loaded, so that the command loads none."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 def find_server(chosen: Chosen, kb: str, model: str | None) -> RunningServer | None:
-    """A server that would answer as the command itself would: of the same model, with the same knowledge base.
+    """A server that would answer as the command itself would: with the same model and the same knowledge base.
 
     Args:
-        model: as it was named; ``None`` for the default.
+        model: as the user named it; ``None`` for the default.
     """
     from specrag.methods.base import Needs
 
@@ -45,7 +45,7 @@ def find_server(chosen: Chosen, kb: str, model: str | None) -> RunningServer | N
 
 
 class _Remote(Details):
-    """What the server told of its method's result."""
+    """What the server reported of its method's result."""
 
     def __init__(self, told: dict[str, Any]) -> None:
         self._told = told
@@ -60,20 +60,20 @@ class _Remote(Details):
 
 
 class _Interrupted:
-    """In the place of a task: Ctrl-C leaves the connection, and the server ends the text."""
+    """Stands in for a task: Ctrl-C closes the connection, and the server ends the text."""
 
     def cancel(self) -> None:
-        """Leave."""
+        """Raise Cancelled, which closes the connection."""
         raise Cancelled("the request was cancelled")
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteAsking:
-    """A server with all that a command asks of it.
+    """A server with everything that a command asks of it.
 
     Attributes:
-        base: the server's name of the knowledge base.
-        notes: about what was not read, for people.
+        base: the server's name for the knowledge base.
+        notes: for the user, about what was not read.
     """
 
     chosen: Chosen
@@ -83,8 +83,8 @@ class RemoteAsking:
     notes: tuple[str, ...] = ()
 
     def insisting(self) -> RemoteAsking:
-        """The same, but for that it answers whatever its passages are about."""
-        # Built anew: only what is set goes to the server.
+        """The same, except that it answers whatever its passages are about."""
+        # Rebuilt, since only fields that are set go to the server.
         search = type(self.chosen.search)(
             **{**self.chosen.search.model_dump(exclude_unset=True), "abstain": False, "min_score": None}
         )
@@ -102,11 +102,11 @@ class RemoteAsking:
         """Answer a question and show it as it comes.
 
         Args:
-            stoppable: whether Ctrl-C ends the answer only.
+            stoppable: whether Ctrl-C ends only the answer.
 
         Raises:
-            Cancelled: it has.
-            SpecragError: the server refused, or cannot be reached any more.
+            Cancelled: Ctrl-C ended it.
+            SpecragError: the server refused, or can no longer be reached.
         """
         from specrag.cli import render
 
@@ -160,7 +160,7 @@ class RemoteAsking:
 
 
 def _chunks(url: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The objects of a stream of events.
+    """The JSON objects of a stream of events.
 
     Raises:
         SpecragError: the server refused, or was lost.

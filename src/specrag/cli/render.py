@@ -31,7 +31,7 @@ _COLOURS = {
 }
 _RELAXED = "red"
 
-#: A narrower terminal shows tables without their figures but the last.
+#: A narrower terminal shows only the first three columns of a table, and the last.
 _WIDE = 76
 
 
@@ -39,10 +39,10 @@ _WIDE = 76
 
 
 class SourceColours:
-    """Colours a text as it comes by the source of its tokens.
+    """Colours a text, as it comes, by the source of its tokens.
 
     Args:
-        stream: turns tokens into characters; this object's own.
+        stream: turns tokens into characters; used by this object only.
     """
 
     def __init__(self, stream: TextStream) -> None:
@@ -71,12 +71,12 @@ def show(
     *,
     retracts: bool = False,
 ) -> Result:
-    """Write the text as it comes and end its line, also where an error cuts it; until then tell what goes on.
+    """Write the text as it comes and end its line, even if an error cuts it; until it comes, show the status.
 
     Args:
-        events: of a method; closed at the end.
+        events: a method's; closed at the end.
         colours: colours the text by the source of its tokens.
-        retracts: text may be taken back: it is drawn anew whenever it changes.
+        retracts: text may be taken back, so it is redrawn whenever it changes.
     """
     return _redraw(events) if retracts else _write(events, colours)
 
@@ -149,11 +149,11 @@ def _end_line(last: str) -> None:
 
 
 def show_result(result: Result, *, details: bool, notes: Sequence[str] = ()) -> None:
-    """What belongs beneath the text: sources and tables on standard output, notes and figures on standard error.
+    """Print what belongs below the text: sources and tables on standard output, notes and figures on standard error.
 
     Args:
-        details: show every table and what each drafter has given.
-        notes: of the command, in front of the method's.
+        details: show every table and what each drafter has contributed.
+        notes: the command's, shown before the method's.
     """
     from rich.console import Console
     from rich.text import Text
@@ -173,7 +173,7 @@ def show_result(result: Result, *, details: bool, notes: Sequence[str] = ()) -> 
 
 
 def show_sources(console: Console, sources: Sequence[Source]) -> None:
-    """A line for each source behind an empty line; nothing where there is none."""
+    """Print an empty line and one line per source; nothing if there is none."""
     from rich.text import Text
 
     if not sources:
@@ -208,7 +208,7 @@ def legend(usage: Usage) -> Text:
 
 
 def show_log_probs(tokenizer: Tokenizer, tokens: Sequence[DecodedToken]) -> None:
-    """A table on standard error: each token, its probability, and what could have come in its place."""
+    """Print a table on standard error: each token, its probability, and its alternatives."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -232,10 +232,10 @@ def show_log_probs(tokenizer: Tokenizer, tokens: Sequence[DecodedToken]) -> None
 
 
 def describe(result: Result, method: str, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """A result for programs.
+    """Describe a result for programs.
 
     Args:
-        tokenizer: of the model that wrote it, where there is one here.
+        tokenizer: that of the model that wrote it, if there is one here.
     """
     details = result.details
     return {
@@ -250,7 +250,7 @@ def describe(result: Result, method: str, tokenizer: Tokenizer | None) -> dict[s
 
 
 def _describe_source(source: Source) -> dict[str, Any]:
-    """With its whole path and metadata: whoever runs the command may read the folder."""
+    """Describe a source with its whole path and metadata: the user of the command may read the folder."""
     passage = source.passage
     return {**source.describe(), "source": passage.source, "metadata": dict(passage.metadata)}
 

@@ -1,4 +1,4 @@
-"""What a command answers with: models, folders and endpoints by the names that people type, opened when needed."""
+"""What a command answers with: models, folders and endpoints by the names that users type, opened when needed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from specrag.request import Result
 
 
-#: Seconds of loading after which a command tells how the next one can do without.
+#: Seconds of loading after which a command says how the next one can avoid it.
 _LONG = 10.0
 
 #: Bytes for keys and values of a chat's earlier turns.
@@ -37,7 +37,7 @@ class LocalResources(OpenResources):
         model: its name.
         values: how it and other models are loaded.
         opened: closes what has been opened.
-        given: as of :class:`~specrag.methods.resources.Resources`.
+        given: as for :class:`~specrag.methods.resources.Resources`.
     """
 
     def __init__(self, model: str, values: ModelValues, opened: ExitStack, **given: Any) -> None:
@@ -56,7 +56,7 @@ class LocalResources(OpenResources):
         return self._loaded
 
     def load(self, name: str, adapter: str | None) -> LanguageModel:
-        """A model by name, as the options say."""
+        """Load a model by name, as the options say."""
         return self._load(name, adapter)
 
     def _is_own(self, name: str) -> bool:
@@ -70,18 +70,18 @@ class LocalResources(OpenResources):
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """Of the model; ``None`` where endpoints have written everything."""
+        """The model's tokenizer; ``None`` if endpoints have written everything."""
         return None if self._loaded is None else self._loaded.tokenizer
 
     def describe(self) -> dict[str, Any]:
-        """The model for programs."""
+        """Describe the model for programs."""
         if self._loaded is None:
             return {"model": None, "dtype": None, "device": None}
         loaded = self._loaded.loaded
         return {"model": loaded.name, "dtype": loaded.dtype, "device": loaded.device}
 
     def colours(self, wanted: bool) -> SourceColours | None:
-        """Colours text by the source of its tokens."""
+        """An object that colours text by the source of its tokens; ``None`` if unwanted, or without a loaded model."""
         from specrag.cli.render import SourceColours
         from specrag.models.tokenizer import TextStream
 
@@ -99,12 +99,12 @@ class LocalResources(OpenResources):
         return self.executor.submit(coroutine, deadline=deadline)
 
     def streaming(self, task: Task[Result]) -> Generator[Any, None, Result]:
-        """What it tells as it comes."""
+        """Yield what a task emits as it comes; returns its result."""
         yield from self.executor.stream(task)
         return task.result()
 
     def check(self, method: Method) -> None:
-        """Open what the method's options name, before a model is loaded, and note what it needs of one.
+        """Open what the method's options name before a model is loaded, and note whether it reuses approximately.
 
         Raises:
             SpecragError: it cannot be opened.
@@ -132,7 +132,7 @@ class LocalResources(OpenResources):
                 kv_dtype=values.kv_dtype,
                 progress=sys.stderr.isatty(),
             )
-        # Without, a text behind a kept prompt may differ from one behind a prompt read anew.
+        # Without batch invariance, a text after a kept prompt may differ from one after a prompt that is read again.
         if llm.loaded.batch_invariant or self._approximate:
             llm.prefixes.limit_bytes = _KEPT
         if sys.stderr.isatty() and not llm.loaded.batch_invariant:
@@ -144,7 +144,7 @@ class LocalResources(OpenResources):
 
 
 def _is_here(name: str) -> bool:
-    """Whether nothing will be fetched, which has bars of its own."""
+    """Whether the model is here already; fetching it would show progress bars of its own."""
     from specrag.models.catalog.names import catalog_name
     from specrag.models.catalog.store import Store, home
 
@@ -152,11 +152,11 @@ def _is_here(name: str) -> bool:
 
 
 def open_passages(kb: str, opened: ExitStack, index: str | None, where: Any) -> Any:
-    """A knowledge base by its folder, or a store by its address.
+    """Open a knowledge base by its folder, or a store by its address.
 
     Args:
-        index: of a store: flat or hnsw; of folders as shards also bm25 and hybrid.
-        where: conditions, of a store.
+        index: for a store: flat or hnsw; for folders as shards also bm25 and hybrid.
+        where: conditions, for a store.
 
     Raises:
         SpecragError: it cannot be opened.

@@ -1,4 +1,4 @@
-"""``specrag search QUERY --kb DIR``: passages with their scores, from a folder or from PostgreSQL."""
+"""``specrag search QUERY --kb DIR``: passages with their scores, from a folder or from a store such as PostgreSQL."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from specrag.retrieval.passage import Hit
 
 _SNIPPET = 300  # characters
-_LEAD = 60  # of them in front of the first matching word
+_LEAD = 60  # of them before the first matching word
 _WORD = re.compile(r"\w+")
 _DEFAULT_K = 5
 
@@ -69,7 +69,7 @@ def search(
     from specrag.retrieval.knowledge_base import check_index, check_queries
     from specrag.retrieval.stores.registry import is_address
 
-    # All that can be wrong is said before the encoder is loaded.
+    # Everything is checked before the encoder is loaded.
     check_queries([query])
     address = store.table_address(pgvector, table)
     if address is not None and kb is not None and configuration.is_from_file(line, "kb"):
@@ -132,7 +132,7 @@ class _Wish:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What was found among how many passages, and the time that it took."""
+    """The hits, the number of passages searched, and the time that it took."""
 
     hits: Sequence[Hit]
     passages: int
@@ -150,7 +150,7 @@ def _search_folder(wish: _Wish, kb: Path, index: str) -> _Outcome:
         base.check_k(wanted)
         base.allowed(wish.where)
         reranker = wish.reranker()
-        # What a server pays once: index and encoder are read, loops compiled, memory mapped.
+        # Costs that a server pays once: reading index and encoder, compiling loops, mapping memory.
         base.search(["warm-up"], 1, index=index, reranker=reranker)
         loaded = time.perf_counter()
         hits = base.search([wish.query], wanted, index=index, where=wish.where, reranker=reranker)[0]
@@ -164,7 +164,7 @@ def _search_store(wish: _Wish, address: str, index: str) -> _Outcome:
 
     started = time.perf_counter()
     began = time.monotonic()
-    # A walk must keep all that is asked for.
+    # The walk over the graph must keep as many candidates as are asked for.
     breadth = max(HnswSettings().ef_search, wish.k or 0) if index == "hnsw" else None
     with QuestionSearch(open_store(address, index=index, where=wish.where, breadth=breadth)) as base:
         reranker = wish.reranker()
@@ -211,7 +211,7 @@ def _print_hits(hits: Sequence[Hit], query: str) -> None:
 
 
 def _matching(text: str, query: str) -> list[re.Match[str]]:
-    """The words of a text that BM25 finds by a query: equal stems, no stop words."""
+    """The words of a text that BM25 matches with a query: equal stems, no stop words."""
     from specrag.retrieval.index.bm25 import BM25Settings
 
     settings = BM25Settings.of([text])
@@ -221,7 +221,7 @@ def _matching(text: str, query: str) -> list[re.Match[str]]:
 
 
 def _snippet(text: str, query: str) -> str:
-    """The stretch of a passage on one line that has most of the matching words, the first of several; cut at words."""
+    """The part of a passage with the most matching words, the first of several; on one line, cut between words."""
     line = printable(text)
     if len(line) <= _SNIPPET:
         return line

@@ -40,11 +40,11 @@ class Check:
 
 @dataclass(frozen=True)
 class Agreement:
-    """Plain decoding beside the same tokens scored as a tree among wrong guesses and another session's rows.
+    """Plain decoding against the same tokens scored as a tree, among wrong guesses and another session's rows.
 
     Attributes:
         tokens: whether the most probable token is the same after every prefix.
-        bits: whether the whole logits are.
+        bits: whether the whole logits are the same.
         compared: rows compared.
     """
 
@@ -61,13 +61,13 @@ def run_checks(model: str, devices: Sequence[str]) -> Iterator[Check]:
         devices: the torch devices to test.
     """
     for device in devices:
-        # Only the CPU promises equal bits. In fp32 a tie that rounding could turn over is next to impossible.
+        # Only the CPU promises equal bits. In fp32 a near-tie that rounding could decide is next to impossible.
         for dtype in ("bf16", "int8") if device == "cpu" else ("fp32",):
             yield from _check_agreement(model, dtype, device)
 
 
 def measure_speeds(model: str, devices: Sequence[str]) -> dict[str, float]:
-    """Tokens per second of plain decoding, by ``"dtype, device"``; without those that cannot run here."""
+    """Tokens per second of plain decoding, by ``"dtype, device"``; those that cannot run here are left out."""
     speeds = {}
     for device in devices:
         for dtype in ("bf16", "int8") if device == "cpu" else ("bf16",):
@@ -94,7 +94,7 @@ def compare(model: SessionModel, prompt: Sequence[int], other: Sequence[int]) ->
 
 
 def _decode(model: SessionModel, prompt: Sequence[int], count: int) -> Coroutine[list[np.ndarray]]:
-    """Logits ``[vocab_size]`` of ``count`` greedy steps, one pass a step."""
+    """Logits ``[vocab_size]`` of ``count`` greedy steps, one pass per step."""
     session = Session(model)
     try:
         yield from session.extend(prompt)
@@ -112,7 +112,7 @@ def _decode(model: SessionModel, prompt: Sequence[int], count: int) -> Coroutine
 def _score_tree(
     model: SessionModel, prompt: Sequence[int], tokens: Sequence[int]
 ) -> Coroutine[list[np.ndarray]]:
-    """Logits after the prompt and after each token, from one pass over them with a wrong sibling each."""
+    """Logits after the prompt and after each token, from one pass in which each token has a wrong sibling."""
     nodes: list[int] = []
     parents: list[int] = []
     path: list[int] = []

@@ -205,7 +205,7 @@ def _stop(as_json: bool) -> None:
 
 
 def further_keys() -> Collection[str]:
-    """Settings, which the file with defaults may hold although they are no options of the frame's."""
+    """Settings, which the file with defaults may hold although they are not options of the command."""
     with needed_by("serve"):
         from specrag.serving.settings import Settings
 
@@ -213,10 +213,10 @@ def further_keys() -> Collection[str]:
 
 
 def _defaults(context: typer.Context, flags: dict[str, Any]) -> dict[str, Any]:
-    """Settings that stand in the file with defaults: environment and flags win over them."""
+    """Settings from the file with defaults: environment and flags win over them."""
     written = configuration.written(context)
     found = {name: value for name, value in written.items() if name in further_keys() and name not in flags}
-    names = {"kbs": "kb", "upstreams": "upstream"}  # that the frame calls otherwise
+    names = {"kbs": "kb", "upstreams": "upstream"}  # settings whose option has another name
     return found | {
         name: flags[name]
         for name in flags
@@ -263,7 +263,7 @@ def _as_typed(error: InputError, given: dict[str, Any]) -> InputError:
 
 
 def check_settings(settings: Settings) -> None:
-    """What would only fail once the server runs.
+    """Check what would otherwise fail only once the server runs.
 
     Raises:
         InputError: there is no such method, drafter or adapter, or a knowledge base or corpus is missing.
@@ -318,5 +318,5 @@ def _print_settings(as_json: bool) -> None:
     Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 
-#: The frame hands words that it does not know on to the command.
+#: The parser hands words that it does not know on to the command.
 context_settings = {"allow_extra_args": True, "ignore_unknown_options": True}

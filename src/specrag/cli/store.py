@@ -1,4 +1,4 @@
-"""Options of the commands that work with a store of passages elsewhere."""
+"""Options of the commands that work with a store of passages."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ Address = Annotated[
 
 
 def table_address(url: str | None, table: str | None, store: str | None = None) -> str | None:
-    """The address of what the options name; ``None`` if they name nothing.
+    """The address of the store that the options name; ``None`` if they name none.
 
     Raises:
-        InputError: they name two stores, or a table that cannot be.
+        InputError: they name two stores, or a table that is not valid.
         SpecragError: the packages for PostgreSQL are missing.
     """
     if url is None and table is None:

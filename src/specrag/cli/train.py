@@ -44,11 +44,11 @@ def number(panel: str, text: str) -> Any:
 
 @contextmanager
 def progress_bar(note: Callable[[Any], str], resumed: str) -> Iterator[Callable[[Any], None]]:
-    """Show a run's status: a bar on standard error; where that is no terminal, a line now and then.
+    """Show a run's status: a bar on standard error; if that is not a terminal, a line now and then.
 
     Args:
-        note: what stands behind a status' count: its unit, and whatever else there is to say.
-        resumed: where the same command resumes a run that Ctrl-C ends, for the message that says so.
+        note: what follows a status's count: its unit, and whatever else there is to say.
+        resumed: ends the message after Ctrl-C, ``the same command resumes ...``.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -234,6 +234,6 @@ def _tell(outcome: Outcome, as_json: bool) -> None:
         typer.echo(f"written:   {outcome.out}, for -o drafter=eagle:{outcome.out}")
 
 
-# Behind everything that they need of this module: each adds its commands to `app`.
+# After everything that they need from this module: each adds its commands to `app`.
 import specrag.cli.train_drafter  # noqa: E402
 import specrag.cli.train_rows  # noqa: E402, F401

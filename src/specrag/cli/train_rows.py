@@ -203,7 +203,7 @@ def _note(status: Status) -> str:
 
 @contextmanager
 def _recipes() -> Iterator[None]:
-    """Imports of ``recipes``, which is not part of the installed package.
+    """Import from ``recipes``, which is not part of the installed package, inside the block.
 
     Raises:
         SpecragError: it is not there.

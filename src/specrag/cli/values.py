@@ -62,7 +62,7 @@ class GenerationValues(MethodOptions):
     timeout: float | None = Field(None, description="End with an error after so many seconds.")
 
     def options(self) -> Options:
-        """As calls take them."""
+        """The options in the form that calls take."""
         given: dict[str, Any] = self.model_dump(exclude_none=True)
         given["logit_bias"] = dict(_token_bias(text) for text in self.logit_bias)
         return given  # type: ignore[return-value]
@@ -84,7 +84,7 @@ class ModelValues(MethodOptions):
     kv_dtype: str = Field("auto", description="Keys and values: auto, or int8 for half the memory.")
 
 
-#: The groups behind a method's own options, with what they are called.
+#: The groups of options after a method's own, with their names.
 GROUPS: tuple[tuple[str, type[Any]], ...] = (
     ("search", SearchOptions),
     ("generation", GenerationValues),
@@ -98,7 +98,6 @@ class Chosen:
 
     Attributes:
         method: with its options.
-        named: whether the user named it.
     """
 
     method: Method
@@ -113,13 +112,13 @@ def choose(
     pairs: Sequence[str] | None,
     flags: dict[str, dict[str, Any]] | None = None,
 ) -> Chosen:
-    """Sort and check options. What is typed wins over the file with defaults, whether by ``-o`` or a flag.
+    """Sort and check options. What is typed, by ``-o`` or a flag, wins over the file with defaults.
 
     Args:
-        line: of the command; what the file says is in it.
+        line: the command's context, which holds the file's values.
         method: a name.
         pairs: ``key=value`` as typed.
-        flags: values of options that have a flag of their own, by group; texts like the others, ``None`` for none.
+        flags: values of options that have flags of their own, by group; texts like the others, ``None`` if not given.
 
     Raises:
         InputError: there is no such method or option, an option is given twice, or a value cannot be used.
@@ -174,7 +173,7 @@ def _sort(
 
 
 def _left(written: Iterable[str], given: Collection[str], groups: dict[str, type[Any]]) -> list[str]:
-    """What the file says of options that were not typed; options of other methods than this one are passed over."""
+    """The file's values of options that were not typed; options of other methods are skipped."""
     others = (
         {key for name in method_names() for key in method_class(name).Options.model_fields} if written else ()
     )
@@ -187,7 +186,7 @@ def _key(pair: str) -> str:
 
 
 def _gather(annotation: Any, known: Any, value: str, key: str) -> Any:
-    """An option's text; of one that takes several, a list of them."""
+    """An option's text; for one that takes several, a list of them."""
     if "tuple[" not in str(annotation):
         if known is not None:
             raise InputError(f"{PLACE} {key}", value, "it is given twice")

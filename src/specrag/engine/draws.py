@@ -1,7 +1,7 @@
-"""Keyed random numbers: the same (seed, position, token) gives the same number, in any order of asking.
+"""Keyed random numbers: the same (seed, position, token) gives the same number, in whatever order they are asked for.
 
 Plain decoding, any speculative decoding and any replay after a rollback therefore see the same noise at a
-position, and can be compared token for token. No state is kept. The function is random access in the token,
+position, and can be compared token for token. No state is kept. Each token's number is computed independently,
 so only tokens that survive the truncation of a distribution are computed.
 
 The seed and the position are hashed (BLAKE2b) into two 64-bit key words. A token's 64 bits are two rounds of
@@ -41,7 +41,7 @@ def keyed_uniform(seed: int, position: int, tokens: NDArray[np.integer]) -> NDAr
         bits *= _STEP
         bits += first_word
         _mix(bits)
-        # The second word keeps keys whose first words are near one another from sharing a shifted stream.
+        # The second word keeps keys with close first words from sharing a shifted stream.
         bits ^= second_word
         _mix(bits)
     # 52 bits and a half: exact in float64, and neither 0 nor 1.
@@ -69,7 +69,7 @@ def keyed_choice(seed: int, position: int, weights: NDArray[np.floating], stream
     """A token drawn in proportion to its weight: Gumbel-max with noise keyed by (seed, position, token).
 
     Args:
-        seed, position: as of :func:`keyed_uniform`.
+        seed, position: as for :func:`keyed_uniform`.
         weights: ``[V]``, not negative, not all 0; they need not sum to 1.
         stream: added to the token ids, so that draws for other purposes are independent at the same position.
     """

@@ -1,11 +1,12 @@
-"""Runs coroutines on one device and packs the passes that they ask for.
+"""Runs coroutines on one device and packs the passes that they request.
 
 Everything that decodes is a coroutine that yields requests (:mod:`specrag.engine.passes`) and is resumed with
-the answers. One round of the executor resumes whatever can go on, then runs one packed pass for each model over
-the passes asked for. Searches run in threads meanwhile. Cancellation and deadlines are checked between passes.
+the answers. One round of the executor resumes every coroutine that can go on, then runs one packed pass for each
+model that was asked for passes. Searches run in threads meanwhile. Cancellation and deadlines are checked between
+passes.
 
-Whoever waits for a task drives the rounds, for everybody's tasks; when its own task ends, the next waiting
-caller takes over. Only asynchronous callers, who must not block, have a thread drive for them.
+A caller that waits for its task drives the rounds, for everybody's tasks; when its own task ends, the next waiting
+caller takes over. For asynchronous callers, which must not block, a background thread drives.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ from specrag.errors import Cancelled, DeadlineExceeded, SpecragError
 
 T = TypeVar("T")
 
-#: Rows of one packed pass. A pass of more rows makes everybody wait longer without more tokens a second.
+#: Most rows of one packed pass. A larger pass makes everybody wait longer and yields no more tokens a second.
 MAX_ROWS = 1024
 
-#: Every so many turns the prompt that has waited longest is read on, whatever is left of it.
+#: Every this many turns, the prompt that has waited longest is read on, however much of it is left.
 TURN_OF_THE_OLDEST = 4
 
 #: The background driver of asynchronous callers ends after this long without a task.
@@ -106,18 +107,18 @@ class Task(Generic[T]):
                 self.notify()
 
 
-#: More than the requests that decode at the same time, so that each of them may wait; threads that wait cost nothing.
+#: More than the requests that decode at the same time, so that all of them may wait; waiting threads cost nothing.
 REMOTE_THREADS = 128
 
 
 class SearchThreads:
     """Thread pools for searches: a small one for this machine, another for searches that wait for a remote store.
 
-    So a store that answers late holds up neither look-ups in a request's cache nor searches that are computed here.
+    A slow remote store therefore holds up neither lookups in a request's cache nor searches computed on this machine.
 
     Args:
         local: threads for searches on this machine.
-        remote: threads for the others; each begins when it is first needed.
+        remote: most threads for the others; each starts when it is first needed.
     """
 
     def __init__(self, local: int, remote: int = REMOTE_THREADS) -> None:
@@ -133,21 +134,21 @@ class SearchThreads:
         return (self._remote if search.remote else self._local).submit(search.function)
 
     def close(self) -> None:
-        """Wait for what is running, and end the threads."""
+        """Wait for running searches, then end the threads."""
         self._local.shutdown()
         self._remote.shutdown()
 
 
 class Executor:
-    """Runs coroutines and packs the passes that they ask for.
+    """Runs coroutines and packs the passes that they request.
 
     Args:
         clock: seconds, for deadlines.
-        max_rows: rows of a packed pass; a single larger segment still runs, alone.
-        search_threads: threads for searches on this machine; those that wait for another one have their own.
+        max_rows: most rows of a packed pass; a single larger segment still runs, alone.
+        search_threads: threads for searches on this machine; searches that wait for another machine have their own.
 
     Attributes:
-        on_pass: told texts and rows of each packed pass, in the thread that drives.
+        on_pass: called with the number of segments and rows of each packed pass, in the thread that drives.
     """
 
     def __init__(
@@ -170,7 +171,7 @@ class Executor:
 
     @property
     def clock(self) -> Callable[[], float]:
-        """Seconds, of the deadlines."""
+        """The clock of the deadlines, in seconds."""
         return self._clock
 
     def submit(
@@ -180,11 +181,11 @@ class Executor:
         deadline: float | None = None,
         notify: Callable[[], object] | None = None,
     ) -> Task[T]:
-        """Schedule a coroutine; it advances when somebody waits. Safe from any thread.
+        """Schedule a coroutine; it advances once somebody waits. Safe from any thread.
 
         Args:
-            deadline: a time of the executor's clock, after which the coroutine is ended.
-            notify: called, from the thread that drives, when the task has emitted something or ended.
+            deadline: a time on the executor's clock, after which the coroutine is ended.
+            notify: called from the thread that drives whenever the task has emitted something or ended.
         """
         task = Task(coroutine, deadline, notify=notify)
         with self._changed:
@@ -199,13 +200,13 @@ class Executor:
         return task.result()
 
     def stream(self, task: Task[Any]) -> Iterator[Any]:
-        """Drive until the task has ended, yielding what it emits as it comes.
+        """Drive until the task has ended, yielding what it emits.
 
         Closing the iterator early cancels the task. Raises what the coroutine raised.
         """
         try:
             while True:
-                # Asked before the emissions are read: another thread may drive, and the last may come in between.
+                # Checked before the emissions are read: another thread may drive, and the last may come in between.
                 ended = task.done
                 while task.emitted:
                     yield task.emitted.popleft()
@@ -245,7 +246,7 @@ class Executor:
         task.result()
 
     async def _news(self, news: asyncio.Event, task: Task[Any]) -> None:
-        """Wait for news of a task, but no longer than it has: a pass of others may take longer than that."""
+        """Wait for news of a task, at most until its deadline: a pass of other tasks may take longer."""
         left = None if task.deadline is None else task.deadline - self.clock()
         try:
             async with asyncio.timeout(left):
@@ -261,7 +262,7 @@ class Executor:
                 self._driver.start()
 
     def _drive(self) -> None:
-        """Run rounds while there are tasks; end a moment after the last."""
+        """Run rounds while there are tasks; end ``DRIVER_IDLE_SECONDS`` after the last."""
         while True:
             with self._changed:
                 if not self._tasks and not self._arrived:
@@ -286,14 +287,14 @@ class Executor:
             while not task.done:
                 self._advance_once()
         with self._changed:
-            # Another thread may still be in the round that has ended the last of them.
+            # Another thread may still be in the round that ended the last task.
             self._changed.wait_for(lambda: not self._driven)
         self._threads.close()
 
     # -- driving --------------------------------------------------------------------------------------------
 
     def _advance_once(self) -> None:
-        """Run a round, or wait until the caller that drives has run one."""
+        """Run a round, or wait until the thread that drives has run one."""
         with self._changed:
             if self._driven:
                 self._changed.wait(timeout=1.0)
@@ -314,7 +315,7 @@ class Executor:
         passes = [task for task in self._tasks if isinstance(task.waiting, Pass)]
         if passes:
             self._run_passes(passes)
-            # At once, so that what a pass gave is handed out before the next pass begins.
+            # Resumed at once, so that the results are handed out before the next pass begins.
             self._resume_all()
             return
         with self._changed:
@@ -357,7 +358,7 @@ class Executor:
         """Advance one coroutine to its next pass, search or wait."""
         overdue = task.overdue(self._clock())
         if overdue is not None:
-            # Told once; the coroutine may still need passes to clean up.
+            # Raised only once: the coroutine may still need passes to clean up.
             task.failure = overdue
             task.cancelled, task.deadline = False, None
         task.waiting = None
@@ -382,7 +383,7 @@ class Executor:
                 task.notify_owner()
 
     def _serve(self, task: Task[Any], request: object) -> None:
-        """What a coroutine yielded: do it at once, or let the task wait for it."""
+        """Handle what a coroutine yielded: at once, or by letting the task wait for it."""
         if isinstance(request, Emit):
             task.sink.emitted.append(request.value)
             task.sink.notify_owner()
@@ -416,18 +417,18 @@ class Executor:
                     chosen.append(task)
                     rows += _rows(task)
             self._run_pass(_asked(group[0]).model, chosen)
-            # Those that have just run go behind the others, so that nobody waits for ever.
+            # Tasks that have just run go behind the others, so that none waits forever.
             served = {id(task) for task in chosen}
             self._tasks.sort(key=lambda task: id(task) in served)
 
     def _in_order(self, group: list[Task[Any]]) -> Iterator[Task[Any]]:
-        """Who should be in the next pass of a model, the most important first.
+        """The tasks for a model's next pass, the most important first.
 
-        One prompt is read at a time, the one with the least left to read: side by side all would end late. Whoever
-        writes is in every pass, and so are prompts that end in it.
+        Prompts are read one at a time, the one with the least left first: read side by side, all would finish late.
+        Decoding tasks are in every pass, and so are prompts that the pass completes.
 
         Args:
-            group: the tasks that wait for a pass, those that have waited longest first.
+            group: the tasks that wait for a pass, longest waiting first.
         """
         readers = sorted(
             (task for task in group if _asked(task).unread), key=lambda task: _asked(task).unread
@@ -474,7 +475,7 @@ def _asked(task: Task[Any]) -> Pass:
 
 
 def _rows(task: Task[Any]) -> int:
-    """Its rows."""
+    """The number of rows of that pass."""
     return len(_asked(task).segment.tokens)
 
 

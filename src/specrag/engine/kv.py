@@ -1,13 +1,13 @@
 """Keys and values of a sequence, held in extents that sessions share by reference.
 
-An :class:`Extent` is one contiguous buffer a layer. A :class:`KeyValueCache` reads a chain of extents and
-writes behind the last of them. A fork makes the child read its parent's extent, so nothing is copied; whoever
-must write where somebody else still reads starts an extent of its own instead. A child of few tokens copies them when
-it is first fed.
+An :class:`Extent` holds one contiguous buffer per layer. A :class:`KeyValueCache` reads a chain of extents and
+writes behind the last of them. A fork makes the child read its parent's extents, so nothing is copied; a cache that
+would have to write rows that another cache still reads starts a new extent instead. A child with few tokens copies
+them when it is first fed.
 
-Numbers are stored as they were computed, or in 8 bits. In 8 bits a head's numbers of one token are whole numbers from
--127 to 127, and behind them, in the same row of bytes, the float32 that they are multiplied by: the largest of them,
-divided by 127. Zero bytes are zeros.
+Numbers are stored as they were computed, or in 8 bits. In 8 bits, a head's numbers of one token are integers from -127
+to 127, followed in the same row of bytes by the float32 scale that multiplies them: the row's largest absolute number
+divided by 127. Zero bytes decode to zeros.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ import torch
 
 from specrag.errors import InputError
 
-#: Rows of an extent come in multiples of this. Attention reads an extent in these units, so that the order of
-#: its sums depends on a key's position alone.
+#: The rows of an extent come in multiples of this. Attention reads an extent in these units, so that the order of
+#: its sums depends only on a key's position.
 ROW_UNIT = 16
 
-#: A buffer of more than ``ROW_UNIT / GROWTH`` rows has this share more than is asked for, at most 1.1 times the bytes
-#: needed: a prompt's buffer holds an answer too, and copies are few. They cost more than time: what they free lies
-#: scattered, and the allocator keeps it.
+#: A buffer of more than ``ROW_UNIT / GROWTH`` rows gets this share of spare rows, at most 1.1 times the bytes needed:
+#: a prompt's buffer then also holds the answer, and copies are rare. Copies cost more than time: the memory that they
+#: free is fragmented, and the allocator keeps it.
 GROWTH = 1 / 12
-#: So few shared rows are copied: attention over one buffer saves more than the copy takes (two Xeon cores, SmolLM2: 32
-#: chat prompts behind a system prompt of 22 tokens are read in 2.88 s where it is shared, 2.43 s where it is copied).
+#: Up to this many shared rows are copied: attention over one buffer saves more than the copy takes (two Xeon cores,
+#: SmolLM2: 32 chat prompts behind a system prompt of 22 tokens are read in 2.88 s if it is shared, 2.43 s if copied).
 COPIED_ROWS = 64
 #: Bytes behind a row of 8-bit numbers.
 SCALE_BYTES = 4
@@ -39,11 +39,11 @@ _LARGEST = 127.0
 def quantize(numbers: torch.Tensor) -> torch.Tensor:
     """``[..., head_dim]`` of any floating type to int8 ``[..., head_dim + SCALE_BYTES]``.
 
-    Each number moves by at most half a scale, 1/254 of the largest number of its row.
+    Each number changes by at most half a scale, 1/254 of the largest number in its row.
     """
     exact = numbers.to(torch.float32)
     scale = exact.abs().amax(dim=-1, keepdim=True) / _LARGEST
-    # A row of zeros has no scale to divide by.
+    # The scale of a row of zeros is 0.
     whole = torch.round(exact / torch.where(scale == 0, 1.0, scale)).to(torch.int8)
     return torch.cat([whole, scale.contiguous().view(torch.int8)], dim=-1)
 
@@ -56,10 +56,10 @@ def dequantize(stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class KeyValueShape:
-    """What a model keeps of a token: ``2 * layers * kv_heads`` rows of ``head_dim`` numbers.
+    """What a model keeps for a token: ``2 * layers * kv_heads`` rows of ``head_dim`` numbers.
 
     Attributes:
-        dtype: of the numbers as they are computed with.
+        dtype: type in which the numbers are computed.
         int8: whether they are kept in 8 bits (:func:`quantize`); ``head_dim`` is then a multiple of 4.
     """
 
@@ -78,7 +78,7 @@ class KeyValueShape:
 
     @property
     def stored_dtype(self) -> torch.dtype:
-        """Of the buffers."""
+        """Type of the buffers."""
         return torch.int8 if self.int8 else self.dtype
 
     @property
@@ -98,12 +98,12 @@ class KeyValueShape:
 
 
 class Extent:
-    """One buffer a layer, ``[2, kv_heads, capacity, stored_width]``: keys, then values.
+    """One buffer per layer, ``[2, kv_heads, capacity, stored_width]``: keys, then values.
 
     Rows that were never written are zero, so that a masked row adds an exact zero.
 
     Attributes:
-        addresses: of the layers' buffers in memory, for compiled loops.
+        addresses: memory addresses of the layers' buffers, for compiled loops.
     """
 
     def __init__(self, shape: KeyValueShape, capacity: int) -> None:
@@ -119,14 +119,14 @@ class Extent:
         if rows <= self.capacity:
             return
         needed = -(-rows // ROW_UNIT) * ROW_UNIT
-        # Rounded down, or the share and the unit together would exceed what is promised.
+        # Rounded down: growth and rounding up together would exceed the bound given at GROWTH.
         capacity = max(needed, int(rows * (1 + GROWTH)) // ROW_UNIT * ROW_UNIT)
         shape = self.shape
         size = (2, shape.kv_heads, capacity, shape.stored_width)
         for layer in range(shape.layers):
             buffer = torch.zeros(size, dtype=shape.stored_dtype, device=shape.device)
             if self.capacity:
-                # One layer at a time: the peak is one layer's copy above the buffer itself.
+                # One layer at a time: the peak is the buffers plus one layer's copy.
                 buffer[:, :, : self.capacity] = self.layers[layer]
                 self.layers[layer] = buffer
             else:
@@ -148,12 +148,12 @@ class Extent:
         self.layers[layer][:, :, rows] = quantize(numbers) if self.shape.int8 else numbers
 
     def share_with(self, reader: KeyValueCache) -> None:
-        """Remember that ``reader`` reads this extent."""
+        """Record that ``reader`` reads this extent."""
         self._readers.add(reader)
 
     @property
     def frozen(self) -> int:
-        """Rows that somebody else reads and that must not be overwritten."""
+        """Rows that another cache reads, and that must not be overwritten."""
         return max((reader.rows_read(self) for reader in self._readers), default=0)
 
     @property
@@ -174,9 +174,9 @@ class KeyValueCache:
     """The keys and values of one sequence; see :class:`specrag.engine.passes.Cache`.
 
     Args:
-        shape: what the model keeps of a token.
-        contiguous: keep everything in one extent of its own, so that a row's sums run in the same order
-            whatever the cache's history; a fork is then copied at its first pass.
+        shape: what the model keeps for a token.
+        contiguous: keep everything in one own extent, so that a row's sums run in the same order whatever the
+            cache's history; a fork is then copied at its first pass.
     """
 
     def __init__(self, shape: KeyValueShape, *, contiguous: bool = False) -> None:
@@ -227,7 +227,7 @@ class KeyValueCache:
         self.length = min(self.length, length)
         self._reserved = 0
         while self.runs and self.base > self.length:
-            # The cut lies before the extent that this cache writes: that extent holds nothing of it any more.
+            # The cut lies before the extent that this cache writes, which therefore holds nothing of it any more.
             self.own = None
             last = self.runs.pop()
             left = self.length - self.base
@@ -249,7 +249,7 @@ class KeyValueCache:
         return child
 
     def reserve(self, length: int) -> None:
-        # Taken up by the next pass, so that a context of many chunks is allocated once.
+        # The next pass allocates it, so that a context of many chunks is allocated once.
         self._reserved = length
 
     def rows(self, layer: int, first: int, last: int) -> torch.Tensor:
@@ -263,7 +263,7 @@ class KeyValueCache:
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
     def rows_read(self, extent: Extent) -> int:
-        """How many rows of somebody else's extent this cache reads."""
+        """How many rows of another cache's extent this cache reads."""
         return max((run.rows for run in self.runs if run.extent is extent), default=0)
 
     @property
@@ -281,7 +281,7 @@ class KeyValueCache:
         self.own = None
 
     def _freeze_own(self) -> None:
-        """Leave the own extent to its readers and write behind its rows in a new one."""
+        """Leave the own extent to its readers and continue in a new one."""
         assert self.own is not None
         rows = self.length - self.base
         if rows > 0:
@@ -290,7 +290,7 @@ class KeyValueCache:
         self.own = None
 
     def _unshare(self, rows: int) -> None:
-        """Copy the shared rows into an extent of this cache's own."""
+        """Copy the shared rows into a new own extent."""
         extent = Extent(self.shape, max(self.length + rows, self._reserved))
         start = 0
         parts = list(self.runs)

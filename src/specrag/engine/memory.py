@@ -1,7 +1,7 @@
 """The memory that a request needs, estimated and checked before its first pass.
 
-An estimate from above: the keys and values of its sessions as :mod:`specrag.engine.kv` allocates them, and the score
-matrices of one pass. The weights count too where they are still to be loaded.
+The estimate is an upper bound: the keys and values of the request's sessions as :mod:`specrag.engine.kv` allocates
+them, and the score matrices of one pass. Weights count too if they are still to be loaded.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from specrag.engine.passes import SessionModel
 from specrag.engine.session import PREFILL_ROWS
 from specrag.errors import InputError
 
-#: Left to everybody else.
+#: Bytes left for everything else.
 RESERVE = 256 * 2**20
 
 _CGROUP = Path("/sys/fs/cgroup")
-#: Bytes of a weight; int8 keeps a scale for each row beside it.
+#: Bytes per weight; int8 also keeps a scale for each row.
 _WEIGHT_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "int8": 1.1}
 
 
 @dataclass(frozen=True, slots=True)
 class SessionNeed:
-    """A planned session: its model, and the most tokens that it will hold."""
+    """A planned session: its model and the most tokens that it will hold."""
 
     model: SessionModel
     tokens: int
@@ -54,12 +54,12 @@ class MemoryNeed:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """The sum of all three."""
         return self.weights + self.keys_values + self.working
 
 
 def estimate_memory(sessions: Sequence[SessionNeed], weights: int = 0) -> MemoryNeed:
-    """Bytes that sessions need which live at the same time.
+    """Bytes needed by sessions that live at the same time.
 
     Args:
         weights: bytes of models still to be loaded (:func:`weights_bytes`).
@@ -72,9 +72,9 @@ def estimate_memory(sessions: Sequence[SessionNeed], weights: int = 0) -> Memory
 
 
 def keys_values_bytes(model: SessionModel, tokens: int) -> int:
-    """Bytes of one session's keys and values when it has grown to so many tokens; 0 for a model that keeps none.
+    """Bytes of one session's keys and values once it holds ``tokens`` tokens; 0 for a model that keeps none.
 
-    The copy of a layer while it grows is included.
+    Includes the copy of one layer that growing makes.
     """
     cache = model.new_cache()
     if not isinstance(cache, KeyValueCache):
@@ -88,8 +88,8 @@ def check_memory(need: MemoryNeed, free: int | None, what: str) -> None:
     """Refuse a request that cannot fit.
 
     Args:
-        free: bytes that there are (:func:`free_bytes`, or a limit of the caller's); ``None`` where nobody knows.
-        what: the thing that needs them, such as ``31,000 tokens``.
+        free: bytes available (:func:`free_bytes`, or a limit of the caller's); ``None`` if unknown.
+        what: what needs them, such as ``31,000 tokens``.
 
     Raises:
         InputError: it needs more.
@@ -107,9 +107,9 @@ def check_memory(need: MemoryNeed, free: int | None, what: str) -> None:
 
 
 def free_bytes(device: torch.device | str = "cpu") -> int | None:
-    """Bytes still free, less :data:`RESERVE`; ``None`` where the system does not say.
+    """Bytes still free, less :data:`RESERVE`; ``None`` if the system does not say.
 
-    On the CPU the smaller of what the machine and what the process's control group has left.
+    On the CPU, the smaller of what the machine and the process's control group have left.
     """
     place = torch.device(device)
     if place.type == "cuda":
@@ -119,7 +119,7 @@ def free_bytes(device: torch.device | str = "cpu") -> int | None:
 
 
 def peak_bytes(device: torch.device | str = "cpu") -> int | None:
-    """This process's peak memory so far, loading included; ``None`` where the system does not say."""
+    """This process's peak memory so far, loading included; ``None`` if the system does not say."""
     place = torch.device(device)
     if place.type == "cuda":
         return int(torch.cuda.max_memory_allocated(place))
@@ -127,7 +127,7 @@ def peak_bytes(device: torch.device | str = "cpu") -> int | None:
 
 
 def weights_bytes(folder: Path, dtype: str) -> int:
-    """Bytes of a model's weights in memory, by the headers of its safetensors files.
+    """Bytes of a model's weights in memory, from the headers of its safetensors files.
 
     Args:
         dtype: ``fp32``, ``bf16``, ``fp16`` or ``int8``.
@@ -141,7 +141,7 @@ def weights_bytes(folder: Path, dtype: str) -> int:
 
 
 def _working_bytes(model: SessionModel, tokens: int) -> int:
-    """The matrices of one prefill pass: scores and weights of a block of rows, and the rows between two layers."""
+    """Bytes of one prefill pass: scores and weights of a block of rows, and the rows between two layers."""
     config: Any = getattr(model, "config", None)
     cache = model.new_cache()
     if config is None or not isinstance(cache, KeyValueCache):
@@ -149,7 +149,7 @@ def _working_bytes(model: SessionModel, tokens: int) -> int:
     scores = 2 * config.num_attention_heads * min(BLOCK_ROWS, tokens) * tokens
     width = 2 * getattr(config, "intermediate_size", 4 * config.hidden_size) + 6 * config.hidden_size
     shape = cache.shape
-    # What is kept in 8 bits is read as a float32 copy of a layer, which then becomes one of the model's type.
+    # An 8-bit layer is read by copying it to float32, and that copy to the model's type.
     copied = 2 * shape.kv_heads * tokens * shape.head_dim * (4 + shape.dtype.itemsize) if shape.int8 else 0
     return int((scores + min(PREFILL_ROWS, tokens) * width) * shape.dtype.itemsize) + copied
 
@@ -160,12 +160,12 @@ def _machine_bytes() -> int | None:
         return found
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):  # macOS does not count them
+    except (ValueError, OSError):  # macOS has no such count
         return None
 
 
 def _group_bytes() -> int | None:
-    """What the control group leaves; file pages that it can give back do not count as taken."""
+    """Bytes left in the control group; reclaimable file pages count as free."""
     try:
         limit = (_CGROUP / "memory.max").read_text().strip()
         used = int((_CGROUP / "memory.current").read_text())
@@ -177,7 +177,7 @@ def _group_bytes() -> int | None:
 
 
 def _kilobytes(path: Path, name: str) -> int | None:
-    """A line such as ``VmHWM: 1234 kB`` of the system's own files, in bytes."""
+    """The value of a line such as ``VmHWM: 1234 kB`` in a system file, in bytes."""
     try:
         for line in path.read_text(encoding="utf-8").splitlines():
             if line.startswith(f"{name}:"):

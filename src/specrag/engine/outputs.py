@@ -1,7 +1,7 @@
-"""What each row of a pass is asked for, and its answer.
+"""What is requested of each row of a pass, and the row's answer.
 
-A pass can compute a logits vector for every row, but most rows need none of it: a prefill reads only its last
-row, a greedy check only the largest entry. Each row therefore says what it wants, and nothing else is made.
+A pass can compute a logits vector for every row, but most rows do not need it: a prefill reads only its last row, a
+greedy check only the largest entry. Each row therefore requests what it needs, and nothing else is computed.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-#: ``final``: what the output matrix reads (after the last norm); ``last``: the last layer's output before that
+#: ``final``: the input of the output matrix (after the last norm); ``last``: the last layer's output before that
 #: norm; ``ffn_input``: the input of the last layer's feed-forward block, after its norm (kNN-LM's key).
 HiddenState = Literal["final", "last", "ffn_input"]
 
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """The outputs asked of one row. All refer to the raw logits: temperature 1, nothing removed.
+    """The outputs requested of one row. All refer to the raw logits: temperature 1, no truncation.
 
     Args:
-        argmax: the token with the largest logit, the smaller id on a tie.
+        argmax: the token with the largest logit, the smallest id on a tie.
         top_k: how many of the most probable tokens to return with their log-probabilities.
         entropy: the entropy of the next-token distribution, in nats.
         logits: the whole vector ``[vocab_size]`` in float32.
@@ -41,11 +41,11 @@ class Outputs:
 
     @property
     def needs_logits(self) -> bool:
-        """Whether the row must pass the output matrix at all."""
+        """Whether the row has to go through the output matrix at all."""
         return self.argmax or self.top_k > 0 or self.entropy or self.logits or bool(self.log_probs_of)
 
     def union(self, other: Outputs) -> Outputs:
-        """What either asks for."""
+        """The outputs that either requests."""
         return Outputs(
             argmax=self.argmax or other.argmax,
             top_k=max(self.top_k, other.top_k),
@@ -63,15 +63,15 @@ LOGITS = Outputs(logits=True)
 
 @dataclass(slots=True)
 class Row:
-    """The answer to one row's :class:`Outputs`; what was not asked for is ``None``.
+    """The answer to one row's :class:`Outputs`; what was not requested is ``None``.
 
     Attributes:
         top_tokens: int64 ``[top_k]``, most probable first, smaller ids first on a tie.
         top_log_probs: float32 ``[top_k]``, nats.
         logits: float32 ``[vocab_size]``.
         log_probs: float32 ``[len(log_probs_of)]``, nats.
-        entropy_of: computes :attr:`entropy`, when it is first read: most rows of a tree are thrown away unread.
-        hidden: name to a vector ``[hidden_size]``, as the model's own array type.
+        entropy_of: computes :attr:`entropy` when it is first read: most rows of a tree are discarded unread.
+        hidden: name to a vector ``[hidden_size]``, in the model's own array type.
     """
 
     argmax: int | None = None
@@ -85,7 +85,7 @@ class Row:
 
     @property
     def entropy(self) -> float | None:
-        """Of the next-token distribution, in nats."""
+        """Entropy of the next-token distribution, in nats."""
         if self._entropy is None and self.entropy_of is not None:
             self._entropy = self.entropy_of()
             self.entropy_of = None  # it holds the pass's logits

@@ -1,4 +1,4 @@
-"""Segments, passes and other requests of coroutines, and the protocol of models that run them."""
+"""Segments, the requests that coroutines yield (passes and others), and the protocol of models that run passes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ T = TypeVar("T")
 class Cache(Protocol):
     """A model's cache of one sequence: the keys and values of its first ``length`` tokens.
 
-    A pass writes the rows of a segment behind ``length`` without counting them; :meth:`accept` keeps some of
-    them and forgets the rest.
+    A pass writes a segment's rows behind ``length`` without counting them; :meth:`accept` keeps some of them and
+    drops the rest.
     """
 
     @property
@@ -25,12 +25,12 @@ class Cache(Protocol):
     def accept(self, rows: Sequence[int]) -> None:
         """Keep these rows of the last segment, given as offsets from ``length`` in ascending order.
 
-        The kept rows move together behind ``length``, which grows by their number. Calling it again refers to
-        the rows behind the new ``length``, provided that the rows kept so far were the first ones.
+        The kept rows close up behind ``length``, which grows by their number. A second call refers to the rows
+        behind the new ``length``, provided that the rows kept so far were the first ones.
         """
 
     def truncate(self, length: int) -> None:
-        """Forget everything behind the first ``length`` tokens."""
+        """Drop everything behind the first ``length`` tokens."""
 
     def fork(self, length: int) -> Cache:
         """A cache that shares the first ``length`` tokens with this one; copies nothing."""
@@ -40,10 +40,10 @@ class Cache(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes held by this cache alone, shared extents not counted."""
+        """Bytes held by this cache alone, without shared extents."""
 
     def extents(self) -> Sequence[Any]:
-        """The buffers that this cache reads, shared ones included; each tells its ``nbytes``."""
+        """The buffers that this cache reads, shared ones included; each has ``nbytes``."""
 
     def clear(self) -> None:
         """Release the memory. The cache is empty afterwards and can be used again."""
@@ -55,9 +55,9 @@ class Others:
 
     Attributes:
         segments: their number.
-        rows: of all of them.
-        context: tokens in front of their rows, added up.
-        row_context: for each segment its rows times the tokens in front of them, added up.
+        rows: their total number of rows.
+        context: tokens in front of their rows, summed over segments.
+        row_context: rows times tokens in front of them, summed over segments.
     """
 
     segments: int = 0
@@ -66,7 +66,7 @@ class Others:
     row_context: int = 0
 
     def without(self, some: Others) -> Others:
-        """All of these but some."""
+        """These segments less ``some``."""
         return Others(
             self.segments - some.segments,
             self.rows - some.rows,
@@ -80,9 +80,9 @@ class PassReport:
     """Timing of the pass that a segment was in.
 
     Attributes:
-        seconds: the whole packed pass, without waiting for it.
+        seconds: duration of the whole packed pass, without the wait for it.
         others: what was computed beside the segment.
-        writing: those of them that were not reading a prompt.
+        writing: those of the others that were not reading a prompt.
     """
 
     seconds: float
@@ -96,15 +96,15 @@ class Segment:
 
     Args:
         cache: the sequence's keys and values; the rows follow its ``length`` tokens.
-        tokens: one token a row.
-        parents: for each row the row of this segment that it follows, -1 for the cache's last token; rows come
+        tokens: one token per row.
+        parents: for each row, the row of this segment that it follows, -1 for the cache's last token; rows come
             after their parents. ``None`` means a chain: each row follows the one before it.
         outputs: what each row returns.
-        features: for a model that reads hidden states beside tokens (an EAGLE head): one vector a row.
-        written: rows of a tree that earlier passes wrote behind the cache's ``length`` tokens and that stay there:
-            these rows are written behind them. ``parents`` then begins with the parents of the rows written. The
+        features: for a model that reads hidden states beside tokens (an EAGLE head): one vector per row.
+        written: rows of the tree that earlier passes wrote behind the cache's ``length`` tokens and that stay there;
+            this segment's rows are written behind them. ``parents`` then begins with the parents of those rows. The
             cache must not be changed in between.
-        report: set by the executor when the pass has run.
+        report: set by the executor once the pass has run.
     """
 
     cache: Any
@@ -116,7 +116,7 @@ class Segment:
     report: PassReport | None = None
 
     def depths(self) -> list[int]:
-        """Distance of each row from the cache's last token, minus one; those of the rows written come first.
+        """Distance of each row from the cache's last token, minus one; rows already written come first.
 
         Row ``i`` is at position ``cache.length + depths()[i]``.
         """
@@ -131,7 +131,7 @@ class Segment:
 def report_pass(segments: Sequence[Segment], seconds: float) -> None:
     """Set each segment's :class:`PassReport`."""
     every = _together(segments)
-    # A prompt's first rows answer nothing.
+    # A segment that reads a prompt requests no logits of its first row.
     writes = [bool(segment.outputs) and segment.outputs[0].needs_logits for segment in segments]
     writing = _together([segment for segment, does in zip(segments, writes, strict=True) if does])
     for segment, does in zip(segments, writes, strict=True):
@@ -161,7 +161,7 @@ class SessionModel(Protocol):
         """An empty :class:`Cache`."""
 
     def forward(self, segments: Sequence[Segment]) -> list[list[Row]]:
-        """Run one packed pass over all rows of all segments; the answers in the same order."""
+        """Run one packed pass over all rows of all segments; returns the answers in the same order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ class Pass:
     """A request: run this segment. Answered with the segment's ``list[Row]``.
 
     Args:
-        unread: rows of a prompt that are still to be read, the segment's included; 0 where the segment writes.
+        unread: rows of a prompt still to be read, the segment's included; 0 if the segment decodes.
     """
 
     model: SessionModel
@@ -182,8 +182,8 @@ class Search:
     """A request: call ``function`` in a thread while other work goes on. Answered with what it returns.
 
     Args:
-        remote: it may wait long for another machine; such searches have threads of their own, so that they hold up
-            nothing that is computed here.
+        remote: it may wait long for another machine; such searches have their own threads, so that they hold up
+            nothing that is computed on this one.
     """
 
     function: Callable[[], Any]
@@ -192,16 +192,16 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A request: run this coroutine side by side. Answered at once with a handle for :class:`Wait`."""
+    """A request: run this coroutine concurrently. Answered at once with a handle for :class:`Wait`."""
 
     coroutine: Coroutine[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A request: resume when the handles given have ended (all of them, or the first of them).
+    """A request: resume when all of these handles have ended, or the first of them.
 
-    Answered with the list of the handles that have ended. Ask a handle's ``result()`` for its value.
+    Answered with the list of handles that have ended. A handle's ``result()`` gives its value.
     """
 
     handles: Sequence[Any]
@@ -220,7 +220,7 @@ Coroutine: TypeAlias = Generator[Request, Any, T]
 
 
 def gather(coroutines: Sequence[Coroutine[T]]) -> Coroutine[list[T]]:
-    """Run coroutines side by side, their passes packed together; their results in the order given.
+    """Run coroutines concurrently, with their passes packed together; returns their results in the order given.
 
     The first error ends all of them.
     """

@@ -1,4 +1,4 @@
-"""Keeps keys and values of earlier texts for requests that begin with the same tokens."""
+"""Keeps the keys and values of earlier texts for requests that begin with the same tokens."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from specrag.engine.passes import SessionModel
 from specrag.engine.session import Session
 from specrag.errors import InputError
 
-#: A shorter common beginning is not worth an extent of its own.
+#: A shorter common prefix is not worth its own extent.
 MIN_SHARED_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """An entry that begins as a text does; one that is held on request has no key."""
+    """An entry that shares a prefix with a text; one held on request has no key."""
 
     key: int | None
     session: Session
@@ -24,10 +24,10 @@ class _Known:
 
 
 class PrefixCache:
-    """An LRU cache of sessions: prompts, and answers behind them. Tenants never share entries.
+    """An LRU cache of sessions: prompts, with the answers behind them. Tenants never share entries.
 
-    What a tenant can observe of another is nothing: neither tokens nor, by the time of an answer, whether they
-    were there. To be used from coroutines of one executor, which never run at the same time.
+    A tenant can observe nothing of another: neither its tokens nor, from response times, whether they were cached.
+    Use it only from coroutines of one executor, which never run at the same time.
 
     Args:
         limit_bytes: most bytes of keys and values to hold; 0 keeps nothing.
@@ -43,11 +43,11 @@ class PrefixCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes kept, buffers that several entries share counted once; what is held on request is not counted."""
+        """Bytes kept. Buffers that several entries share count once; sessions held on request do not count."""
         return _nbytes(session for _, session in self._entries.values())
 
     def start(self, model: SessionModel, tokens: Sequence[int], tenant: str = "") -> Session:
-        """A session with the longest beginning of ``tokens`` that is known for this tenant and model.
+        """A session with the longest prefix of ``tokens`` that is known for this tenant and model.
 
         The session holds at most ``len(tokens) - 1`` of them: extend it with the rest.
         """
@@ -65,9 +65,9 @@ class PrefixCache:
         return 0 if best is None else min(best.shared, len(tokens) - 1)
 
     def keep(self, session: Session, tenant: str = "", length: int | None = None) -> None:
-        """Remember a session's first tokens, by default all; it may go on being used.
+        """Remember a session's first tokens, by default all; the session can still be used.
 
-        Never one with tokens that were pasted: what is found here is what reading would give.
+        A session with pasted tokens is never kept: an entry always equals what a prefill would give.
         """
         tokens = session.tokens[:length]
         if session.pasted or _nbytes([session]) > self.limit_bytes or len(tokens) < MIN_SHARED_TOKENS:
@@ -78,7 +78,7 @@ class PrefixCache:
             if other.tokens[: len(tokens)] == tokens:
                 self._entries.move_to_end(key)
                 return
-            # An entry that is a beginning of the new one adds nothing.
+            # An entry that is a prefix of the new one adds nothing.
             if tokens[: len(other)] == other.tokens:
                 del self._entries[key]
         self._entries[self._next] = (tenant, session.fork(len(tokens)))
@@ -86,11 +86,11 @@ class PrefixCache:
         self._shrink()
 
     def hold(self, session: Session, tenant: str = "") -> None:
-        """Remember a session's tokens until :meth:`release`, whatever the limit: the caller answers for its size."""
+        """Remember a session's tokens until :meth:`release`, regardless of the limit; its size is up to the caller."""
         self._held.append((tenant, session))
 
     def release(self, session: Session) -> None:
-        """Hold a session no longer."""
+        """Stop holding a session."""
         self._held = [entry for entry in self._held if entry[1] is not session]
 
     def clear(self) -> None:
@@ -109,7 +109,7 @@ class PrefixCache:
         return best
 
     def _shrink(self) -> None:
-        """Drop the longest unused. A kept session may have grown its buffers since, so ask often."""
+        """Drop the least recently used. Kept sessions may have grown their buffers since, so call it often."""
         while self._entries and self.nbytes > self.limit_bytes:
             self._entries.popitem(last=False)
 

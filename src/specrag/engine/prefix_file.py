@@ -1,7 +1,7 @@
 """Prefix files: the keys and values of a session's first tokens on disk, for another process to resume from.
 
-A safetensors file with a checksum over everything in it and the identity of the model that computed it. Whatever is
-not exactly that model's, or is damaged, is refused: wrong keys and values give fluent wrong answers.
+A prefix file is a safetensors file with a checksum over its contents and the identity of the model that computed it. A
+file from any other model, or a damaged one, is refused: wrong keys and values give fluent wrong answers.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from specrag.errors import SpecragError
 
 FORMAT = "specrag-prefix-1"
 
-_STARTED = time.time() - 1  # seconds since 1970; clocks of file systems are coarse
+_STARTED = time.time() - 1  # seconds since 1970, less one for the coarse clocks of file systems
 
 
 class PrefixFileError(SpecragError):
-    """A kept prefix is damaged, of another model, or cannot be written."""
+    """A prefix file is damaged, belongs to another model, or cannot be written."""
 
 
 def save_prefix(
     path: Path, session: Session, length: int, identity: Mapping[str, str], *, int8: bool = False
 ) -> None:
-    """Write the first ``length`` tokens with the keys and values of all but the newest of them.
+    """Write the first ``length`` tokens, with the keys and values of all but the newest of them.
 
-    The file appears whole or not at all.
+    The file appears complete or not at all.
 
     Args:
-        session: has fed them.
-        identity: of the model: whatever changes its keys and values.
-        int8: in 8 bits (:func:`~specrag.engine.kv.quantize`), whatever the model keeps them in: half the size, and no
-            longer the very numbers.
+        session: a session that has fed them.
+        identity: of the model: everything that changes its keys and values.
+        int8: write 8 bits (:func:`~specrag.engine.kv.quantize`), whatever type the model keeps: half the size, but no
+            longer the exact numbers.
 
     Raises:
         PrefixFileError: the model keeps no keys and values, or the disk refuses.
@@ -62,7 +62,7 @@ def save_prefix(
     for index in range(cache.shape.layers):
         layer = _layer(cache, index, rows).cpu()
         tensors[f"layer.{index}"] = quantize(layer) if int8 and not cache.shape.int8 else layer
-    # A folder: safetensors writes to a name of its own choice beside the file and renames that.
+    # A folder, since safetensors writes to a name of its own choosing beside the file and renames that.
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
 
     def described(refusal: Refusal) -> PrefixFileError:
@@ -92,11 +92,11 @@ def load_prefix(path: Path, model: SessionModel, identity: Mapping[str, str]) ->
     """Load a session that :func:`save_prefix` wrote.
 
     Args:
-        identity: of ``model``, as it was given when the file was written.
+        identity: of ``model``, in the form given when the file was written.
 
     Raises:
         FileNotFoundError: there is no such file.
-        PrefixFileError: it is another model's, or damaged.
+        PrefixFileError: the file belongs to another model, or is damaged.
     """
     cache = model.new_cache()
     if not isinstance(cache, KeyValueCache):
@@ -121,7 +121,7 @@ def load_prefix(path: Path, model: SessionModel, identity: Mapping[str, str]) ->
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove the folders that killed processes left half written."""
+    """Remove folders that killed processes left half-written."""
     for path in folder.glob(".*.safetensors.*"):
         writer = path.suffix.removeprefix(".")
         with contextlib.suppress(OSError):
@@ -130,9 +130,9 @@ def remove_unfinished(folder: Path) -> None:
 
 
 def _writes(process: int, changed: float) -> bool:
-    """Whether a process may still be writing in a folder that it last changed then."""
+    """Whether a process may still be writing to a folder last modified at the time ``changed``."""
     if process == os.getpid():
-        return changed >= _STARTED  # in a container every server has the same number
+        return changed >= _STARTED  # in a container, every server has the same process id
     return _runs(process)
 
 
@@ -142,7 +142,7 @@ def _runs(process: int) -> bool:
     except ProcessLookupError:
         return False
     except OSError:
-        pass  # somebody else's
+        pass  # it runs, as another user
     return True
 
 

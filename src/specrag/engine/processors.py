@@ -1,8 +1,8 @@
 """Logits processors whose state follows a path of a draft tree.
 
-A processor's state is a value: ``advance`` gives a new one and leaves the old one valid, so that the nodes of
-a tree share the state of their common ancestors. Order: bias, repetition penalty, presence and frequency
-penalty, then the user's own (a grammar has the last word).
+A processor's state is a value: ``advance`` returns a new one and leaves the old one valid, so that the nodes of a
+tree share the state of their common ancestors. Order: bias, repetition penalty, presence and frequency penalty, then
+the user's own processors (a grammar has the last word).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from specrag.errors import InputError
 
 Logits: TypeAlias = NDArray[np.float32]
 
-# Each processor chooses its own type and is only ever given back its own values, hence opaque.
+# Opaque: each processor chooses its own type and only ever gets its own values back.
 State: TypeAlias = Any
 
 # Tokens kept aside before they are folded into a history's counts.
@@ -29,8 +29,8 @@ _RECENT = 32
 class LogitsProcessor(Protocol):
     """Changes the logits of the next token, given the tokens before it. Implement it for a grammar.
 
-    A processor must be a function of the prompt and the path: the state after advancing over a path equals,
-    in effect, that of any other way to the same tokens.
+    A processor must be a function of the prompt and the path: however the same tokens were reached, their states
+    must have the same effect.
     """
 
     def start(self, prompt: Sequence[int]) -> State:
@@ -45,7 +45,7 @@ class LogitsProcessor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Processors applied one after the other; itself a processor. An empty chain gives back its argument."""
+    """Processors applied one after the other; itself a processor. An empty chain returns its argument."""
 
     processors: tuple[LogitsProcessor, ...]
 
@@ -81,7 +81,7 @@ class History:
 
     Args:
         tokens: int64 ``[n]``, ascending ids that occurred, without the recent ones.
-        counts: int64 ``[n]``, how often.
+        counts: int64 ``[n]``, how often each occurred.
         recent: the newest tokens, fewer than 32.
     """
 
@@ -128,7 +128,7 @@ class RepetitionPenalty:
     def apply(self, logits: Logits, state: History) -> Logits:
         processed = logits.copy()
         for seen in (state.tokens, np.array(state.recent, dtype=np.int64)):
-            # Read from the argument, so that a token in both parts is penalised once.
+            # Read from the argument, so that a token in both parts is penalised only once.
             values = logits[seen]
             processed[seen] = np.where(values < 0, values * self.penalty, values / self.penalty)
         return processed
@@ -200,9 +200,9 @@ class AllowedTokens:
     """Bans every token that a callback does not allow: the plainest way to plug in a grammar.
 
     Args:
-        allowed: called with the output's tokens so far (without the prompt); gives the token ids that may
-            follow, or a boolean mask ``[V]``. It must be a function of its argument. A grammar that can be
-            advanced token by token does better as a ``LogitsProcessor`` of its own.
+        allowed: called with the output's tokens so far (without the prompt); returns the token ids that may
+            follow, or a boolean mask ``[V]``. It must depend on its argument only. A grammar that can be advanced
+            token by token is faster as its own ``LogitsProcessor``.
 
     Example:
         ``AllowedTokens(lambda output: {yes, no} if not output else {end_of_text})``
@@ -217,7 +217,7 @@ class AllowedTokens:
         return OutputPath(state, token)
 
     def apply(self, logits: Logits, state: OutputPath) -> Logits:
-        """Raises InputError: the callback allows no token, or one outside of the vocabulary."""
+        """Raises InputError: the callback allows no token, or one outside the vocabulary."""
         mask = self._mask(self.allowed(state.tokens()), len(logits))
         if not mask.any():
             raise InputError("allowed", "no token", "let the callback allow one, such as the end of text")

@@ -1,12 +1,12 @@
 """From logits to a token: parameters, truncation, and the keyed draw.
 
-The order is the one of transformers' generation: logits processors (``processors.py``), temperature, top-k,
+The order is that of transformers' generation: logits processors (``processors.py``), temperature, top-k,
 top-p, min-p, draw. Everything here is a pure function of one row of logits, computed in float64, so that a
-row's token does not depend on what else was in the pass.
+row's token does not depend on what else is in the pass.
 
 Ties: equal logits are ordered by token id, smaller first. At the border of top-k and top-p the smaller ids
 survive (transformers keeps all ties at top-k's border, and leaves those at top-p's to its sort). Greedy
-choice and draw give the smallest id among equals.
+choice and draw take the smallest id among equals.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ class SamplingParams:
     """How the next token is chosen from the logits. Immutable, hashable, picklable.
 
     Args:
-        temperature: divides the logits; 0 is greedy, and top-k, top-p and min-p are then without effect.
+        temperature: divides the logits; 0 is greedy, and top-k, top-p and min-p then have no effect.
         top_k: keep the k most likely tokens; 0 keeps all.
         top_p: keep the smallest set of most likely tokens that holds this mass; in (0, 1], 1 keeps all.
-        min_p: keep tokens at least this share as likely as the likeliest; in [0, 1], 0 keeps all.
+        min_p: keep tokens with at least this share of the likeliest token's probability; in [0, 1], 0 keeps all.
         repetition_penalty: divides positive and multiplies negative logits of every token in prompt or output
             (Keskar et al., "CTRL", 2019, section 4.1); from 0.01 to 100, 1 is off.
         presence_penalty: subtracted once from the logit of every token in the output; from -2 to 2.
-        frequency_penalty: subtracted for each time the token is in the output; from -2 to 2.
+        frequency_penalty: subtracted once for each occurrence of the token in the output; from -2 to 2.
         logit_bias: token id -> number added to its logit, from -100 to 100; ``-inf`` bans the token.
         seed: any integer; equal seeds give equal text.
 
@@ -180,7 +180,7 @@ def warp(logits: NDArray[np.floating], params: SamplingParams) -> Distribution:
         return Distribution(np.array([likeliest], dtype=np.int64), np.zeros(1, dtype=np.float64))
     highest = logits[likeliest]
     if 0 < params.top_k < len(logits):
-        # The temperature does not change the order, so that only the survivors need be scaled.
+        # The temperature does not change the order, so only the survivors need scaling.
         tokens = _top_k(logits, params.top_k)
         logits = logits[tokens]
     else:
@@ -202,7 +202,7 @@ def warp(logits: NDArray[np.floating], params: SamplingParams) -> Distribution:
 def draw(distribution: Distribution, seed: int, position: int) -> int:
     """Draw the token for a position: Gumbel-max with noise keyed by (seed, position, token).
 
-    The law is ``distribution``; the outcome is a function of the arguments alone.
+    Tokens follow ``distribution``; the outcome depends on the arguments only.
     """
     noise = keyed_gumbel(seed, position, distribution.tokens)
     noise += distribution.log_probs
@@ -230,7 +230,7 @@ def log_softmax(logits: NDArray[np.floating]) -> NDArray[np.float64]:
 def _argmax(logits: NDArray[np.floating]) -> int:
     if logits.ndim != 1 or not len(logits):
         raise InputError("logits", logits.shape, "give one row of the vocabulary's size")
-    # argmax gives the first of equals, and the first NaN if there is one: this one check sees them all.
+    # argmax returns the first of equals, or the first NaN if there is one, so this one check covers all values.
     best = int(np.argmax(logits))
     value = float(logits[best])
     if not math.isfinite(value):
@@ -248,8 +248,8 @@ def _top_k(logits: NDArray[np.floating], k: int) -> NDArray[np.int64]:
 def _top_p(scores: NDArray[np.float64], top_p: float) -> NDArray[np.int64]:
     """Ascending indices of the fewest best that hold ``top_p`` of the mass; ``scores`` are at most 0.
 
-    Sorts only tokens above a threshold. Those that hold less than ``(1 - top_p) / n`` each hold less than
-    ``1 - top_p`` together, so that the second threshold leaves enough.
+    Sorts only tokens above a threshold. Tokens that each hold less than ``(1 - top_p) / n`` together hold less than
+    ``1 - top_p``, so the second threshold always leaves enough.
     """
     weights = np.exp(scores)
     total = float(weights.sum())
@@ -260,13 +260,13 @@ def _top_p(scores: NDArray[np.float64], top_p: float) -> NDArray[np.int64]:
         masses = np.cumsum(np.exp(falling))
         if len(masses) and masses[-1] >= top_p * total:
             break
-    # Rounding may leave the last sum a little short: then all of them are kept.
+    # Rounding may leave the last sum a little short; then all of them are kept.
     count = min(int(np.searchsorted(masses, top_p * total)) + 1, len(falling))
     return _best(scores, count, falling[count - 1])
 
 
 def _best(scores: NDArray[np.floating], count: int, border: np.floating) -> NDArray[np.int64]:
-    """Ascending indices of the ``count`` best, ``border`` the least of them; smaller ids first on ties."""
+    """Ascending indices of the ``count`` best, the least of which is ``border``; smaller ids win ties."""
     above = scores > border
     ties = np.flatnonzero(scores == border)
     above[ties[: count - np.count_nonzero(above)]] = True

@@ -9,7 +9,7 @@ from specrag.engine.outputs import NOTHING, Outputs, Row
 from specrag.engine.passes import Coroutine, Pass, PassReport, Segment, SessionModel
 from specrag.errors import ContextLengthError, InputError, SpecragError
 
-#: Rows of one prefill pass: bounds the memory of a pass and the time that other requests wait for it.
+#: Most rows of one prefill pass: bounds its memory and the time that other requests wait for it.
 PREFILL_ROWS = 512
 
 
@@ -18,7 +18,7 @@ class Tree(Protocol):
 
     @property
     def tokens(self) -> Sequence[int]:
-        """One token a node."""
+        """One token per node."""
 
     @property
     def parents(self) -> Sequence[int]:
@@ -27,10 +27,10 @@ class Tree(Protocol):
 
 @runtime_checkable
 class Movable(Protocol):
-    """A model whose keys can be turned to another position."""
+    """A model whose keys can be rotated to another position."""
 
     def move(self, source: Any, first: int, last: int, target: Any) -> None:
-        """Append rows ``first`` to ``last`` of one cache to another, keys turned to where they come to stand."""
+        """Append rows ``first`` to ``last`` of one cache to another, with the keys rotated to their new positions."""
 
 
 def check_room(model: SessionModel, length: int) -> None:
@@ -51,19 +51,19 @@ def check_room(model: SessionModel, length: int) -> None:
 class Session:
     """One sequence: committed tokens, and the model's cache of their keys and values.
 
-    The newest committed token is *pending*: the cache does not hold it yet, it is fed with the next pass.
-    Methods that run passes are coroutines and are driven by an executor (``yield from session.score(tree)``).
+    The newest committed token is *pending*: the cache does not hold it yet; the next pass feeds it.
+    Methods that run passes are coroutines, driven by an executor (``yield from session.score(tree)``).
 
     Args:
         model: the model that decodes.
         cache: a cache that already holds the first tokens of ``tokens``; by default a new one.
-        tokens: committed tokens, more than ``cache`` holds by at least one unless both are empty.
-        pasted: how many of them have keys and values that were made elsewhere.
+        tokens: committed tokens, at least one more than ``cache`` holds unless both are empty.
+        pasted: how many of them have keys and values that were computed elsewhere.
 
     Attributes:
-        report: of the pass that scored last; ``None`` where whoever ran it does not tell.
-        pasted: tokens whose keys and values were made behind another text (:meth:`paste`): what is decoded behind them
-            is no longer what the model would write.
+        report: of the pass that scored last; ``None`` if whatever ran the pass does not report.
+        pasted: tokens whose keys and values were computed behind another text (:meth:`paste`): what is decoded behind
+            them is no longer what the model would write.
     """
 
     def __init__(
@@ -91,14 +91,14 @@ class Session:
         chunk: int = PREFILL_ROWS,
         leave: int = 0,
     ) -> Coroutine[list[Row]]:
-        """Commit tokens and feed them, in chunks, all but the newest.
+        """Commit tokens and feed all but the newest, in chunks.
 
         Args:
             tokens: the tokens to append.
-            outputs: what each fed row returns, one for all or one each. The fed rows are the tokens that were
+            outputs: what each fed row returns: one for all, or one for each. The fed rows are the tokens that were
                 pending, then ``tokens`` without the last.
             chunk: largest number of rows in a pass.
-            leave: rows in front of the newest token's that the next :meth:`score` feeds with it; they answer nothing.
+            leave: rows before the newest token's that are left for the next :meth:`score` to feed; they return nothing.
 
         Returns:
             One row for each fed token.
@@ -125,10 +125,10 @@ class Session:
         return rows
 
     def paste(self, source: Session, first: int, last: int) -> Coroutine[None]:
-        """Commit tokens of another session with their keys and values, turned to where they stand here.
+        """Commit tokens of another session with their keys and values, rotated to their positions here.
 
-        They were computed behind what stood in front of them there, so that this is an approximation. The tokens that
-        are pending are fed first. Ours; the idea is that of Prompt Cache and its followers (Gim et al. 2024).
+        The keys and values were computed behind the other session's text, so this is an approximation. Pending tokens
+        are fed first. The method is ours; the idea is that of Prompt Cache and its followers (Gim et al. 2024).
 
         Args:
             source: a session of the same model, whose cache holds these tokens.
@@ -157,8 +157,7 @@ class Session:
             outputs: what the newest committed token's row and every node's row return.
 
         Returns:
-            ``[1 + len(tree.tokens)]`` rows: the distribution after the newest committed token first, then the
-            one after each node.
+            ``[1 + len(tree.tokens)]`` rows: first the one for the newest committed token, then one for each node.
 
         Raises:
             ContextLengthError: before any work, if the model's context is too short.
@@ -186,11 +185,11 @@ class Session:
         return rows[count - 1 :]
 
     def commit(self, path: Sequence[int], bonus: int | None = None) -> None:
-        """Keep a path of the tree scored last, and drop the rest of the tree.
+        """Keep a path of the tree scored last and drop the rest of the tree.
 
         Args:
-            path: nodes from a child of the root downwards.
-            bonus: a token to append behind the path; it becomes the pending one.
+            path: nodes, from a child of the root downwards.
+            bonus: a token to append after the path; it becomes the pending one.
         """
         tree = self._scored
         if tree is None:
@@ -210,7 +209,7 @@ class Session:
         self._keep_newest_pending()
 
     def truncate(self, length: int) -> None:
-        """Forget all but the first ``length`` tokens."""
+        """Drop all but the first ``length`` tokens."""
         if not 0 <= length <= len(self.tokens):
             raise InputError("length", length, f"give 0 to {len(self.tokens)}, the session's length")
         self._scored = None
@@ -235,7 +234,7 @@ class Session:
         self.cache.clear()
 
     def _keep_newest_pending(self) -> None:
-        """A scored token whose round was not committed, or without a bonus, is fed once more."""
+        """Have the newest token fed again if the cache holds it: scored, but then no path or bonus committed."""
         if self.cache.length >= len(self.tokens):
             self.cache.truncate(max(len(self.tokens) - 1, 0))
 

@@ -1,7 +1,7 @@
-"""Stop conditions: when a text ends, and which part of it may be streamed already.
+"""Stop conditions: when a text ends, and which part of it may already be streamed.
 
-A stop string is cut out together with all that follows it. Text that may still turn out to be the start of a
-stop string is held back, and nothing else is, so that a stream shows every character as early as it can.
+A stop string is cut out together with all that follows it. Only text that may still turn out to be the start of a
+stop string is held back, so that a stream shows every character as early as possible.
 The text depends on the characters alone, not on how they were split into tokens: the stop string whose last
 character comes first ends the text; among those that end at the same character, the longest.
 """
@@ -93,19 +93,19 @@ class StopChecker:
         return copy.copy(self)  # all of its state is immutable values
 
     def push(self, token: int, text: str) -> Piece:
-        """Takes one token.
+        """Take one token.
 
         Args:
             token: its id.
-            text: the characters that it completes, possibly none. A stop token's are ignored.
+            text: the characters that it completes, possibly none; ignored for a stop token.
 
         Returns:
             The characters to show, and ``"stop"`` after a stop token or stop string, ``"length"`` after
-            ``max_tokens`` tokens. With a reason from a stop token or the length, text may still be held back:
-            ``finish`` gives it.
+            ``max_tokens`` tokens. After a stop token or ``max_tokens``, text may still be held back: ``finish``
+            returns it.
 
         Raises:
-            SpecragError: the text has ended before.
+            SpecragError: the text has already ended.
         """
         if self._reason is not None or self._flushed:
             raise SpecragError(f"token: {token} came after the end of the text: start a new StopChecker")
@@ -120,13 +120,13 @@ class StopChecker:
         return piece
 
     def finish(self, text: str = "") -> Piece:
-        """Gives the text held back, once nothing more will come.
+        """Return the text held back, once nothing more will come.
 
         Args:
-            text: characters that the decoder of the text had not completed (ignored after a stop string).
+            text: characters that the text decoder had not yet completed (ignored after a stop string).
 
         Returns:
-            The rest of the text with the reason of the end: ``"stop"`` if ``text`` completes a stop string,
+            The rest of the text with the finish reason: ``"stop"`` if ``text`` completes a stop string,
             None if the request ended early.
 
         Raises:
@@ -144,7 +144,7 @@ class StopChecker:
         return piece
 
     def _release(self, text: str) -> Piece:
-        """Adds characters; gives those that no stop string can claim, or those before a stop string."""
+        """Add characters; return those that no stop string can claim, or those before a stop string."""
         pending = self._held + text
         strings = self._conditions.stop_strings
         found = [(start + len(string), start) for string in strings if (start := pending.find(string)) >= 0]

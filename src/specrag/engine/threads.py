@@ -1,10 +1,10 @@
 """Limits on threads that compute beside the one that runs passes.
 
-libgomp, the OpenMP of torch on Linux, gives every thread that computes a pool of worker threads of its own and keeps
-it while the thread lives. Once there are more of them than processors, its barriers no longer spin but sleep, in all
-pools: on two cores a pass of SmolLM2 then takes twice as long, and goes on doing so
+libgomp, the OpenMP of torch on Linux, gives every thread that computes its own pool of worker threads and keeps the
+pool while the thread lives. Once there are more workers than processors, the barriers of all pools sleep instead of
+spinning: on two cores a pass of SmolLM2 then takes twice as long, from then on
 (docs/log/2026-11-22-second-thread-halves-decoding.md). So one thread runs passes on all processors, threads beside it
-compute alone, and models are loaded in a thread that ends.
+compute without workers, and models are loaded in a thread that ends.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ _here = threading.local()
 
 
 def use_one_thread() -> None:
-    """Limit OpenMP to the calling thread, from now on: an initialiser of thread pools, cheap to repeat."""
+    """Limit the calling thread to one OpenMP thread from now on: an initialiser for thread pools, cheap to repeat."""
     if getattr(_here, "alone", False):
         return
     from threadpoolctl import threadpool_limits
 
     torch = sys.modules.get("torch")
     if torch is not None:
-        torch.get_num_threads()  # at a thread's first question torch sets its own number, which would undo ours
-    threadpool_limits(1, user_api="openmp")  # of the calling thread, that is how OpenMP has it
+        torch.get_num_threads()  # the first call in a thread sets torch's own number, which would undo ours
+    threadpool_limits(1, user_api="openmp")  # OpenMP's limit applies to the calling thread
     _here.alone = True
 
 
 def on_one_thread(function: Callable[[], T]) -> T:
-    """Call a function in a thread of its own, limited to it."""
+    """Call a function in a new thread, limited to that one thread."""
     with ThreadPoolExecutor(1, thread_name_prefix="specrag-alone", initializer=use_one_thread) as threads:
         return threads.submit(function).result()
 
 
 def in_own_thread(function: Callable[[], T]) -> T:
-    """Call a function in a thread of its own, on all processors; the thread and its OpenMP workers end with it."""
+    """Call a function in a new thread, on all processors; the thread and its OpenMP workers end with the call."""
     with ThreadPoolExecutor(1, thread_name_prefix="specrag-apart") as threads:
         return threads.submit(function).result()

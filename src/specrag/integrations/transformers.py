@@ -1,7 +1,7 @@
 """Speculation inside ``model.generate`` of transformers, with the caller's own model.
 
-transformers does what it does before every decoding (generation config, logits processors, stopping criteria,
-padding) and then calls the object that :func:`speculate` makes in place of its own token loop.
+transformers prepares every decoding as usual (generation config, logits processors, stopping criteria, padding) and
+then calls the object that :func:`speculate` makes, instead of its own token loop.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 def speculate(method: str | DecodingMethod | Decoder = "adaptive") -> Speculate:
-    """What to give to ``model.generate`` as ``custom_generate``.
+    """Make the object to pass to ``model.generate`` as ``custom_generate``.
 
     Args:
         method: the name of a method that decodes tokens, or a configured one such as ``ReSpec(relaxed=True)``.
@@ -68,7 +68,7 @@ def speculate(method: str | DecodingMethod | Decoder = "adaptive") -> Speculate:
 
 @dataclass(frozen=True)
 class _Call:
-    """One call, checked."""
+    """One checked call."""
 
     prompts: list[list[int]]
     settings: list[Settings]
@@ -78,14 +78,14 @@ class _Call:
 class Speculate:
     """A decoding loop for ``model.generate(custom_generate=...)``. Made by :func:`speculate`.
 
-    Keep the object and give it to every call: it learns what passes cost, and it checks a model only once.
-    Calls from several threads wait for one another, since a model's attention is ours during a call.
+    Keep the object and pass it to every call: it learns what passes cost, and it checks a model only once. Calls from
+    several threads wait for one another, since a call replaces the model's attention.
 
     Args:
         method: how to decode.
 
     Attributes:
-        usage: counts of the newest call, all rows together; ``None`` before the first.
+        usage: counts of the latest call, over all rows; ``None`` before the first.
     """
 
     def __init__(self, method: Decoder) -> None:
@@ -111,10 +111,10 @@ class Speculate:
             ``[rows, length]`` prompts and outputs, padded on the right, as ``generate`` returns them.
 
         Raises:
-            InputError: the model, an option or an input cannot be used, before any work.
+            InputError: before any work, if the model, an option or an input cannot be used.
         """
-        # transformers 5.23 hands neither of them on to a callable. Were the streamer not found, whoever reads
-        # from it would wait for ever.
+        # transformers 5.23 passes neither the streamer nor the assistant to a callable. If the streamer were not found,
+        # its reader would wait forever.
         given = _arguments_of_generate()
         streamer = streamer if streamer is not None else given.get("streamer")
         check_options(model, generation_config, logits_processor, given.get("assistant_model"), synced_gpus)
@@ -170,9 +170,9 @@ def _settings(
     criteria: StoppingCriteriaList,
     config: GenerationConfig,
 ) -> list[Settings]:
-    """What each row is asked for: processors and criteria are transformers' own, the draws are keyed."""
+    """The settings of each row: processors and criteria are transformers' own, the draws are keyed."""
     count = len(prompts)
-    # From torch's generator, so that a seed set there makes the text repeatable; one a row, so that rows with
+    # From torch's generator, so that a seed set there makes the text repeatable; one per row, so that rows with
     # the same prompt differ.
     seeds = torch.randint(2**62, (count,)).tolist() if config.do_sample else [0] * count
     room = (criteria.max_length or sys.maxsize) - input_ids.shape[1]
@@ -192,7 +192,7 @@ def _settings(
 
 
 def _arguments_of_generate() -> Mapping[str, Any]:
-    """The variables of the ``generate`` that called us; none if something else did."""
+    """The local variables of the ``generate`` that called us; empty if something else did."""
     code = inspect.unwrap(GenerationMixin.generate).__code__
     frame = inspect.currentframe()
     for _ in range(3):  # this function, __call__, and what called it

@@ -1,4 +1,4 @@
-"""What can be decoded of a call of ``model.generate``; everything else is refused before any work."""
+"""Checks whether a call of ``model.generate`` can be decoded; anything else is refused before any work."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from specrag.errors import InputError
 
 _MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 _RECORDS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
-#: Their state follows the order of their calls, not the tokens; a draft tree has no such order.
+#: Their state depends on the order of their calls, not on the tokens; a draft tree has no such order.
 _ORDERED = (SynthIDTextWatermarkLogitsProcessor, UnbatchedClassifierFreeGuidanceLogitsProcessor)
-#: Given by transformers itself to every decoding.
+#: Inputs that transformers itself gives to every decoding.
 _USUAL_INPUTS = ("attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep")
 
 
@@ -30,10 +30,10 @@ def check_options(
     assistant: object,
     synced_gpus: bool,
 ) -> None:
-    """Check the model's kind and what the call asks for.
+    """Check the kind of model and what the call requests.
 
     Raises:
-        InputError: it cannot be done.
+        InputError: it is not supported.
     """
     _check_model(model)
     if synced_gpus:
@@ -77,7 +77,7 @@ def _check_model(model: PreTrainedModel) -> None:
 
 
 def prompts_of(input_ids: torch.Tensor, inputs: Mapping[str, Any]) -> list[list[int]]:
-    """The tokens of each row, without the padding before them.
+    """The tokens of each row, without the padding in front.
 
     Args:
         input_ids: ``[rows, length]``.
@@ -111,7 +111,7 @@ def _check_inputs(inputs: Mapping[str, Any]) -> None:
         zeros = name.endswith("token_type_ids") and value is not None and not bool(value.any())
         if value is not None and name not in _USUAL_INPUTS and not zeros:
             raise InputError(name, type(value).__name__, "leave it out; text is read from input_ids only")
-    # transformers makes an empty cache for every call; one of the caller's own is marked.
+    # transformers makes an empty cache for every call and marks one that the caller gives.
     cache = inputs.get("past_key_values")
     if cache is not None and (getattr(cache, "_is_user_defined", False) or cache.get_seq_length()):
         raise InputError(

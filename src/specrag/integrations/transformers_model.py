@@ -1,4 +1,4 @@
-"""The caller's own module, borrowed for one call."""
+"""Borrows the caller's own module for one call."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from specrag.models.loading import LoadedModel
 from specrag.models.tokenizer import Tokenizer
 from specrag.models.transformers import ATTENTION, TransformersModel
 
-#: Tokens of the prompt on which a model is verified.
+#: Prompt tokens on which a model is verified.
 _VERIFIED_TOKENS = 16
-#: Largest distance of its logits from the module's own, as a share of their spread: rounding is far below.
+#: Largest distance of its logits from the module's own, as a share of their spread; rounding is far below it.
 _FP32_DISTANCE, _DISTANCE = 0.01, 0.1
 _DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 _REMEDY = "leave out custom_generate for this model"
 
 
 class Borrowed:
-    """A context in which a module's attention is ours; afterwards the module is as it was.
+    """A context in which a module uses our attention; afterwards the module is as it was.
 
     Args:
         module: the module.
 
     Attributes:
-        model: computes passes with it.
+        model: computes passes with the module.
     """
 
     model: TransformersModel
@@ -65,7 +65,7 @@ class Borrowed:
         self._give_back()
 
     def verify(self, prompt: Sequence[int]) -> None:
-        """Compare a short pass with the module's own: an architecture may do what the packed pass does not.
+        """Compare a short pass with the module's own: an architecture may do things that the packed pass does not.
 
         Raises:
             InputError: the logits differ by more than rounding.
@@ -89,7 +89,7 @@ class Borrowed:
             raise self._refusal("a packed pass gives other logits than the module's own")
 
     def loaded(self) -> LoadedModel:
-        """The model as methods check it."""
+        """The model in the form that methods check."""
         name = str(self._module.config._name_or_path)
         files = ModelFiles(name, Path(name), "unknown", name)
         tokenizer = cast("Tokenizer", _Vocabulary(files))
@@ -97,7 +97,7 @@ class Borrowed:
         return LoadedModel(name, files, self.model, tokenizer, dtype, str(self.model.device))
 
     def _packed_logits(self, tokens: list[int]) -> torch.Tensor:
-        """``[vocab_size]`` behind the last token, which reads the others from the cache."""
+        """Logits ``[vocab_size]`` after the last token, which reads the others from the cache."""
         cache = self.model.new_cache()
         cache.reserve(len(tokens))
         *before, last = tokens
@@ -118,7 +118,7 @@ class Borrowed:
 
 
 class _Vocabulary:
-    """The module's tokenizer, read when a method compares vocabularies, as one with a draft model does."""
+    """The module's tokenizer, read only when a method compares vocabularies, as one with a draft model does."""
 
     def __init__(self, files: ModelFiles) -> None:
         self._files = files

@@ -1,4 +1,4 @@
-"""transformers' logits processors, stopping criteria and streamers for rows that decode each at its own pace."""
+"""transformers' logits processors, stopping criteria and streamers for rows that each decode at their own pace."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from specrag.engine.processors import OutputPath
 if TYPE_CHECKING:
     from transformers.generation.streamers import BaseStreamer
 
-#: Many of them sort the vocabulary, and none of them asks which row it is.
+#: None of these depends on which row it is, and many sort the vocabulary.
 _WARPERS = (
     EpsilonLogitsWarper,
     EtaLogitsWarper,
@@ -41,14 +41,14 @@ _WARPERS = (
 class RowProcessors:
     """transformers' processors as one of ours (:class:`specrag.engine.processors.LogitsProcessor`).
 
-    They see a batch of the usual shape, every row of which is the row in question, so that what they keep for
-    each row of the batch, such as the length of its padding, finds its row.
+    They see a batch of the usual shape with the row in question in every place, so that what they keep for each row of
+    the batch, such as the length of its padding, still matches.
 
     Args:
         processors: each a function of the tokens and the scores.
         prompt: ``[length]``, padding included.
         row: the row in question.
-        rows: of the batch.
+        rows: number of rows of the batch.
     """
 
     def __init__(self, processors: LogitsProcessorList, prompt: torch.Tensor, row: int, rows: int) -> None:
@@ -86,11 +86,11 @@ class RowCriteria:
     """transformers' stopping criteria for one row; they too see a batch of the usual shape.
 
     Args:
-        criteria: called behind every token, without scores.
+        criteria: called after every token, without scores.
         prompt: ``[length]``, padding included.
-        padding: tokens of padding.
+        padding: number of padding tokens.
         row: the row in question.
-        rows: of the batch.
+        rows: number of rows of the batch.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class RowCriteria:
         self._rows = rows
 
     def __call__(self, tokens: Sequence[int]) -> bool:
-        """Whether the text ends behind these tokens, the prompt's first."""
+        """Whether the text ends after these tokens, which begin with the prompt's."""
         new = tokens[self._ids.shape[1] - self._padding :]
         self._ids = torch.cat([self._ids, self._ids.new_tensor(new)[None]], dim=1)
         ended = self._criteria(self._ids.repeat(self._rows, 1), None)
@@ -114,9 +114,9 @@ class Rows:
     """The outputs of a batch.
 
     Args:
-        count: rows.
-        pad: fills up rows that have ended.
-        streamer: is given the newest token of every row, together, as soon as all have it or have ended.
+        count: number of rows.
+        pad: token that fills up rows that have ended.
+        streamer: gets the next token of all rows together, as soon as every row has it or has ended.
     """
 
     def __init__(self, count: int, pad: int, streamer: BaseStreamer | None) -> None:
@@ -127,16 +127,16 @@ class Rows:
         self._streamed = 0
 
     def outputs(self) -> list[RowOutput]:
-        """What the rows write to."""
+        """The outputs that the rows write to."""
         return [RowOutput(self, row) for row in range(len(self._tokens))]
 
     def push(self, row: int, token: int) -> None:
-        """One more token of a row."""
+        """Add a token to a row."""
         self._tokens[row].append(token)
         self._stream()
 
     def end(self, row: int) -> None:
-        """A row has ended."""
+        """Mark a row as ended."""
         self._running[row] = False
         self._stream()
 
@@ -164,11 +164,11 @@ class RowOutput:
         self._row = row
 
     def push(self, token: int) -> str:
-        """Keeps the token; there is no text."""
+        """Keep the token; there is no text."""
         self._rows.push(self._row, token)
         return ""
 
     def finish(self) -> str:
-        """Notes the end."""
+        """Mark the row as ended."""
         self._rows.end(self._row)
         return ""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Adaptive(DecodingMethod):
-    """What the product uses by default: from every source the guesses that promise more than they cost.
+    """The product's default: from every source the guesses that promise more than they cost.
 
     Args:
         options: :class:`Adaptive.Options`.
@@ -26,7 +26,7 @@ class Adaptive(DecodingMethod):
     summary = "Copies, recycled tokens and a model's guesses, each weighed by its measured cost"
 
     class Options(CopyingOptions):
-        """Of adaptive speculation."""
+        """Options of adaptive speculation."""
 
         drafter: str = Field(
             "recycling",

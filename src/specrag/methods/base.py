@@ -1,4 +1,4 @@
-"""The contract of methods: what one is asked, what it may use, what it plans; and how tokens are decoded."""
+"""The contract of methods: what they are asked, what they may use, what they plan; and how tokens are decoded."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from specrag.models.loading import LoadedModel
     from specrag.models.tokenizer import Tokenizer
 
-#: Guesses that a pass may write behind the text, for estimates of memory.
+#: Guesses that a pass may write after the text, for memory estimates.
 GUESSES = 64
 
 
 class Needs(Flag):
-    """What a method cannot do without; the rest it may use where it is given."""
+    """What a method requires; anything else it uses if it is available."""
 
     NOTHING = 0
     #: A local model whose sessions it decodes itself.
@@ -55,13 +55,13 @@ class Needs(Flag):
 
 
 class MethodOptions(BaseModel):
-    """Base of a method's ``Options``: refuses what it does not know, and guesses no types.
+    """Base of a method's ``Options``: rejects unknown options and does not convert types.
 
     A field's default, bounds, description and, as its title, the paper's symbol are all that the command line, the
-    HTTP API, the page and the documentation know of it. A field that names something which only its host can resolve
-    says so by ``json_schema_extra={"resource": "datastores"}`` (see :class:`~specrag.methods.resources.Resources`):
-    ``datastores``, ``corpora``, ``drafters``, ``decoders``, ``writers`` or ``folders``. ``"own"`` lists names that need
-    no resource, ``"prefix"`` says how the only usable ones begin.
+    HTTP API, the page and the documentation know about it. A field that names something only its host can resolve
+    declares it with ``json_schema_extra={"resource": "datastores"}`` (see
+    :class:`~specrag.methods.resources.Resources`): ``datastores``, ``corpora``, ``drafters``, ``decoders``, ``writers``
+    or ``folders``. ``"own"`` lists names that need no resource; ``"prefix"`` is the beginning of the only usable names.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
@@ -73,8 +73,8 @@ class Plan:
 
     Attributes:
         begin: makes its coroutine, for the executor of the model that it uses.
-        tokens: that its sessions may hold together, for the admission of a server.
-        prompt: tokens of the prompt where they are known beforehand; equal prompts are read once.
+        tokens: tokens that its sessions may hold together, for a server's admission control.
+        prompt: tokens of the prompt if they are known beforehand; equal prompts are read once.
     """
 
     begin: Callable[[], Coroutine[Result]]
@@ -83,22 +83,22 @@ class Plan:
 
 
 class Method(Facade, ABC):
-    """A way to answer. Everything about it that others need to know is here.
+    """A way to answer. Everything that others need to know about it is here.
 
-    One that is given a model answers by itself, ``RaLMSpec(llm, kb).generate(question)``; any other is what
-    ``llm.generate(question, method=RaLMSpec())`` takes.
+    A method that is given a model answers by itself, ``RaLMSpec(llm, kb).generate(question)``; any other is passed to
+    a call, ``llm.generate(question, method=RaLMSpec())``.
 
     Args:
-        given: a model (:class:`specrag.LanguageModel`, or an :class:`specrag.Answerer` where all are elsewhere), or
-            checked options; by default the options are those that the method's name gives.
-        kb: what it searches where a call does not say: a knowledge base, a table, or the folder of one.
+        given: a model (:class:`specrag.LanguageModel`, or a :class:`specrag.Answerer` if all models are elsewhere), or
+            checked options; by default the options that the method's name implies.
+        kb: what it searches if a call does not say: a knowledge base, a table, or the folder of one.
         values: options by name: ``Adaptive(drafter="lookup")``.
 
     Attributes:
         name: as people type it.
         summary: one line, for help, page and documentation.
-        needs: what it cannot do without.
-        reads_history: whether earlier messages of a conversation count; where not, the question alone does.
+        needs: what it requires.
+        reads_history: whether earlier messages of a conversation count; if not, only the question does.
         Options: every setting.
     """
 
@@ -132,7 +132,7 @@ class Method(Facade, ABC):
         return f"{type(self).__name__}(llm, kb)"
 
     def _ask(self, prompt: Prompt, call: Call) -> Asked:
-        """See :class:`~specrag.methods.facade.Facade`: what its model answers by this method."""
+        """See :class:`~specrag.methods.facade.Facade`: its model answers by this method."""
         name = type(self).__name__
         if self._host is None:
             raise InputError("llm", None, f"ask {self._usage}, or llm.generate(..., method={name}())")
@@ -150,16 +150,16 @@ class Method(Facade, ABC):
         Raises:
             InputError: a value cannot be used.
             ContextLengthError: the prompt does not fit.
-            SpecragError: what is needed cannot be loaded.
+            SpecragError: something it needs cannot be loaded.
         """
 
     @property
     def retracts(self) -> bool:
-        """Whether text that was told may be taken back by an event (:attr:`~specrag.request.Event.text_lost`)."""
+        """Whether an event may take back text already sent (:attr:`~specrag.request.Event.text_lost`)."""
         return False
 
     def run(self, plan: Plan) -> Coroutine[Result]:
-        """A coroutine that answers; emits steps and events on its way."""
+        """A coroutine that answers; emits steps and events along the way."""
         return plan.begin()
 
 
@@ -168,13 +168,13 @@ _FEATURE = Outputs(hidden=("final",))
 
 @dataclass(frozen=True, slots=True)
 class PromptNeeds:
-    """What a method reads of the prompt's own pass.
+    """What a method reads from the prompt's own pass.
 
     Args:
-        rows: how many of its last rows; the newest token is not among them, it is fed with the first round.
+        rows: how many of its last rows; excludes the newest token, which is fed with the first round.
         outputs: what each of them returns.
         features: how many of its last rows return their ``final`` hidden state, which needs no logits.
-        joins: the end of the prompt may be fed with the first round, where nothing of its rows is needed.
+        joins: the end of the prompt may be fed with the first round if nothing from its rows is needed.
     """
 
     rows: int = 0
@@ -186,9 +186,9 @@ class PromptNeeds:
 def read_prompt(
     session: Session, tokens: Sequence[int], needs: PromptNeeds, chunk: int = PREFILL_ROWS
 ) -> Coroutine[list[Row]]:
-    """Feed a prompt, at most ``chunk`` rows a pass; the answers for those of its last rows that a method asks for.
+    """Feed a prompt, at most ``chunk`` rows per pass; returns the answers for the last rows that a method asks for.
 
-    The last pass is left to the first round of a method that joins it.
+    If the method joins it, the last pass is left to the first round.
     """
     fed = len(session.pending) + len(tokens) - 1
     if needs.joins and not (needs.rows or needs.features):
@@ -205,8 +205,8 @@ def read_prompt(
 class Decoder(Protocol):
     """A configuration of drafter, acceptance rule and schedule, shared by all requests that ask for it.
 
-    What a request learns stays in the coroutine of its :meth:`decode`. The object itself holds settings, what
-    is costly to make (a draft model, a corpus), and the measured cost of passes, which changes no output.
+    What a request learns stays in the coroutine of its :meth:`decode`. The object itself holds settings, things
+    that are expensive to make (a draft model, a corpus), and the measured cost of passes, which changes no output.
     """
 
     @property
@@ -215,13 +215,13 @@ class Decoder(Protocol):
 
     @property
     def prompt_needs(self) -> PromptNeeds:
-        """What it reads of the prompt's own pass."""
+        """What it reads from the prompt's own pass."""
 
     def check(self, loaded: LoadedModel) -> None:
         """Check that it can work with a model, before any work.
 
         Raises:
-            InputError: it cannot, such as a draft model of another vocabulary.
+            InputError: it cannot, for instance because of a draft model with another vocabulary.
         """
 
     def decode(
@@ -232,11 +232,11 @@ class Decoder(Protocol):
         clock: Callable[[], float],
         prompt_rows: Sequence[Row] = (),
     ) -> Coroutine[FinishReason]:
-        """Decode behind the session's tokens; emits a :class:`~specrag.speculation.decode.Step` a round.
+        """Decode after the session's tokens; emits one :class:`~specrag.speculation.decode.Step` per round.
 
         Args:
             session: holds the prompt.
-            settings: what the caller asks.
+            settings: what the caller asks for.
             text: turns tokens into characters.
             clock: seconds.
             prompt_rows: the answers to :attr:`prompt_needs`; fewer, if the prompt is shorter or was cached.
@@ -245,15 +245,15 @@ class Decoder(Protocol):
 
 @runtime_checkable
 class SpeculativeDecoder(Decoder, Protocol):
-    """A method that is a drafter, a rule and a schedule, which another may use for guesses of its own."""
+    """A method that is a drafter, a rule and a schedule, which another may use for its own guesses."""
 
     def speculation(self, session: Session, settings: Settings) -> Speculation:
-        """Those of one request; whoever asked closes the drafter."""
+        """Those of one request; the caller closes the drafter."""
 
 
 @runtime_checkable
 class HasTokenizer(Protocol):
-    """A model whose tokens are known here, so that its logits can be processed by what they spell."""
+    """A model whose tokens are known here, so that its logits can be processed by what the tokens spell."""
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -271,7 +271,7 @@ class DraftingDecoder(ABC):
         return PromptNeeds(joins=True)
 
     def check(self, loaded: LoadedModel) -> None:
-        """Every model will do, unless a drafter says otherwise."""
+        """Accept every model, unless a drafter objects."""
         del loaded
 
     @abstractmethod
@@ -295,23 +295,23 @@ class DraftingDecoder(ABC):
 
 
 class Generator(Protocol):
-    """A language model as methods above the token level see it: text for text, in the executor they share."""
+    """A language model as seen by methods above the token level: text in, text out, in the executor they share."""
 
     @property
     def executor(self) -> Executor:
-        """Runs the coroutines of everybody who uses this model."""
+        """Runs the coroutines of all users of this model."""
 
     @property
     def context_length(self) -> int:
-        """Largest number of tokens of prompt and output together."""
+        """Maximum number of tokens of prompt and output together."""
 
     def count(self, prompt: Prompt, *, raw: bool = False) -> int:
-        """Tokens of a prompt; an estimate that is rather too high where the model's tokenizer is not known here."""
+        """Tokens of a prompt; rather too high an estimate if the model's tokenizer is not known here."""
 
     def generating(self, prompt: Prompt, options: Options) -> Coroutine[Result]:
-        """A coroutine that generates a text; it emits a :class:`~specrag.speculation.decode.Step` a round.
+        """A coroutine that generates a text; it emits one :class:`~specrag.speculation.decode.Step` per round.
 
-        The prompt and the options are checked at the call, before any work.
+        The prompt and the options are checked by the call, before any work.
         """
 
 
@@ -351,7 +351,7 @@ class LocalModel(SessionGenerator, Protocol):
     clock: Callable[[], float]
 
     def generating(self, prompt: Prompt, options: Options, begun: Session | None = None) -> Coroutine[Result]:
-        """As of every generator.
+        """See :meth:`Generator.generating`.
 
         Args:
             begun: holds the first tokens of the prompt; closed at the end.

@@ -1,4 +1,4 @@
-"""What adaptive speculation and ReSpec are measured against, as their papers have them."""
+"""What adaptive speculation and ReSpec are measured against, as in the respective papers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class PromptLookup(DecodingMethod):
-    """Copies behind the newest n-gram (Saxena 2023)."""
+    """Copies after the newest n-gram (Saxena 2023)."""
 
     name = "prompt-lookup"
     summary = "Copies behind the newest n-gram of the text"
@@ -43,7 +43,7 @@ class TokenRecycling(DecodingMethod):
 
 
 class SamDecoding(DecodingMethod):
-    """Copies behind the longest match, else recycles tokens (Hu et al. 2024)."""
+    """Copies after the longest match, otherwise recycles tokens (Hu et al. 2024)."""
 
     name = "sam-decoding"
     summary = "Copies behind the longest match, else recycles tokens"
@@ -80,7 +80,7 @@ class _Named(DecodingMethod):
 
 
 class DraftModel(_Named):
-    """A smaller model guesses (Leviathan et al. 2023), of another vocabulary too (Timor et al. 2025)."""
+    """A smaller model guesses (Leviathan et al. 2023), even one with another vocabulary (Timor et al. 2025)."""
 
     name = "draft-model"
     summary = "A smaller model guesses"

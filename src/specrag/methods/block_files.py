@@ -1,7 +1,7 @@
-"""Passages that were read when their knowledge base was made, each alone: keys and values in 8 bits, on disk.
+"""Passages that were read, each alone, when their knowledge base was made: keys and values in 8 bits, on disk.
 
-``specrag index --read`` writes them; ``reuse=blocks`` maps them into memory in place of reading. A damaged file, or one
-that another version of the model wrote, is as if it were not there.
+``specrag index --read`` writes them; ``reuse=blocks`` maps them into memory instead of reading. A damaged file, or one
+written by another version of the model, is treated as missing.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _identities: WeakKeyDictionary[object, dict[str, str]] = WeakKeyDictionary()
 class BlockFiles:
     """What one model has read of a knowledge base's passages.
 
-    The files hold the documents' content in another form. They lie in the knowledge base's folder, and go when their
-    passages go.
+    The files hold the documents' content in another form. They are stored in the knowledge base's folder and deleted
+    with their passages.
 
     Args:
         base: the knowledge base's folder.
@@ -61,26 +61,26 @@ class BlockFiles:
         return sum(path.stat().st_size for path in self.folder.glob("*.safetensors"))
 
     def find(self, passage: Passage, tokens: Sequence[int]) -> Session | None:
-        """A session that holds these tokens, from the passage's file; ``None`` if it is not there or cannot be used.
+        """A session that holds these tokens, from the passage's file; ``None`` if the file is missing or unusable.
 
-        To be called in a thread.
+        Call it in a thread.
 
         Args:
-            tokens: the passage as it is read alone, and one more, since the cache never holds a session's newest.
+            tokens: of the passage read alone, plus one, since the cache never holds a session's newest token.
         """
         try:
             session = load_prefix(self._path(passage), self._loaded.model, self._identity)
         except (FileNotFoundError, PrefixFileError):
             return None
-        # It was rounded to 8 bits: never to be taken for what reading gives.
+        # It was rounded to 8 bits, so it must never be taken for the result of reading.
         session.pasted = len(session.tokens)
         return session if session.tokens == list(tokens) else None
 
     def write(self, passage: Passage, session: Session) -> int:
-        """Write a passage's file; its bytes.
+        """Write a passage's file and return its size in bytes.
 
         Args:
-            session: as :meth:`find` gives it back.
+            session: as :meth:`find` returns it.
 
         Raises:
             PrefixFileError: the disk refuses.
@@ -94,7 +94,7 @@ class BlockFiles:
 
 
 def block_files(llm: object, retriever: object) -> BlockFiles | None:
-    """What a model has read of a knowledge base; ``None`` if nothing was read of it, or it lies elsewhere."""
+    """What a model has read of a knowledge base; ``None`` if nothing was read, or the base is stored elsewhere."""
     folder = getattr(retriever, "folder", None)
     if not isinstance(folder, Path) or not (folder / READ).is_dir():
         return None
@@ -106,12 +106,12 @@ class ReadReport:
     """What ``specrag index --read`` has done.
 
     Attributes:
-        model: that has read.
-        passages: whose keys and values are kept now.
-        read: of these, read now; the others were there.
-        left_out: for which there was no room.
-        bytes: of the files.
-        seconds: it took.
+        model: the model that has read.
+        passages: number of passages whose keys and values are stored now.
+        read: of these, read now; the others were already there.
+        left_out: those for which there was no room.
+        bytes: size of the files.
+        seconds: time taken.
     """
 
     model: str
@@ -125,11 +125,11 @@ class ReadReport:
 def read_passages(
     llm: LocalModel, base: KnowledgeBase, limit_bytes: int, report: Callable[[Progress], None]
 ) -> ReadReport:
-    """Read a knowledge base's passages, each alone, and keep their keys and values; those that are kept stay.
+    """Read a knowledge base's passages, each alone, and store their keys and values; those already stored stay.
 
     Args:
-        limit_bytes: most bytes of the files; passages for which there is no room are left out.
-        report: told how far it is.
+        limit_bytes: maximum bytes of the files; passages for which there is no room are left out.
+        report: receives the progress.
 
     Raises:
         InputError: the model's keys cannot be moved.

@@ -1,8 +1,8 @@
-"""Approximate reuse: keys and values of a passage, computed once, alone, and pasted where it is needed.
+"""Approximate reuse: keys and values of a passage, computed once on its own, and pasted where it is needed.
 
-What is pasted has not seen the passages in front of it, so that the answer is no longer what the model would write: it
-is off by default. A share of each passage is read anew in its place, its first tokens (EPIC, Hu et al. 2024), which is
-what attention leans on. Of a knowledge base they may have been read when it was made
+Pasted keys and values have not seen the passages in front of them, so the answer is no longer what the model would
+write: it is off by default. The first tokens of each passage are read again in place (EPIC, Hu et al. 2024), because
+attention leans on them. The passages of a knowledge base may have been read when it was made
 (:mod:`specrag.methods.block_files`).
 """
 
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
     from specrag.methods.block_files import BlockFiles
     from specrag.retrieval.passage import Passage
 
-#: What of a prompt is not read anew.
+#: Which parts of a prompt are not read again.
 Reuse: TypeAlias = Literal["exact", "blocks"]
 
-#: First tokens of each passage that are read in their place all the same.
+#: First tokens of each passage that are still read in place.
 ANEW = 16
 
-#: Fewer tokens than this are read, not pasted: a passage's keys and values cost a pass of their own.
+#: Fewer tokens than this are read rather than pasted: a passage's keys and values cost a pass of their own.
 _WORTH_PASTING = 24
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A prompt of which the passages have been pasted.
+    """A prompt whose passages have been pasted.
 
     Attributes:
         session: holds the prompt up to the end of the last passage.
-        known: tokens that nobody had to read now.
+        known: tokens that did not have to be read now.
     """
 
     session: Session
@@ -47,7 +47,7 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """A passage in a prompt: tokens ``start`` to ``end``, its number in front of them."""
+    """A passage in a prompt: tokens ``start`` to ``end``, which follow its number."""
 
     passage: Passage
     start: int
@@ -55,7 +55,7 @@ class _Block:
 
 
 def check_reuse(llm: object) -> None:
-    """Check that a model can keep the keys and values of passages, and move them.
+    """Check that a model can keep passages' keys and values, and move them.
 
     Raises:
         InputError: it cannot.
@@ -77,13 +77,13 @@ def pasting(
     anew: int = ANEW,
     files: BlockFiles | None = None,
 ) -> Coroutine[Begun]:
-    """Begin a prompt with its passages' kept keys and values; those that are not known are read alone, and kept.
+    """Begin a prompt with its passages' stored keys and values; unknown passages are read alone, and stored.
 
     Args:
         prompt: token ids.
         passages: in the order of the prompt; one that is not found in it word for word is read as usual.
-        tenant: whose they are; nobody else's are found.
-        anew: first tokens of each passage that are read in their place all the same.
+        tenant: the passages' owner; other tenants' are not found.
+        anew: first tokens of each passage that are still read in place.
         files: passages that were read before; asked for those that are not in memory.
 
     Raises:
@@ -110,7 +110,7 @@ def pasting(
 
 
 def alone(head: Sequence[int], tokens: Sequence[int]) -> list[int]:
-    """A passage as it is read alone, and one token more, since the cache never holds a session's newest."""
+    """The tokens of a passage read alone, plus one, since the cache never holds a session's newest token."""
     return [*head, *tokens, head[0] if head else tokens[0]]
 
 
@@ -118,7 +118,7 @@ def _source(
     llm: LocalModel, passage: Passage, tokens: Sequence[int], tenant: str, files: BlockFiles | None
 ) -> Coroutine[tuple[Session, bool]]:
     """A session that holds a passage alone, from memory, from its file or by reading; and whether it was read."""
-    # With one more, since a session is given that lacks the last one.
+    # One extra token, since the returned session lacks the last one.
     session = llm.prefixes.start(llm.loaded.model, [*tokens, tokens[-1]], tenant)
     if len(session) == len(tokens):
         return session, False
@@ -133,12 +133,12 @@ def _source(
 
 
 def passage_tokens(llm: LocalModel, passage: Passage) -> list[int]:
-    """A passage's tokens in a prompt, behind its number; without the last one, which may hold what follows."""
+    """A passage's tokens in a prompt, after its number; without the last one, which may span what follows."""
     return llm.tokenizer.encode(passage_block(passage), special=False)[:-1]
 
 
 def template_head(llm: LocalModel) -> list[int]:
-    """What every prompt begins with: the template's tokens in front of the first message."""
+    """The beginning of every prompt: the template's tokens in front of the first message."""
     one, other = (llm.encode([{"role": "user", "content": text}]) for text in ("0", "1"))
     return one[
         : next(place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1])

@@ -1,7 +1,7 @@
-"""Citations like [1] or [2, 3] in an answer: which there are, whether they name a source, what supports them.
+"""Citations like [1] or [2, 3] in an answer: finds them, checks that they name a source, and what supports them.
 
-Support is told by words and numbers that are shared, and understands nothing. It finds the passage that a sentence was
-taken from; it does not find a passage that denies what the sentence says.
+Support is judged by shared words and numbers, without any understanding. It finds the passage that a sentence was
+taken from; it does not notice a passage that denies what the sentence says.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from itertools import pairwise
 
 from specrag.retrieval.language import COMMON_WORDS, language_of
 
-#: Share of a sentence's content words that a cited passage must hold to support it.
+#: Share of a sentence's content words that a cited passage must contain to support it.
 SUPPORTED = 0.5
 
 _NUMBERS = r"\d{1,3}(?:\s*[-\u2013]\s*\d{1,3})?"
@@ -25,7 +25,7 @@ _SENTENCE = re.compile(r"[^.!?\n]+(?:[.!?]+(?!\s|$)[^.!?\n]*)*[.!?]*")
 _WORD = re.compile(r"[^\W_]+(?:['\u2019][^\W_]+)?")
 _SPACELESS = re.compile(r"[\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff]")
 
-# Words that say nothing about what a sentence is about, in English; in other languages the commonest ones.
+# English words that do not say what a sentence is about; for other languages the most common words are used.
 _STOP_WORDS = frozenset(
     _WORD.findall("""
     a about according after again all also although am an and answer any are as at be because been before being
@@ -47,9 +47,9 @@ class Citation:
     Attributes:
         number: the source that it names.
         start, end: where the mark stands in the answer, in characters.
-        sentence: what it stands behind, without marks.
+        sentence: the sentence that it follows, without marks.
         valid: whether there is such a source.
-        support: share of the sentence's content words that the source holds, 0 to 1; ``None`` if there is no such
+        support: share of the sentence's content words that the source contains, 0 to 1; ``None`` if there is no such
             source or the sentence has no such words.
     """
 
@@ -62,7 +62,7 @@ class Citation:
 
     @property
     def supported(self) -> bool:
-        """Whether the source holds at least :data:`SUPPORTED` of the sentence's content words."""
+        """Whether the source contains at least :data:`SUPPORTED` of the sentence's content words."""
         return self.support is not None and self.support >= SUPPORTED
 
 
@@ -79,12 +79,12 @@ class Citations:
 
     @property
     def invalid(self) -> tuple[int, ...]:
-        """The numbers cited that no source has, ascending."""
+        """The cited numbers that no source has, ascending."""
         return tuple(sorted({citation.number for citation in self.found if not citation.valid}))
 
     @property
     def unsupported(self) -> tuple[Citation, ...]:
-        """The citations of sources that hold too little of what is said."""
+        """The citations of sources that contain too little of what is said."""
         return tuple(citation for citation in self.found if citation.valid and not citation.supported)
 
 
@@ -106,24 +106,25 @@ def find_citations(text: str, sources: Sequence[str]) -> Citations:
 
 
 def support(text: str, source: str) -> float | None:
-    """Share of the text's content words that a source holds, 0 to 1; ``None`` if the text has none."""
+    """Share of the text's content words that a source contains, 0 to 1; ``None`` if the text has none."""
     wanted = set(content_words(text))
     return len(wanted & set(_words(source))) / len(wanted) if wanted else None
 
 
 class Support:
-    """Which of a few passages hold a sentence of an answer.
+    """Finds which of a few passages hold a sentence of an answer.
 
-    A passage scores by the sentence's words that it has: those that the question has not count most, rare ones among
-    the passages more than common ones, names and numbers twice. Neighbouring words that stay together count a little.
+    A passage scores by the sentence's words that it has: words that are not in the question count most, words that are
+    rare among the passages more than common ones, names and numbers twice. Adjacent words that stay together count a
+    little.
 
     Args:
-        question: that is answered.
-        sources: what each passage says, its title included; passage 1 comes first.
+        question: the question that is answered.
+        sources: what each passage says, including its title; passage 1 comes first.
     """
 
     def __init__(self, question: str, sources: Sequence[str]) -> None:
-        self._capitals = language_of(question) != "german"  # which writes all nouns with one
+        self._capitals = language_of(question) != "german"  # German capitalises all nouns
         listed = [[_stem(word) for word in _words(source)] for source in sources]
         self._asked = {_stem(word) for word in _words(question)}
         self._words = [set(words) for words in listed]
@@ -131,9 +132,9 @@ class Support:
         self._frequency = Counter(word for words in self._words for word in words)
 
     def choose(self, sentence: str) -> tuple[int, ...]:
-        """The passages that hold a sentence, from 1 and ascending: the best, and others for what it has not.
+        """The passages that hold a sentence, from 1 and ascending: the best, and others for what it lacks.
 
-        Empty where no passage shares a word with it that tells.
+        Empty if no passage shares a significant word with it.
         """
         weights = self._weights(sentence)
         own = {word for word in weights if word not in self._asked} or set(weights)
@@ -157,13 +158,13 @@ class Support:
             left -= self._words[best]
 
     def unheld(self, sentence: str, cited: Sequence[int]) -> tuple[str, ...]:
-        """Names and numbers of a sentence that neither the passages cited for it nor the question have."""
+        """Names and numbers of a sentence that are neither in the passages cited for it nor in the question."""
         held = self._asked.union(*(self._words[number - 1] for number in cited))
         named = _named(sentence, self._capitals)
         return tuple(word for word in named if _stem(_fold(word)) not in held)
 
     def _weights(self, sentence: str) -> dict[str, float]:
-        """What each content word of a sentence counts; 0 for one that no passage has."""
+        """The weight of each content word of a sentence; 0 for one that no passage has."""
         named = {_stem(_fold(word)) for word in _named(sentence, self._capitals)}
         weights = {}
         for word in map(_stem, content_words(sentence)):
@@ -174,14 +175,14 @@ class Support:
         return weights
 
 
-#: What a word of the question counts, and a pair of neighbours that stay together; and what share of the words that are
-#: not the question's a further passage must add. Chosen on recorded answers, where they matter little
+#: The weight of a word of the question, the weight of a pair of neighbours that stay together, and the share of the
+#: words not in the question that a further passage must add. Chosen on recorded answers, where they matter little
 #: (docs/log/2026-11-25-citations-by-words.md).
 _ASKED, _PAIR, _FURTHER = 0.2, 0.2, 0.2
 
 
 def _named(sentence: str, capitals: bool) -> list[str]:
-    """Names and numbers: words with a digit, and those with a capital that do not begin the sentence."""
+    """Names and numbers: words with a digit, and capitalised words that do not begin the sentence."""
     words = _WORD.findall(without_citations(sentence))
     return [
         word
@@ -192,7 +193,7 @@ def _named(sentence: str, capitals: bool) -> list[str]:
 
 
 def _stem(word: str) -> str:
-    """A word without an English ending, so that "stores" and "stored" meet."""
+    """A word without its English ending, so that "stores" matches "stored"."""
     ending = next((end for end in ("ies", "es", "s", "ed", "ing") if word.endswith(end)), "")
     return word.removesuffix(ending) if len(word) > len(ending) + 3 else word
 
@@ -203,13 +204,13 @@ def without_citations(text: str) -> str:
 
 
 def content_words(text: str) -> list[str]:
-    """The words that say what a text is about, in lower case, in their order."""
+    """The words that say what a text is about, in lower case, in order."""
     common = COMMON_WORDS.get(language_of(text) or "", frozenset())
     return [word for word in _words(without_citations(text)) if word not in _STOP_WORDS | common]
 
 
 def _words(text: str) -> list[str]:
-    """Words in lower case; of scripts without spaces, pairs of neighbouring characters."""
+    """Words in lower case; for scripts without spaces, pairs of adjacent characters."""
     found = []
     for word in _WORD.findall(_fold(text)):
         if _SPACELESS.search(word) and len(word) > 1:
@@ -224,7 +225,7 @@ def _fold(text: str) -> str:
 
 
 def _numbers(listed: str, sources: int) -> list[int]:
-    """The numbers of a mark; of a range those that have a source, and its ends in any case."""
+    """The numbers of a mark; for a range, those that have a source, and its ends in any case."""
     numbers: dict[int, None] = {}
     for part in re.split(r"[,;]", listed):
         first, *rest = (int(number) for number in re.findall(r"\d+", part))
@@ -235,9 +236,9 @@ def _numbers(listed: str, sources: int) -> list[int]:
 
 
 def _sentence_of(text: str, place: int) -> str:
-    """The last sentence that has words in front of ``place``; the first of all where none has.
+    """The last sentence that has words in front of ``place``; if there is none, the first sentence.
 
-    In "Copper is a metal [1]. It conducts heat. [2]" the second mark stands behind a full stop.
+    In "Copper is a metal [1]. It conducts heat. [2]" the second mark stands after a full stop.
     """
     found = ""
     for match in _SENTENCE.finditer(text):

@@ -29,10 +29,10 @@ class DecodingMethod(Method):
 
     @abstractmethod
     def decoder(self, given: Resources) -> Decoder:
-        """How tokens are decoded; equal options share one, so that it learns what a pass costs.
+        """How tokens are decoded; equal options share one decoder, so that it learns what a pass costs.
 
         Raises:
-            InputError: an option names what is not given.
+            InputError: an option names something that is not available.
         """
 
     def plan(self, request: Request, given: Resources) -> Plan:
@@ -45,7 +45,7 @@ class DecodingMethod(Method):
 
 
 class OwnDecoder(DecodingMethod):
-    """A decoder of the caller's own in the place of a method's.
+    """The caller's own decoder in place of a method's.
 
     Args:
         decoder: how tokens are decoded.
@@ -100,7 +100,7 @@ def decoder_names() -> list[str]:
     """The methods that decode tokens with their default settings, for options that name one."""
     names = []
     for name in method_names():
-        with suppress(SpecragError):  # another package's that cannot be imported
+        with suppress(SpecragError):  # a method of another package that cannot be imported
             made = method_class(name)
             if issubclass(made, DecodingMethod) and made.needs in _DECODING:
                 names.append(name)

@@ -1,4 +1,4 @@
-"""What a method's class says of itself, for help, pages and documentation."""
+"""What a method's class says about itself, for help, pages and documentation."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def describe_options(options: type[BaseModel]) -> dict[str, dict[str, Any]]:
     """Options by name, as JSON.
 
     Returns:
-        Of each ``type`` (``integer``, ``number``, ``boolean``, ``string``, ``array`` or ``choice``), ``default``,
-        ``min``, ``max``, ``choices`` (of an array those of its items; beside a number its values with a name),
+        For each option: ``type`` (``integer``, ``number``, ``boolean``, ``string``, ``array`` or ``choice``),
+        ``default``, ``min``, ``max``, ``choices`` (for an array those of its items; for a number its named values),
         ``values`` (what may be given, in words), ``help``, ``symbol`` (the paper's), ``resource`` that the host
         resolves, ``own`` names that need no resource, and the ``prefix`` of names that do.
     """
@@ -47,7 +47,7 @@ def _describe(
     schema: Mapping[str, Any], root: Mapping[str, Any], options: type[BaseModel], name: str
 ) -> dict[str, Any]:
     kinds = [resolved(kind, root) for kind in alternatives(schema)]
-    # Of alternatives the first tells the type; the others are values by name.
+    # The first alternative gives the type; the others are named values.
     first, *others = [kind for kind in kinds if kind.get("type") != "null"]
     items = resolved(first.get("items", {}), root)
     named = [value for other in others for value in other.get("enum", [other.get("const")])]

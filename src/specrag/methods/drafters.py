@@ -35,9 +35,9 @@ class NamedDrafter:
     """Makes a drafter for each request from a name.
 
     Args:
-        name: one of :data:`DRAFTERS`, ``model:NAME`` for a draft model, which reads the target's
-            text in tokens of its own if its vocabulary is another, or ``eagle:NAME``
-            for an EAGLE-2 head of the target (:func:`~specrag.models.eagle_files.head_folder`).
+        name: one of :data:`DRAFTERS`, ``model:NAME`` for a draft model, which reads the target's text in its own tokens
+            if its vocabulary differs, or ``eagle:NAME`` for an EAGLE-2 head of the target
+            (:func:`~specrag.models.eagle_files.head_folder`).
 
     Raises:
         InputError: there is no such drafter.
@@ -51,17 +51,17 @@ class NamedDrafter:
         self.name = name
         self._tokenizer: Tokenizer | None = None
         self._model: LoadedModel | None = None
-        # One method may serve several targets at once. A borrowed target may come without having been checked: it is
-        # that of the newest check.
+        # One method may serve several targets at once. A borrowed target may arrive without having been checked: it is
+        # assumed to be the one checked last.
         self._fits: WeakKeyDictionary[SessionModel, _Fit] = WeakKeyDictionary()
         self._newest = _Fit()
         self._lock = threading.Lock()
 
     def check(self, target: LoadedModel) -> None:
-        """Load the draft model or the head if there is one, and make sure that it fits.
+        """Load the draft model or the head, if there is one, and make sure that it fits.
 
         Raises:
-            InputError: it does not.
+            InputError: it does not fit.
             ModelFilesError: its files are missing or damaged.
         """
         with self._lock:
@@ -73,23 +73,22 @@ class NamedDrafter:
 
     @property
     def outputs(self) -> Outputs:
-        """What its drafters read of the target's rows."""
+        """What its drafters read from the target's rows."""
         if self.name.startswith(EAGLE_PREFIX):
             return Eagle.outputs
         return Recycling.outputs if self.name == "recycling" else NOTHING
 
     @property
     def prompt_features(self) -> int:
-        """How many of the prompt's rows its drafters read the hidden state of."""
+        """The number of prompt rows whose hidden states its drafters read."""
         return PROMPT_ROWS if self.name.startswith(EAGLE_PREFIX) else 0
 
     def make(self, target: SessionModel, estimates: Estimates | None = None) -> Drafter:
-        """A drafter for one request; whoever asks closes it.
+        """A drafter for one request; the caller closes it.
 
         Args:
             target: the model that it drafts for.
-            estimates: of a schedule that weighs guesses: it then guesses less where more cannot
-                pay.
+            estimates: of a schedule that weighs guesses: the drafter then guesses less where more cannot pay.
         """
         fit = self._fits.get(target, self._newest)
         if fit.head is not None:
@@ -123,10 +122,10 @@ class NamedDrafter:
 
 @dataclass(frozen=True, slots=True)
 class _Fit:
-    """What a target needs to be drafted for.
+    """What is needed to draft for a target.
 
     Attributes:
-        pair: aligns the vocabularies of the target and the draft model, where they differ.
+        pair: aligns the vocabularies of the target and the draft model, if they differ.
         head: of the target.
     """
 
@@ -134,8 +133,8 @@ class _Fit:
     head: EagleHead | None = None
 
 
-# One for all methods that name it, whatever their settings, as long as one of them is there: a client of a server may
-# vary these at will.
+# One for all methods that name it, whatever their settings, as long as any of them exists: a server's client may vary
+# settings at will.
 _models: WeakValueDictionary[tuple[str, str, str], LoadedModel] = WeakValueDictionary()
 _heads: WeakKeyDictionary[SessionModel, WeakValueDictionary[str, EagleHead]] = WeakKeyDictionary()
 _loading = threading.Lock()
@@ -145,7 +144,7 @@ def shared_model(name: str, files: ModelFiles, target: LoadedModel) -> LoadedMod
     """A model that drafts for a target.
 
     Args:
-        files: where it lies.
+        files: where it is stored.
 
     Raises:
         ModelFilesError: its files are missing or damaged.
@@ -168,7 +167,7 @@ def shared_head(name: str, target: LoadedModel) -> EagleHead:
         InputError: there is none of this name, or it is for another model.
         ModelFilesError: its files are missing or damaged.
     """
-    from specrag.models.eagle_head import load_head  # torch, which other drafters do without
+    from specrag.models.eagle_head import load_head  # imports torch, which other drafters do not need
 
     with _loading:
         known = _heads.setdefault(target.model, WeakValueDictionary())
@@ -179,7 +178,7 @@ def shared_head(name: str, target: LoadedModel) -> EagleHead:
 
 
 def pair_of(target: Tokenizer, draft: Tokenizer) -> VocabularyPair | None:
-    """What aligns two vocabularies, or nothing if they are the same.
+    """The object that aligns two vocabularies, or ``None`` if they are the same.
 
     Raises:
         InputError: they cannot be aligned.
@@ -193,7 +192,10 @@ def pair_of(target: Tokenizer, draft: Tokenizer) -> VocabularyPair | None:
 
 
 def draft_dtype(files: ModelFiles, wanted: str) -> str:
-    """The target's, or bf16 where only the lean decoder computes that: a guess may be rounded otherwise."""
+    """The target's dtype, or bf16 instead of int8 if the draft model does not use the lean decoder.
+
+    Only the lean decoder computes int8; a guess may be rounded differently.
+    """
     from specrag.models.loading import is_lean
 
     return "bf16" if wanted == "int8" and not is_lean(files) else wanted

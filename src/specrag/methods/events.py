@@ -12,10 +12,10 @@ T = TypeVar("T")
 
 
 def suppress_events(coroutine: Coroutine[T], emitted: list[object] | None = None) -> Coroutine[T]:
-    """Run a coroutine, passing on what it asks for and keeping back what it emits.
+    """Run a coroutine, passing on its requests and suppressing its emissions.
 
     Args:
-        emitted: what it emits is appended here.
+        emitted: collects the suppressed emissions.
     """
 
     def keep(value: object) -> tuple[()]:
@@ -29,11 +29,11 @@ def suppress_events(coroutine: Coroutine[T], emitted: list[object] | None = None
 def tap_steps(
     coroutine: Coroutine[T], steps: list[Step], begun: Callable[[], object] = lambda: None
 ) -> Coroutine[T]:
-    """Run a coroutine, passing everything on, and note the steps that it emits.
+    """Run a coroutine, passing everything on, and record the steps that it emits.
 
     Args:
-        steps: are appended here.
-        begun: called behind the first of them.
+        steps: collects the steps.
+        begun: called after the first of them.
     """
 
     def note(value: object) -> tuple[object]:
@@ -47,10 +47,10 @@ def tap_steps(
 
 
 def map_events(coroutine: Coroutine[T], tell: Callable[[object], Iterable[object]]) -> Coroutine[T]:
-    """Run a coroutine and emit other things in place of those that it, or a coroutine that it starts, emits.
+    """Run a coroutine and replace what it, or a coroutine that it starts, emits.
 
     Args:
-        tell: what to emit for something that it emits.
+        tell: returns what to emit instead of an emission.
     """
     try:
         request = next(coroutine)
@@ -67,7 +67,7 @@ def map_events(coroutine: Coroutine[T], tell: Callable[[object], Iterable[object
             except GeneratorExit:
                 coroutine.close()
                 raise
-            except BaseException as error:  # the coroutine's own to handle, such as a cancellation
+            except BaseException as error:  # for the coroutine to handle, such as a cancellation
                 request = coroutine.throw(error)
             else:
                 request = coroutine.send(answer)

@@ -1,8 +1,8 @@
 """Whether what a search found is about the question at all.
 
-The most similar of many passages about something else is the more similar, the more there are: with the default encoder
-it stays below 0.03 + 0.088 sqrt(2 ln n), the growth of the greatest of n normal numbers (docs/answering.md). A question
-whose words stand in one passage is about it whatever its vector says.
+The more passages there are about something else, the more similar the best of them is to the question: with the
+default encoder the similarity stays below 0.03 + 0.088 sqrt(2 ln n), which grows like the maximum of n normal numbers
+(docs/answering.md). A question whose words occur in one passage is about it, whatever its vector says.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from specrag.retrieval.passage import Hit
 
 _MEAN, _SPREAD = 0.03, 0.088
 
-#: Share of a question's words, weighed by how rare they are, that one passage must hold to be about it.
+#: Share of a question's words, weighted by rarity, that one passage must contain to be about it.
 ENOUGH_WORDS = 0.65
 
 
 def usual_min_score(passages: int) -> float:
-    """Below this cosine even the best of so many passages is about something else."""
+    """The cosine below which even the best of this many passages is about something else."""
     return round(_MEAN + _SPREAD * math.sqrt(2 * math.log(max(passages, 1))), 3)
 
 
@@ -29,7 +29,7 @@ def check_min_score(min_score: float | None, retriever: object) -> None:
     """Check a threshold.
 
     Raises:
-        InputError: it is no cosine, or there are no vectors to compare.
+        InputError: it is not a cosine, or there are no vectors to compare.
     """
     if min_score is None:
         return
@@ -40,7 +40,7 @@ def check_min_score(min_score: float | None, retriever: object) -> None:
 
 
 def least_similarity(retriever: Retriever, min_score: float | None) -> float | None:
-    """What the best passage must reach: what was asked for, else the usual; ``None`` without vectors."""
+    """The similarity that the best passage must reach: as requested, or the usual one; ``None`` without vectors."""
     if not isinstance(retriever, VectorRetriever):
         return None
     return usual_min_score(len(retriever)) if min_score is None else min_score
@@ -56,8 +56,8 @@ def is_about_nothing(
     """Whether no passage found is about the question.
 
     Args:
-        similar: cosine of each passage and the question; empty or ``None`` where they have no vectors.
-        min_score: what was asked for, which decides alone; ``None`` for the usual.
+        similar: cosine of each passage and the question; empty, or ``None`` for those without vectors.
+        min_score: the requested threshold, which then decides alone; ``None`` for the usual one.
     """
     if not hits:
         return True
@@ -71,6 +71,6 @@ def is_about_nothing(
 def _shared_words(retriever: Retriever, question: str, hits: Sequence[Hit]) -> float:
     from specrag.retrieval.knowledge_base import KnowledgeBase
 
-    if not isinstance(retriever, KnowledgeBase):  # another knows no words
+    if not isinstance(retriever, KnowledgeBase):  # other retrievers have no word statistics
         return 0.0
     return max(retriever.shared_words(question, [hit.passage.id for hit in hits]))

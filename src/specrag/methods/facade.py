@@ -1,4 +1,4 @@
-"""The calls of Python: ``generate``, ``stream``, ``agenerate``, ``astream`` and ``batch``, for every method."""
+"""The Python calls ``generate``, ``stream``, ``agenerate``, ``astream`` and ``batch``, for every method."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: How tokens are decoded where nobody says.
+#: The default method of decoding.
 DEFAULT_METHOD = "adaptive"
-#: How is answered over a knowledge base, and from a long context, where nobody says; decoded by the default above.
+#: The default methods over a knowledge base and from a long context; they decode with the default above.
 DEFAULT_OVER_PASSAGES, DEFAULT_OVER_CONTEXT = "standard-rag", "long-context"
 
 _SEARCH = tuple(SearchOptions.model_fields)
@@ -45,11 +45,12 @@ class Call(Options, total=False):
     """Keyword arguments of every call.
 
     Args:
-        method: a name of ``specrag methods``, or a method with its options, such as ``RaLMSpec(stride=3)``; by default
-            ``adaptive``, which over a knowledge base decodes ``standard-rag`` and from documents ``long-context``.
+        method: a name listed by ``specrag methods``, or a method with its options, such as ``RaLMSpec(stride=3)``;
+            default ``adaptive``, which decodes ``standard-rag`` over a knowledge base and ``long-context`` from
+            documents.
         kb: where passages are found: a knowledge base, a table, or the folder of one.
         documents: a long context: texts, paths, or documents that have been read.
-        passages: to answer from in place of a search, best first.
+        passages: passages to answer from instead of searching, best first.
         k, index, where, rerank, min_score, abstain, rewrite: how passages are found
             (:class:`~specrag.request.SearchOptions`).
     """
@@ -72,7 +73,7 @@ class Asked:
 
     Attributes:
         begin: makes its coroutine.
-        given: what it is answered with.
+        given: the resources it is answered with.
         timeout: seconds.
     """
 
@@ -82,7 +83,7 @@ class Asked:
 
     @property
     def deadline(self) -> float | None:
-        """A time of the executor's clock."""
+        """A time on the executor's clock."""
         return None if self.timeout is None else self.given.clock() + self.timeout
 
 
@@ -90,7 +91,7 @@ class Facade:
     """Answers by any method. Calls from several threads, and asynchronous calls, share passes.
 
     Attributes:
-        resources: what there is to answer with.
+        resources: what is available for answering.
     """
 
     resources: Resources
@@ -120,10 +121,10 @@ class Facade:
         return executor.run(executor.submit(together, deadline=asked[0].deadline))
 
     def stream(self, prompt: Prompt, **call: Unpack[Call]) -> Generator[Step | Event, None, Result]:
-        """Generate a text and yield it as it comes: a :class:`~specrag.speculation.decode.Step` a round, and events.
+        """Generate a text, yielding a :class:`~specrag.speculation.decode.Step` per round, and events, as they come.
 
         A step's text never ends inside a character. Leaving the loop early ends the request. The generator returns
-        the result, for those who ask with ``yield from``.
+        the result to a caller that uses ``yield from``.
         """
         return _stream(self._ask(prompt, call))
 
@@ -169,7 +170,7 @@ class Facade:
 
 
 def choose_method(method: Any, request: Request, given: Resources) -> Method:
-    """The method of a request: one by name, a configured one, a decoder of the caller's own, or the default.
+    """The method of a request: a named one, a configured one, the caller's own decoder, or the default.
 
     Raises:
         InputError: it is none of these.
@@ -199,13 +200,13 @@ def _stream(asked: Asked) -> Generator[Step | Event, None, Result]:
 
 
 def _telling(coroutine: Coroutine[T]) -> Coroutine[None]:
-    """Run to the end and emit the result itself."""
+    """Run a coroutine to its end and emit its result."""
     result = yield from coroutine
     yield Emit(result)
 
 
 def open_retriever(kb: Any) -> Any:
-    """What is searched: a folder, or the address of a store, is opened; anything else is it already."""
+    """Open the folder or store address to be searched; anything else is returned unchanged."""
     if not isinstance(kb, str | Path):
         return kb
     from specrag.retrieval.knowledge_base import KnowledgeBase

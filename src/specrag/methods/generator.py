@@ -1,4 +1,4 @@
-"""A local model as a writer of texts, kept to the form of two lines where that is asked for."""
+"""A local model as a writer of texts, constrained to the form of two lines on request."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a text is.
+    """Position in the two-line form.
 
     Attributes:
         line: 0 in the first line, 1 in the cue, 2 in the second line.
-        tokens: how many of it there are.
-        second: those of the second line.
+        tokens: number of tokens in it so far.
+        second: tokens of the second line.
     """
 
     line: int = 0
@@ -57,14 +57,14 @@ class Place:
 class TwoLines:
     """A :class:`~specrag.engine.processors.LogitsProcessor` for :class:`~specrag.models.roles.Cue`.
 
-    Whatever would end the first line, a line end or the end of the text, becomes the cue with their joint probability;
-    whatever would end the second becomes the end of the text. No line is empty. A model that knows the form writes
-    what it would have written.
+    Anything that would end the first line, a line end or the end of the text, becomes the cue with their joint
+    probability; anything that would end the second becomes the end of the text. No line is empty. A model that knows
+    the form writes what it would have written anyway.
 
     Args:
-        cue: tokens, of which the first holds a line end.
+        cue: tokens, the first of which contains a line end.
         within: the first line has at most this many tokens.
-        line_ends: tokens that hold a line end.
+        line_ends: tokens that contain a line end.
         ends: tokens that end a text.
         choices: tokens of what the second line may be; anything if there are none.
     """
@@ -108,7 +108,7 @@ class TwoLines:
         return processed
 
     def _choose(self, logits: Logits, second: tuple[int, ...]) -> Logits:
-        """Only what goes on to one of the choices, or the end behind a whole one."""
+        """Allow only what continues towards one of the choices, or the end after a complete one."""
         ends = self._all_ends[self._all_ends < len(logits)]
         processed = np.full_like(logits, -np.inf)
         for choice in self._choices:
@@ -122,7 +122,7 @@ class TwoLines:
 class RareBeginning:
     """A :class:`~specrag.engine.processors.LogitsProcessor` for :class:`~specrag.models.roles.Reluctance`.
 
-    Its state is how many tokens there are.
+    Its state is the number of tokens so far.
     """
 
     def __init__(self, token: int, nats: float) -> None:
@@ -151,7 +151,7 @@ def two_lines(tokenizer: Tokenizer, cue: Cue) -> TwoLines:
 
 
 def _behind(tokenizer: Tokenizer, before: str, text: str) -> list[int]:
-    """The tokens of a text that stands behind another."""
+    """The tokens of a text that follows another."""
     placed = tokenizer.encode_with_starts(before + text, special=False)
     both = zip(placed.tokens, placed.starts, strict=True)
     return [token for token, start in both if start >= len(before)]
@@ -163,23 +163,23 @@ def _only(logits: Logits, token: int) -> Logits:
     return forced
 
 
-#: A common beginning is read apart if that saves so many rows: it costs a pass of its own.
+#: A common beginning is read separately if that saves this many rows, since it costs a pass of its own.
 FEWEST_SAVED_ROWS = 64
 
 
 class SharingModel(Protocol):
-    """A language model that goes on from sessions, such as :class:`specrag.LanguageModel`."""
+    """A language model that continues from sessions, such as :class:`specrag.LanguageModel`."""
 
     @property
     def executor(self) -> Executor:
-        """Runs the coroutines of everybody who uses this model."""
+        """Runs the coroutines of all users of this model."""
 
     @property
     def loaded(self) -> LoadedModel:
         """The model with its tokenizer."""
 
     def generating(self, prompt: Prompt, options: Options, begun: Session | None = None) -> Coroutine[Result]:
-        """A coroutine that generates a text behind a session that holds the prompt's first tokens."""
+        """A coroutine that generates a text after a session that holds the prompt's first tokens."""
 
 
 class LocalGenerator:
@@ -187,8 +187,8 @@ class LocalGenerator:
 
     Args:
         llm: such as :func:`specrag.load` makes.
-        method: how tokens are decoded: a name of :data:`~specrag.methods.registry.METHODS` or a configured method.
-        share: read what several prompts begin with once.
+        method: how tokens are decoded: a name (:func:`~specrag.methods.registry.method_names`) or a configured method.
+        share: read a beginning common to several prompts only once.
         clock: seconds.
     """
 
@@ -213,7 +213,7 @@ class LocalGenerator:
 
     @property
     def executor(self) -> Executor:
-        """Where its coroutines run best: beside whatever else uses the model."""
+        """Where its coroutines run best: together with other users of the model."""
         return self.llm.executor
 
     @property
@@ -231,7 +231,7 @@ class LocalGenerator:
         prompts = [encode_text(tokenizer, request.prompt, request.lead) for request in requests]
         for request, prompt in zip(requests, prompts, strict=True):
             check_room(self.llm.loaded.model, len(prompt) + 1)
-            self.llm.generating(prompt, self._options(request)).close()  # checks, and does nothing
+            self.llm.generating(prompt, self._options(request)).close()  # only checks
         return self._generating(requests, prompts)
 
     def _generating(
@@ -247,7 +247,7 @@ class LocalGenerator:
         ]
         try:
             return (yield from gather(writing))
-        finally:  # of those that were never started, too
+        finally:  # including those that were never started
             for start in begun:
                 start.close()
 
@@ -303,24 +303,24 @@ class LocalGenerator:
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """What is known of a prompt before its own reading.
+    """What is known of a prompt before it is read itself.
 
     Attributes:
         session: holds its first tokens; ``None`` if none were read.
-        read: tokens that were read for it and for those who share them.
+        read: tokens that were read for it and for the prompts that share them.
     """
 
     session: Session | None
     read: int
 
     def close(self) -> None:
-        """Let the session go."""
+        """Close the session."""
         if self.session is not None:
             self.session.close()
 
 
 def _read_shared(loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> Coroutine[list[_Begun]]:
-    """Read what prompts begin with, each common beginning once, and fork a session for each prompt."""
+    """Read the beginnings of prompts, each common beginning once, and fork a session for each prompt."""
     found: dict[int, _Begun] = {}
     try:
         yield from _read_group(loaded, prompts, list(range(len(prompts))), None, found)
@@ -339,11 +339,11 @@ def _read_group(
     found: dict[int, _Begun],
     read: int = 0,
 ) -> Coroutine[None]:
-    """Read on for prompts that begin with the session's tokens.
+    """Continue reading for prompts that begin with the session's tokens.
 
     Args:
         group: numbers of the prompts.
-        read: tokens of the session that nobody has answered for yet; the group's first prompt does.
+        read: tokens of the session not counted for any prompt yet; the group's first prompt counts them.
     """
     first = prompts[group[0]]
     # The newest token of a prompt is fed with its first round.
@@ -376,10 +376,10 @@ def _read_group(
 
 
 def as_generator(model: TextGenerator | SharingModel) -> TextGenerator:
-    """What writes texts: the model itself, or a loaded language model that decodes plainly."""
+    """The model itself if it writes texts, otherwise a writer around a loaded language model that decodes plainly."""
     return model if isinstance(model, TextGenerator) else LocalGenerator(model)
 
 
 def as_scorer(model: TextScorer | SharingModel) -> TextScorer:
-    """What scores texts: the model itself, or a loaded language model."""
+    """The model itself if it scores texts, otherwise a scorer around a loaded language model."""
     return model if isinstance(model, TextScorer) else LocalScorer(model.loaded)

@@ -1,4 +1,4 @@
-"""Answers from a part of the passages, where a shard of them did not answer."""
+"""Answers from only some of the passages, because a shard did not respond."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from specrag.request import Result
 def marked(answering: Coroutine[Result], retriever: Any) -> Coroutine[Result]:
     """Mark a result with the shards that failed while it was made.
 
-    Those that failed for another request at the same time are among them: a mark may be there without need, and is
-    never missing.
+    Shards that failed for another request at the same time are included: a mark may be unnecessary but is never
+    missing.
 
     Args:
         answering: makes the result.
@@ -27,6 +27,6 @@ def marked(answering: Coroutine[Result], retriever: Any) -> Coroutine[Result]:
 
 
 def missing_since(retriever: Any, moment: float) -> tuple[str, ...]:
-    """The shards of a retriever that have failed to answer since a moment of ``time.monotonic()``."""
+    """The shards of a retriever that have failed to answer since a time of ``time.monotonic()``."""
     told = getattr(retriever, "missing_since", None)
     return () if told is None else tuple(told(moment))

@@ -1,4 +1,4 @@
-"""How the methods over passages read what a request says about finding them."""
+"""Reads what a request says about finding passages, for the methods over passages."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from specrag.retrieval.encoder.reranker import Reranker
     from specrag.retrieval.index.filters import Where
 
-#: Passages found where a request does not say how many.
+#: Default number of passages found.
 DEFAULT_K = 5
 
-#: Tokens that one passage may take of a prompt, for estimates of memory: an encoder reads no longer ones.
+#: Tokens that one passage may take in a prompt, for memory estimates: an encoder reads no longer ones.
 PASSAGE_TOKENS = 400
 
 
@@ -29,11 +29,11 @@ class Retrieval:
     Attributes:
         retriever: a knowledge base, a table, or passages that are given.
         k: how many are found.
-        index: by which index.
+        index: the index to search.
         where: conditions on their metadata.
-        reranker: orders them anew.
-        min_score: the least cosine of question and best passage; ``None`` for the usual.
-        abstain: whether nothing is answered where nothing relevant is found.
+        reranker: reorders them.
+        min_score: the minimum cosine of question and best passage; ``None`` for the usual one.
+        abstain: whether to give no answer if nothing relevant is found.
     """
 
     retriever: Retriever
@@ -46,7 +46,7 @@ class Retrieval:
 
 
 def retrieval(request: Request, given: Resources, name: str, default_k: int = DEFAULT_K) -> Retrieval:
-    """What a request says of finding passages once.
+    """What a request says about finding passages once.
 
     Args:
         name: of the method, for errors.
@@ -83,7 +83,7 @@ def retrieval(request: Request, given: Resources, name: str, default_k: int = DE
 
 
 def passage_retriever(request: Request, given: Resources, name: str) -> PassageRetriever:
-    """What is searched every few tokens.
+    """The retriever that is searched every few tokens.
 
     Args:
         name: of the method, for errors.
@@ -107,7 +107,7 @@ def passage_retriever(request: Request, given: Resources, name: str) -> PassageR
     if where is not None:
         narrowed: PassageRetriever = retriever.narrowed(where)
         return narrowed
-    # Of a store that answers whole questions too, what answers encoded ones.
+    # A store that also answers whole questions: take the part that answers encoded ones.
     found: PassageRetriever = getattr(retriever, "store", retriever)
     return found
 
@@ -132,17 +132,17 @@ def conditions(request: Request, retriever: Any) -> Where | None:
 
 
 def refuse_form(request: Request, reason: str) -> None:
-    """Refuse a request whose text must keep to a form.
+    """Refuse a request whose text must follow a form.
 
     Raises:
-        InputError: it must.
+        InputError: its text must follow one.
     """
     if request.is_formed:
         raise InputError("response_format", "a form", f"leave it and tools out; {reason}")
 
 
 def said_tokens(request: Request, given: Resources) -> int:
-    """Tokens of everything that was said, from above: a token is at least a byte."""
+    """Upper bound for the tokens of everything that was said: a token is at least one byte."""
     said = [request.question, request.system or "", *(message["content"] for message in request.history)]
     return min(sum(len(text.encode("utf-8", "replace")) for text in said), given.generator.context_length)
 

@@ -1,4 +1,4 @@
-"""Plain decoding: one pass a token."""
+"""Plain decoding: one pass per token."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Plain(DecodingMethod):
-    """Guesses nothing; the baseline of every other method. A model behind endpoints decodes as it likes."""
+    """Guesses nothing; the baseline of every other method. A model behind endpoints decodes in its own way."""
 
     name = "plain"
     summary = "One token a pass: the baseline"

@@ -1,4 +1,4 @@
-"""What a second question about the same document does not read again: keys and values, in memory and on disk."""
+"""Keys and values, in memory and on disk, that spare a second question about a document from reading it again."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from specrag.engine.session import Session
 if TYPE_CHECKING:
     from specrag.models.loading import LoadedModel
 
-#: Another document's session is gone on from where it holds this share of the prompt. For less, such as the system
-#: message, all of that document's keys and values would stay in memory.
+#: Another document's session is continued if it holds this share of the prompt. For less, such as the system message,
+#: all of that document's keys and values would stay in memory.
 _WORTH_SHARING = 0.5
 
 
@@ -27,9 +27,9 @@ class PrefixRead:
     """How the beginning of a prompt came into memory.
 
     Attributes:
-        known: tokens that nobody had to read.
+        known: tokens that did not have to be read.
         prefill_seconds: of reading the others.
-        disk_seconds: of the file.
+        disk_seconds: of reading or writing the file.
         note: what was wrong with the file; empty if nothing.
     """
 
@@ -47,9 +47,9 @@ class KeptPrefixes:
     Args:
         loaded: the model.
         prefixes: its cache, which serves what is held here to every request.
-        folder: also keeps them on disk there; ``None`` keeps them in memory only. The files hold the documents' content
-            in another form, and are readable by their owner alone.
-        most_held: documents in memory; the oldest give way.
+        folder: also stores them on disk here; ``None`` keeps them in memory only. The files hold the documents' content
+            in another form and are readable only by their owner.
+        most_held: documents in memory; the oldest are dropped.
         clock: seconds.
     """
 
@@ -71,14 +71,14 @@ class KeptPrefixes:
         self._named: dict[str, str] | None = None
 
     def read(self, tokens: Sequence[int], tenant: str = "") -> Coroutine[PrefixRead]:
-        """Make sure that the keys and values of these tokens are in memory: from there, from the disk, or by reading.
+        """Bring the keys and values of these tokens into memory, unless they are there: from disk, or by reading.
 
         Args:
             tokens: the beginning of a prompt that another prompt may share.
-            tenant: whose they are.
+            tenant: their owner.
         """
         model = self._loaded.model
-        # With one token more, since a session is given that lacks the last one.
+        # One extra token, since the returned session lacks the last one.
         session = self._prefixes.start(model, [*tokens, -1], tenant)
         known = len(session)
         disk_seconds, note = 0.0, ""
@@ -130,7 +130,7 @@ class KeptPrefixes:
     # -- on disk; in a thread -------------------------------------------------------------------------------
 
     def _from_disk(self, tokens: Sequence[int]) -> tuple[Session | None, str]:
-        """The session, if there is a file that can be used; and what is wrong with it otherwise."""
+        """The session, if there is a usable file; otherwise what is wrong with the file."""
         from specrag.engine.prefix_file import PrefixFileError, load_prefix, remove_unfinished
 
         assert self.folder is not None
@@ -165,7 +165,7 @@ class KeptPrefixes:
 
 
 def identity_of(loaded: LoadedModel) -> dict[str, str]:
-    """Whatever changes a model's keys and values: weights, adapter, configuration, types, how attention is computed."""
+    """Everything that affects a model's keys and values: weights, adapter, configuration, types, attention method."""
     from specrag.models.catalog.store import sha256_of
     from specrag.retrieval.encoder.settings import checksums
 

@@ -1,4 +1,4 @@
-"""The prompt of standard RAG: numbered passages, then what to do, then the question; and what is left out to fit."""
+"""The prompt of standard RAG: numbered passages, the instruction, then the question; and what is dropped to fit."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from specrag.retrieval.passage import Passage
 #: What the model is told between the passages and the question.
 INSTRUCTION = "Answer the question in one short sentence from the passages above."
 
-#: How the answers of small models begin, which are better if they choose a passage first (docs/answering.md). It is not
-#: shown.
+#: Beginning of the answers of small models, which are better if they choose a passage first (docs/answering.md). It is
+#: not shown.
 LEAD = "According to passage ["
 
-#: Parameters of its layers from which on a model is no small one.
+#: From this number of parameters in its layers on, a model is not small.
 _SMALL = 500_000_000
 
-#: A passage cut to fewer words than this says nothing.
+#: A passage cut to fewer words than this is useless.
 FEWEST_WORDS = 16
 
 Message: TypeAlias = Mapping[str, str]
@@ -34,8 +34,8 @@ class Fitted:
 
     Attributes:
         messages: the conversation to send.
-        kept: how many passages are in it, from the best one on.
-        shortened: whether the best passage was cut, because it alone did not fit.
+        kept: how many passages are in it, starting from the best one.
+        shortened: whether the best passage was cut because it did not fit even alone.
         history: how many of the earlier messages are in it, the newest ones.
     """
 
@@ -49,7 +49,7 @@ def check_history(history: Sequence[Message]) -> tuple[Message, ...]:
     """The earlier messages of a conversation, checked.
 
     Raises:
-        InputError: they are no list of ``{"role": "user" or "assistant", "content": text}``.
+        InputError: they are not a list of ``{"role": "user" or "assistant", "content": text}``.
     """
     remedy = 'give a list of {"role": "user" or "assistant", "content": text}, oldest first'
     if isinstance(history, str | bytes) or not isinstance(history, Sequence):
@@ -75,8 +75,8 @@ def build_prompt(
 ) -> tuple[Message, ...]:
     """The conversation that asks a question about passages, which are numbered from 1.
 
-    The instruction stands behind the passages: small models follow what they read last. Citations in earlier answers
-    are taken out, since their numbers mean other passages.
+    The instruction comes after the passages: small models follow what they read last. Citations in earlier answers
+    are removed, since their numbers mean other passages.
     """
     asked = "\n\n".join(
         [*(_numbered(number, passage) for number, passage in enumerate(passages, 1)), instruction]
@@ -90,11 +90,11 @@ def build_prompt(
 def is_small(llm: Any) -> bool:
     """Whether a model is so small that its answers are better if they choose a passage first (:data:`LEAD`).
 
-    SmolLM2-135M is. Qwen2.5-Coder-1.5B is not: of 650 questions it has 47.4 % right with the lead, 53.5 % without. The
-    size of a model behind an endpoint is not known.
+    SmolLM2-135M is. Qwen2.5-Coder-1.5B is not: it answers 47.4 % of 650 questions correctly with the lead and 53.5 %
+    without. The size of a model behind an endpoint is not known.
 
     Args:
-        llm: a language model, or what stands for one.
+        llm: a language model, or an object in its place.
     """
     config = getattr(getattr(getattr(llm, "loaded", None), "model", None), "config", None)
     # A layer of the Llama family has about twelve squares of its width.
@@ -114,15 +114,15 @@ def fit_prompt(
 ) -> Fitted:
     """The prompt with as many passages as fit.
 
-    Earlier messages give way first, the oldest ones, until they take at most half of the room; then passages from the
-    end; the best one is shortened, never left out.
+    Earlier messages are dropped first, oldest first, until they take at most half of the room; then passages from the
+    end; the best one is shortened, never dropped.
 
     Args:
         passages: best first.
-        room: most tokens of the prompt.
-        count: the tokens of a conversation.
-        instruction: what stands between the passages and the question.
-        label: what stands in front of the question.
+        room: maximum tokens of the prompt.
+        count: returns the tokens of a conversation.
+        instruction: the text between the passages and the question.
+        label: the text in front of the question.
 
     Raises:
         ContextLengthError: the question leaves no room for a passage.
@@ -163,7 +163,7 @@ def _numbered(number: int, passage: Passage) -> str:
 
 
 def passage_block(passage: Passage) -> str:
-    """A passage as it stands in a prompt, behind its number."""
+    """A passage as it appears in a prompt, after its number."""
     return f" {passage.title}\n{passage.text.strip()}" if passage.title else f" {passage.text.strip()}"
 
 
@@ -177,7 +177,7 @@ def cut_passage(passage: Passage, words: int) -> Passage:
 
 
 def most_that_fit(limit: int, fits: Callable[[int], bool]) -> int:
-    """The largest n up to ``limit`` that fits, given that fewer fit wherever more do; 0 if none does."""
+    """The largest n up to ``limit`` that fits, given that smaller numbers fit if a larger one does; 0 if none does."""
     low, high = 0, limit
     while low < high:
         middle = (low + high + 1) // 2
@@ -202,7 +202,7 @@ class EncodedPrompt:
 
     Attributes:
         prompt: token ids; the conversation itself for a model whose tokenizer is not here.
-        size: tokens of it, at most.
+        size: upper bound for its tokens.
     """
 
     prompt: Prompt
@@ -213,7 +213,7 @@ class EncodedPrompt:
 def encode_prompt(
     llm: Generator, messages: Sequence[Message], options: Options, lead: str = ""
 ) -> EncodedPrompt:
-    """The conversation in the model's chat template, or as a text where it has none.
+    """The conversation in the model's chat template, or as text if it has none.
 
     Args:
         options: of the generation; ``raw`` asks for the text.
@@ -229,7 +229,7 @@ def encode_prompt(
     if not options.get("raw") and _has_chat_template(llm):
         tokens = [*llm.encode(messages), *_continuation(llm, lead)]
         return EncodedPrompt(tokens, len(tokens), options)
-    # Without end-of-turn tokens such a model would go on with a next question of its own.
+    # Without end-of-turn tokens such a model would continue with another question of its own.
     plain: Options = {"stop": "\n", **options}
     tokens = llm.encode(as_text(messages, lead), raw=True)
     return EncodedPrompt(tokens, len(tokens), plain)

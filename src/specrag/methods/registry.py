@@ -1,4 +1,4 @@
-"""The methods by name: ours, and those that other packages bring by the entry-point group ``specrag.methods``."""
+"""The methods by name: ours, and those that other packages add through the entry-point group ``specrag.methods``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 GROUP = "specrag.methods"
 
-#: The only place that names our own methods; each is imported when it is asked for.
+#: The only place that names our own methods; each is imported when it is requested.
 _OWN: Mapping[str, str] = {
     "adaptive": "specrag.methods.adaptive:Adaptive",
     "plain": "specrag.methods.plain:Plain",
@@ -51,14 +51,14 @@ def method_names() -> tuple[str, ...]:
 
 
 def method_class(name: str, field: str = "method") -> type[Method]:
-    """The method of a name.
+    """The class of a named method.
 
     Args:
         field: what an error names.
 
     Raises:
         InputError: there is none.
-        SpecragError: another package brings it, and it cannot be imported.
+        SpecragError: it comes from another package that cannot be imported.
     """
     check_name(name, method_names(), field)
     if name in _OWN:
@@ -75,11 +75,11 @@ def make_method(
     """A method with its options.
 
     Args:
-        values: options by name, as JSON has them.
-        field, place: what an error names: of the method, of an option.
+        values: options by name, as in JSON.
+        field, place: what an error names, for the method and for an option.
 
     Raises:
-        InputError: there is no such method or option, or a value is out of its bounds.
+        InputError: there is no such method or option, or a value is out of bounds.
     """
     made = method_class(name, field)
     return made(check_values(made.Options, values or {}, name, place))
@@ -96,11 +96,11 @@ def check_values(
     """Options from values.
 
     Args:
-        owner: whose they are, for the error.
-        texts: values are texts to be read; ``none`` is no value.
+        owner: the method they belong to, for the error.
+        texts: values are texts to be parsed; ``none`` means no value.
 
     Raises:
-        InputError: one is unknown or out of its bounds.
+        InputError: one is unknown or out of bounds.
     """
     known = options.model_fields
     for given in values:
@@ -119,7 +119,7 @@ def check_values(
     except ValidationError as error:
         problem = error.errors(include_url=False, include_context=False)[0]
         path = [str(part)[:40] for part in problem["loc"]]
-        # What is behind the field's name are the alternatives of its type.
+        # The parts after the field's name are the alternatives of its type.
         where = path[0] if path else ""
         value = values.get(where, problem["input"])
         remedy = remedy_of(options, where) if where in known else problem["msg"]
@@ -127,7 +127,7 @@ def check_values(
 
 
 def _as_declared(options: type[MethodOptions], name: str, value: Any) -> Any:
-    """A list for an option that is a tuple: JSON has no tuples."""
+    """A tuple for a list, if the option is a tuple: JSON has no tuples."""
     kind = options.model_fields[name].annotation
     is_tuple = tuple in {get_origin(kind), *(get_origin(each) for each in get_args(kind))}
     return tuple(value) if is_tuple and isinstance(value, list) else value
@@ -156,7 +156,7 @@ def alternatives(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def resolved(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A schema, looked up where it is a reference."""
+    """A schema, looked up if it is a reference."""
     if "$ref" not in schema:
         return schema
     found: Mapping[str, Any] = root["$defs"][schema["$ref"].rpartition("/")[2]]
@@ -193,17 +193,17 @@ def _join(place: str, name: str) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """``; did you mean NAME?``, or nothing where no name is near."""
+    """``; did you mean NAME?``, or nothing if no name is close."""
     near = checks.nearest(name, known)
     return f"; did you mean {near}?" if near else ""
 
 
 def check_name(name: str, known: Collection[str], field: str = "method", purpose: str = "") -> None:
-    """Check that a name is one of those known.
+    """Check that a name is known.
 
     Args:
         field: what an error names.
-        purpose: of what they are, such as ``for a long context``.
+        purpose: what the names are for, such as ``for a long context``.
 
     Raises:
         InputError: it is not.

@@ -1,4 +1,4 @@
-"""A model behind endpoints as methods above the token level see it: text for text, as it comes."""
+"""A model behind endpoints, as seen by methods above the token level: text in, text out, as it comes."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from specrag.models.endpoint.pool import Pool
     from specrag.models.tokenizer import Tokenizer
 
-#: Tokens of a model's context where nobody says.
+#: Default number of tokens of a model's context.
 ASSUMED_CONTEXT = 4096
 
-#: Options that are sent by their own names, where they differ from these.
+#: Options that are sent under their own names if they differ from these defaults.
 _USUAL: Mapping[str, object] = {
     "top_k": 0,
     "top_p": 1.0,
@@ -43,7 +43,7 @@ class Relayed(Event):
 
     Attributes:
         pieces: of its choices.
-        whole: whether it is all of it.
+        whole: whether it is the whole answer.
     """
 
     pieces: tuple[Piece, ...]
@@ -53,19 +53,19 @@ class Relayed(Event):
 
     @property
     def text_gained(self) -> str:
-        """Of the first choice."""
+        """The text gained by the first choice."""
         return "".join(piece.text for piece in self.pieces if piece.index == 0)
 
 
 class RemoteModel:
-    """Generates by a pool of endpoints; a :class:`~specrag.methods.base.Generator`.
+    """Generates with a pool of endpoints; a :class:`~specrag.methods.base.Generator`.
 
     Args:
         pool: makes the calls.
         executor: runs the coroutines.
-        tokenizer: the endpoints', where it is known here; without it tokens are estimated.
-        context_length: tokens of prompt and output together, where the endpoints do not tell.
-        clock: seconds, the executor's.
+        tokenizer: the endpoints', if it is known here; without it tokens are estimated.
+        context_length: tokens of prompt and output together, if the endpoints do not report it.
+        clock: the executor's, in seconds.
     """
 
     def __init__(
@@ -86,11 +86,11 @@ class RemoteModel:
 
     @property
     def context_length(self) -> int:
-        """As it was given, as the endpoints tell, or :data:`ASSUMED_CONTEXT`."""
+        """The given one, else what the endpoints report, else :data:`ASSUMED_CONTEXT`."""
         return self._given_length or self.pool.context_length or ASSUMED_CONTEXT
 
     def count(self, prompt: Prompt, *, raw: bool = False) -> int:
-        """Tokens of a prompt; an estimate that is rather too high where no tokenizer is known."""
+        """Tokens of a prompt; rather too high an estimate if no tokenizer is known."""
         del raw
         if _is_tokens(prompt):
             return len(prompt)
@@ -105,7 +105,7 @@ class RemoteModel:
         return self._generating(self._call(prompt, options))
 
     def by_tokens(self, method: str) -> TokenEndpoint:
-        """The same for a method that goes on from tokens.
+        """The same model for a method that continues from tokens.
 
         Args:
             method: its name, for the error.
@@ -122,10 +122,10 @@ class RemoteModel:
         return TokenEndpoint(self, self.tokenizer)
 
     def relaying(self, call: Call, choices: int, *, stream: bool) -> Coroutine[Result]:
-        """A coroutine that passes a request on as it is, and its answer back by events :class:`Relayed`.
+        """A coroutine that forwards a request unchanged, and returns its answer through :class:`Relayed` events.
 
         Args:
-            choices: that it asks for.
+            choices: number of choices that it asks for.
             stream: let the answer come in pieces.
         """
         return self._relaying_stream(call) if stream else self._relaying_whole(call, choices)
@@ -217,7 +217,7 @@ class Written:
     """Tokens that an endpoint has written.
 
     Attributes:
-        tokens: ids, as the endpoint tells them; those of its text where it does not.
+        tokens: ids, as reported by the endpoint, or else those of its text.
         ended: whether the model has ended the text.
     """
 
@@ -226,10 +226,9 @@ class Written:
 
 
 class TokenEndpoint:
-    """A model behind endpoints for methods that go on from tokens, a few a call.
+    """A model behind endpoints for methods that continue from tokens, a few per call.
 
-    What it has read of a prompt is remembered by the endpoint, where it does that. Made by
-    :meth:`RemoteModel.by_tokens`.
+    The endpoint remembers what it has read of a prompt, if it supports that. Made by :meth:`RemoteModel.by_tokens`.
 
     Args:
         model: makes the calls.
@@ -242,16 +241,16 @@ class TokenEndpoint:
 
     @property
     def executor(self) -> Executor:
-        """As of the model."""
+        """The model's executor."""
         return self._model.executor
 
     @property
     def context_length(self) -> int:
-        """As of the model."""
+        """The model's context length."""
         return self._model.context_length
 
     def check(self, options: Options) -> None:
-        """Check what every call would ask.
+        """Check what every call would ask for.
 
         Raises:
             InputError: an option cannot be used, or only for a text that is written in one call.
@@ -263,12 +262,12 @@ class TokenEndpoint:
                 raise InputError(name, options[name], remedy)
 
     def writing(self, tokens: Sequence[int], most: int, options: Options) -> Coroutine[Written]:
-        """A coroutine that writes at most so many tokens behind others; emits nothing.
+        """A coroutine that writes a limited number of tokens after others; emits nothing.
 
         Args:
-            tokens: ids, from the prompt's first.
-            most: new tokens.
-            options: of the text; stop strings are the caller's business.
+            tokens: ids, starting with the prompt's first.
+            most: maximum number of new tokens.
+            options: of the text; the caller handles stop strings.
         """
         asked: Options = {**options, "max_tokens": most, "stop": ()}
         body = {**self._model._body(asked)[1], "prompt": list(tokens)}
@@ -276,7 +275,7 @@ class TokenEndpoint:
         if pool.tells_tokens:
             try:
                 return self._read((yield from _answering(pool, {**body, "return_token_ids": True})))
-            except Refused:  # OpenAI's own servers refuse what they do not know
+            except Refused:  # OpenAI's own servers refuse fields that they do not know
                 found = self._read((yield from _answering(pool, body)))
                 pool.tells_tokens = False
                 return found
@@ -288,7 +287,7 @@ class TokenEndpoint:
         if not isinstance(told, list) or not all(
             isinstance(token, int) and 0 <= token < 2**31 for token in told
         ):
-            # The beginning of a character is no text; it is written anew with its end.
+            # The beginning of a character is not text yet; it is written again with its end.
             told = self.tokenizer.encode_inside(piece.text.rstrip("\ufffd"))
         return Written(tuple(told), piece.finish_reason != "length")
 
@@ -303,7 +302,7 @@ def _answering(pool: Pool, body: Mapping[str, object]) -> Coroutine[Any]:
 
 
 class _Progress:
-    """What is known of a text while it comes.
+    """What is known about a text while it comes.
 
     Args:
         clock: seconds.
@@ -318,7 +317,7 @@ class _Progress:
         self.reason = "stop"
 
     def take(self, chunk: Chunk) -> str:
-        """Another chunk; what the first choice gains by it."""
+        """Add a chunk; returns what the first choice gains from it."""
         self._counted = chunk.counted or self._counted
         gained = ""
         for piece in chunk.pieces:
@@ -331,15 +330,15 @@ class _Progress:
         return gained
 
     def lap(self) -> float:
-        """Seconds since it was asked for the last time."""
+        """Seconds since the previous call."""
         last, self._last = self._last, self._clock()
         return self._last - last
 
     def result(self, text: str, *, streamed: bool = True) -> Result:
-        """The text with what the endpoint has counted; a piece is a token where it does not.
+        """The text with the endpoint's token counts; without them each piece counts as a token.
 
         Args:
-            streamed: the first token was seen as it came; else only the whole time is known.
+            streamed: the first token was seen when it came; otherwise only the total time is known.
         """
         now, counted = self._clock(), self._counted
         first = now if self._first is None or not streamed else self._first

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: In an adapter's place: the model as it comes.
+#: Given instead of an adapter: the unmodified model.
 NO_ADAPTER = "plain"
 
 
 class SharedMethods:
-    """Configured methods, one for all equal requests, so that they learn together what things cost.
+    """Configured methods, one for all equal requests, so that requests learn together what things cost.
 
-    They hold the datastores and corpora that they read: whoever closes these lets them go first.
+    The methods hold the datastores and corpora that they read: before closing these, clear the methods.
     """
 
     def __init__(self) -> None:
@@ -42,26 +42,26 @@ class SharedMethods:
         self._few = lru_cache(maxsize=4)(_call)
 
     def get(self, make: Callable[..., T], *words: Any) -> T:
-        """What ``make`` makes of these words, which have hashes; the same object as long as it is remembered."""
+        """What ``make`` returns for these hashable words; the same object as long as it is remembered."""
         made: T = self._made(make, *words)
         return made
 
     def few(self, make: Callable[..., T], *words: Hashable) -> T:
-        """The same for what takes much memory, such as an encoder of its own: the newest few are remembered."""
+        """The same for objects that take much memory, such as an encoder; only the newest few are remembered."""
         made: T = self._few(make, *words)
         return made
 
     def learned(self, owner: object, make: Callable[[], T], *words: Hashable) -> T:
-        """What requests over the same passages learn; gone with these.
+        """What requests over the same passages learn; discarded with the passages.
 
         Args:
-            owner: what they search.
-            make: makes it.
+            owner: what the requests search.
+            make: makes the object.
         """
         if id(owner) not in self._learned:
             try:
                 weakref.finalize(owner, self._learned.pop, id(owner), None).atexit = False
-            except TypeError:  # nobody could tell when it is gone
+            except TypeError:  # it cannot be weakly referenced, so its end would go unnoticed
                 return make()
             self._learned[id(owner)] = {}
         known = self._learned[id(owner)]
@@ -82,20 +82,20 @@ def _call(make: Callable[..., T], *words: Hashable) -> T:
 
 
 class Resources:
-    """What there is to answer with.
+    """What is available for answering.
 
     Args:
-        llm: the local model; ``None`` where all models are behind endpoints.
-        retriever: a knowledge base, a table, or passages that somebody has found.
-        generator: writes answers where there is no local model, such as one behind endpoints.
+        llm: the local model; ``None`` if all models are behind endpoints.
+        retriever: a knowledge base, a table, or passages that somebody else has found.
+        generator: writes answers if there is no local model, such as one behind endpoints.
         drafter: writes drafts of Speculative RAG; by default the model.
         verifier: scores them; by default the model.
-        datastores: of kNN-LM, by name.
-        corpora: that guesses may be copied from, by name.
+        datastores: kNN-LM datastores, by name.
+        corpora: texts that guesses may be copied from, by name.
         drafters: names of models and heads that may be loaded to draft tokens; ``None`` for any.
-        load_reranker: gives a cross-encoder by name; by default any that is found.
+        load_reranker: returns a cross-encoder by name; by default any that is found.
         shared: what requests learn together; by default the model's.
-        holds_documents: keep the newest long text's keys and values for a next question.
+        holds_documents: keep the newest long text's keys and values for the next question.
     """
 
     def __init__(  # noqa: PLR0913 - what there may be, each of another kind
@@ -124,10 +124,10 @@ class Resources:
         self._load_reranker = load_reranker
         self.shared = shared or (SharedMethods() if llm is None else llm.shared)
         self.holds_documents = holds_documents
-        self._own: list[Executor] = []  # one at most; copies of this share it
+        self._own: list[Executor] = []  # one at most; copies of this object share it
 
     def over(self, retriever: Retriever | PassageRetriever | None) -> Resources:
-        """The same over other passages; itself where none are given."""
+        """The same resources over other passages; itself if none are given."""
         if retriever is None:
             return self
         other = copy(self)
@@ -137,7 +137,7 @@ class Resources:
     def beside(
         self, drafter: TextGenerator | LocalModel | None, verifier: TextScorer | LocalModel | None
     ) -> Resources:
-        """The same with another drafter and verifier of answers; itself where there are none."""
+        """The same resources with another drafter and verifier of answers; itself if none are given."""
         if drafter is None and verifier is None:
             return self
         other = copy(self)
@@ -146,7 +146,7 @@ class Resources:
 
     @property
     def clock(self) -> Callable[[], float]:
-        """Seconds, the executor's."""
+        """The executor's clock, in seconds."""
         return self.executor.clock
 
     @property
@@ -162,7 +162,7 @@ class Resources:
 
     @property
     def generator(self) -> Generator:
-        """Who writes answers: the local model, or what stands in its place.
+        """The model that writes answers: the local model, or its replacement.
 
         Raises:
             InputError: there is neither.
@@ -175,7 +175,7 @@ class Resources:
         return self._llm is not None
 
     def of(self, llm: LocalModel) -> Resources:
-        """The same for another model; itself for its own."""
+        """The same resources for another model; itself if it is the same model."""
         if llm is self._llm:
             return self
         other = copy(self)
@@ -184,7 +184,7 @@ class Resources:
 
     @property
     def drafter(self) -> TextGenerator | LocalModel | None:
-        """Who writes drafts by the host's choice; ``None`` where it has made none."""
+        """The model that the host chose to write drafts; ``None`` if it chose none."""
         return self._drafter
 
     def writer(
@@ -193,36 +193,36 @@ class Resources:
         adapter: str | None = None,
         form: str = "paper",  # noqa: ARG002 - of the adapters that a host may choose from
     ) -> TextGenerator | LocalModel:
-        """Who writes drafts of answers: the host's drafter, or the model.
+        """The model that writes drafts of answers: the host's drafter, or the local model.
 
         Args:
-            name, adapter: of another one, where the host loads models that requests name.
-            form: of the drafts; of adapters that come with a model the one for it is taken.
+            name, adapter: of another one, if the host loads models that requests name.
+            form: of the drafts; among the adapters that come with a model, the one for this form is taken.
 
         Raises:
-            InputError: it does not.
+            InputError: one is named, but the host loads none on request.
         """
         for field, value in (("drafter", name), ("adapter", adapter)):
             self._refuse_name(field, value)
         return self._drafter or self.llm
 
     def scorer(self, name: str | None = None) -> TextScorer | LocalModel:
-        """Who scores them: the host's verifier, or the model.
+        """The model that scores drafts: the host's verifier, or the local model.
 
         Args:
-            name: of another one, where the host loads models that requests name.
+            name: of another one, if the host loads models that requests name.
 
         Raises:
-            InputError: it does not.
+            InputError: one is named, but the host loads none on request.
         """
         self._refuse_name("verifier", name)
         return self._verifier or self.llm
 
     def folder(self, path: str | None, field: str) -> Path | None:
-        """A folder to write to, where the host lets requests name one.
+        """A folder to write to, if the host lets requests name one.
 
         Raises:
-            InputError: it does not.
+            InputError: one is named, but the host does not let requests do so.
         """
         self._refuse_name(field, path)
         return None
@@ -233,7 +233,7 @@ class Resources:
 
     @property
     def executor(self) -> Executor:
-        """Runs the coroutines: the model's, or an endpoint's own."""
+        """Runs the coroutines: the model's executor, or an endpoint's own."""
         from specrag.engine.executor import Executor
 
         for model in (self._llm, self._generator, self._drafter, self._verifier):
@@ -245,7 +245,7 @@ class Resources:
         return self._own[0]
 
     def close(self) -> None:
-        """End what runs without a local model; models stay their owners'."""
+        """Stop the executor that runs without a local model; models remain their owners' responsibility."""
         while self._own:
             self._own.pop().close()
 
@@ -256,14 +256,14 @@ class Resources:
             name: of the method, for the error.
 
         Raises:
-            InputError: nothing can be searched.
+            InputError: there is nothing to search.
         """
         if self.retriever is None:
             raise InputError("kb", None, f"name a knowledge base; {name} answers from one")
         return self.retriever
 
     def datastore(self, name: str | None, field: str = "datastore") -> Datastore:
-        """A datastore of kNN-LM; the only one where the name is left out.
+        """A kNN-LM datastore; if the name is left out, the only one.
 
         Raises:
             InputError: there is none of this name.
@@ -277,7 +277,7 @@ class Resources:
         return self.datastores[name]
 
     def corpus(self, name: str | None, field: str = "corpus") -> SuffixCorpus | None:
-        """A corpus that guesses may be copied from; none where the name is left out.
+        """A corpus that guesses may be copied from; ``None`` if the name is left out.
 
         Raises:
             InputError: there is none of this name.
@@ -293,7 +293,7 @@ class Resources:
     def _choose(self, known: Collection[str], otherwise: str) -> str:
         if known:
             return f"take one of {', '.join(sorted(known))}"
-        # A host that lends what it lists takes no folders.
+        # A host that lists what it lends does not accept folders.
         return f"there is none here; give {otherwise}" if self.drafters is None else "there is none here"
 
     def check_drafter(self, name: str, own: Collection[str], field: str = "drafter") -> None:
@@ -327,11 +327,11 @@ class Resources:
         return self.shared.get(load_reranker, name)
 
     def context_retriever(self, settings: ContextSettings, folder: Path | None) -> ContextRetriever:
-        """Finds the relevant parts of long contexts.
+        """The retriever of the relevant parts of long contexts.
 
         Args:
-            settings: how.
-            folder: keeps vectors.
+            settings: how it retrieves.
+            folder: stores vectors.
         """
         return self.shared.few(_context_retriever, settings, folder)
 
@@ -339,7 +339,7 @@ class Resources:
         """Holds the keys and values of the newest long text, so that a second question does not read it again.
 
         Args:
-            folder: keeps them on disk, too.
+            folder: also stores them on disk.
         """
         if not self.holds_documents and folder is None:
             return None

@@ -1,8 +1,8 @@
-"""ReSpec: copy from earlier text where the target is sure, else let a drafter guess (Fang et al.).
+"""ReSpec: copy from earlier text where the target is sure, otherwise let a drafter guess (Fang et al.).
 
-Three ideas, each of which can be switched off alone: an entropy trigger decides when and by which key to look
+Three ideas, each of which can be switched off separately: an entropy trigger decides when and by which key to look
 up, scores learned from acceptance decide from which occurrence to copy, and relaxed verification accepts
-near-misses in copied text. Relaxation changes the output, so it is off unless asked for. Beyond the paper, a
+near-misses in copied text. Relaxation changes the output, so it is off by default. Beyond the paper, a
 schedule weighs every guess by its measured cost.
 """
 
@@ -34,7 +34,7 @@ from specrag.speculation.suffix.index import SuffixIndex
 if TYPE_CHECKING:
     from specrag.models.loading import LoadedModel
 
-#: What relaxed verification may relax: copies of text, never a model's own guesses.
+#: Sources that relaxed verification may relax: copies of text, never a model's own guesses.
 COPIED = frozenset({SUFFIX, REFERENCE, CORPUS})
 
 
@@ -44,17 +44,17 @@ class RetrievalDecoder(DraftingDecoder):
 
     Args:
         drafter: guesses where nothing is copied: ``recycling``, ``lookup``, ``none``, ``model:NAME`` or
-            ``eagle:NAME`` (:class:`~specrag.methods.drafters.NamedDrafter`). Where guesses are weighed, one that
-            runs passes is asked where it promises more tokens a second than copies and recycled tokens.
+            ``eagle:NAME`` (:class:`~specrag.methods.drafters.NamedDrafter`). If guesses are weighed, a drafter that
+            runs passes is asked where it promises more tokens per second than copies and recycled tokens.
         relaxed: accept copied tokens that are near enough to the target's choice (section 3.4): each relaxed
             token is among its likeliest and at most ``tolerance`` nats below the best. Greedy decoding only;
-            a sampled text is always verified by the target's draw.
+            sampled text is always verified by the target's draw.
         tolerance: nats (the paper's tau).
         relax_top_k: a relaxed token is among this many likeliest (K).
         relax_attempts: relaxed tokens tried in a round (Phi).
-        relax_matches: tokens that must match behind a relaxed one (m).
+        relax_matches: tokens that must match after a relaxed one (m).
         retrieval: trigger, scores and tree.
-        cost_aware: weigh every guess; else ``retrieval.draft_size`` nodes in every round, as in the paper.
+        cost_aware: weigh every guess; otherwise ``retrieval.draft_size`` nodes in every round, as in the paper.
         corpus: a static corpus, shared by all requests.
         name: of the method that it decodes for.
 

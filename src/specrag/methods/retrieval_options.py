@@ -1,4 +1,4 @@
-"""Options of the methods that copy guesses from text: ReSpec as published, and what became of it."""
+"""Options of the methods that copy guesses from text: ReSpec as published, and its successor."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class CopyingOptions(MethodOptions):
     )
 
     def relaxation(self) -> dict[str, Any]:
-        """The part about relaxed verification."""
+        """The options of relaxed verification."""
         return self.model_dump(
             include={"relaxed", "tolerance", "relax_top_k", "relax_attempts", "relax_matches"}
         )

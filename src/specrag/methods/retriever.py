@@ -1,4 +1,4 @@
-"""What a method that answers from passages needs of whatever finds them."""
+"""What a method that answers from passages requires of a retriever."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Retriever(Protocol):
 
 @runtime_checkable
 class VectorRetriever(Protocol):
-    """A retriever that also tells how similar a passage is to a question, whatever index has found it."""
+    """A retriever that can also tell how similar a passage is to a question, whichever index found it."""
 
     def encode(self, texts: Sequence[str], index: str = "hybrid") -> list[Query]:
         """The texts in the form that an index searches with."""
@@ -52,10 +52,10 @@ class PassageRetriever(Protocol):
     """What iterative retrieval needs: an index with its encoder and its passages.
 
     Safe to use from several threads. :meth:`search` answers a batch bit for bit as it answers each query alone, and
-    :meth:`score` gives the scores that it ranks by, so that a cache of a few passages ranks them alike. Every method
-    may raise :class:`~specrag.errors.SpecragError` where a remote store does not answer; for passages that a search
-    has returned lately, :meth:`score` and :meth:`passages` should do without the store. One whose :meth:`search` waits
-    for no other machine may say so by an attribute ``remote`` that is False (:func:`is_remote`).
+    :meth:`score` gives the scores that it ranks by, so that a cache of a few passages ranks them in the same order.
+    Every method may raise :class:`~specrag.errors.SpecragError` if a remote store does not answer; for passages that a
+    search returned recently, :meth:`score` and :meth:`passages` should work without the store. A retriever whose
+    :meth:`search` waits for no other machine may set an attribute ``remote`` to False (:func:`is_remote`).
     """
 
     def __len__(self) -> int:
@@ -65,7 +65,7 @@ class PassageRetriever(Protocol):
         """The texts in the form that :meth:`search` and :meth:`score` take, each encoded alone."""
 
     def search(self, queries: Sequence[Query], k: int) -> list[Ranking]:
-        """The best ``k`` passages for each query, fewer if there are not so many; the first is the same for every k."""
+        """The best ``k`` passages for each query, or all if there are fewer; the first is the same for every k."""
 
     def score(self, queries: Sequence[Query], passage_ids: Longs) -> Floats:
         """The scores by which :meth:`search` ranks, float32 [queries, ids given]."""
@@ -75,7 +75,7 @@ class PassageRetriever(Protocol):
 
 
 def passages_of(given: PassageRetriever | KnowledgeBase) -> PassageRetriever:
-    """What iterative retrieval is given; of a knowledge base its exact dense index.
+    """The retriever for iterative retrieval; for a knowledge base, its exact dense index.
 
     Raises:
         InputError: it is neither.
@@ -93,7 +93,7 @@ def check_retriever(given: object) -> None:
     """Check that an argument named ``knowledge_base`` is a :class:`Retriever`.
 
     Raises:
-        InputError: it is not; iterative retrieval's are not either, which take encoded queries.
+        InputError: it is not; retrievers for iterative retrieval, which take encoded queries, are not either.
     """
     if isinstance(given, PathLike | str) or not _has(given, "search") or _has(given, "score"):
         raise InputError("knowledge_base", given, _remedy(given, "GivenPassages"))
@@ -122,7 +122,7 @@ def similarities(retriever: VectorRetriever, question: str, hits: Sequence[Hit])
 
 
 class GivenPassages:
-    """Passages that somebody else has found for one question, in their order; every search gives the first of them.
+    """Passages that somebody else has found for one question, in order; every search returns the first of them.
 
     Args:
         passages: best first.
@@ -148,7 +148,7 @@ class GivenPassages:
         """The first ``k`` passages for every query, scored by 1 / rank.
 
         Raises:
-            InputError: conditions or a reranker were given, which have no say here.
+            InputError: conditions or a reranker were given, which do not apply here.
         """
         if where is not None or reranker is not None:
             raise InputError("where", where, "give passages that are filtered and ranked already")
@@ -160,7 +160,7 @@ def check_k(k: int, passages: int) -> None:
     """Check how many passages to find.
 
     Raises:
-        InputError: it is no whole number from 1 to the number of passages.
+        InputError: it is not a whole number from 1 to the number of passages.
     """
     if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= passages:
         held = f"the knowledge base has {passages:,} passage{'' if passages == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""What people say between questions, which no document answers: greetings, thanks, farewells, assent."""
+"""What people say between questions and no document answers: greetings, thanks, farewells, assent."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _PHRASES: Mapping[str, tuple[str, ...]] = {
         ),
         *("cool", "perfect", "excellent", "wonderful", "awesome", "well done", "good job", "never mind"),
     ),
-    # What may stand beside these; alone it is no talk.
+    # What may accompany these; on its own it is not small talk.
     "": (
         *(
             "there",
@@ -89,11 +89,11 @@ _REPLIES = {
 
 
 def small_talk(text: str) -> str | None:
-    """The reply to a text that only greets, thanks, takes leave or agrees; ``None`` for any other.
+    """The reply to a text that only greets, thanks, says goodbye or agrees; ``None`` for any other.
 
-    The rule: without capitals and punctuation the text is made of nothing but phrases of a short English list, such
-    as "thank you", "hello" or "got it", and of words that go along with them, such as "very much". One word more,
-    and it is a question: "Thanks, and tin?" is searched for. What it is of several things is told by the reply to the
+    The rule: ignoring capitals and punctuation, the text consists only of phrases from a short English list, such
+    as "thank you", "hello" or "got it", and of words that go along with them, such as "very much". With one more word
+    it is a question: "Thanks, and tin?" is searched for. If several kinds occur, the reply is that to the
     first of thanks, farewell, greeting, assent.
     """
     words = re.sub(r"[^\w\s]", "", text.casefold()).split()

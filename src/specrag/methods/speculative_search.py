@@ -1,4 +1,4 @@
-"""What methods share that speculate on searches: the stride, and work that goes on beside a search."""
+"""Shared by the methods that speculate on searches: the stride, and work that goes on beside a search."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Stride: TypeAlias = int | Literal["os3"] | Callable[[], StrideSchedule]
 #: The schedule that weighs guesses against what they cost.
 COST_AWARE: Final = "cost-aware"
 
-#: The paper's cap of the estimated match rate.
+#: The paper's cap on the estimated match rate.
 MAX_MATCH = 0.6
 
 
@@ -35,9 +35,9 @@ def make_schedule(
     Args:
         stride: as the caller chose it.
         asynchronous: whether work goes on during a search.
-        max_match: OS3's cap of the match rate; ``None`` is no cap but a confidence bound.
+        max_match: OS3's cap on the match rate; ``None`` uses a confidence bound instead of a cap.
         shared: what all requests learn together.
-        names: the schedules that the caller knows, for the error of one that it does not.
+        names: the schedules that the caller knows, for the error about an unknown one.
 
     Raises:
         InputError: a value cannot be used.
@@ -52,11 +52,11 @@ def make_schedule(
 
 @dataclass(frozen=True, slots=True)
 class Beside(Generic[Result]):
-    """What a search gave, and what became of the work beside it.
+    """The result of a search, and what became of the work beside it.
 
     Attributes:
         found: the search's result.
-        finished: whether the work came to its end; else it was cut off.
+        finished: whether the work came to its end; otherwise it was cut off.
     """
 
     found: Result
@@ -69,8 +69,8 @@ def search_beside(
     """Search and work at once; the work is cut off at its next pass if the search makes it useless.
 
     Args:
-        searching, working: side by side.
-        wanted: whether the work is still of use, once the search's result is known; may raise what ends both.
+        searching, working: run side by side.
+        wanted: whether the work is still useful, once the search's result is known; may raise to end both.
     """
     search: Task[Result]
     work: Task[None]

@@ -1,4 +1,4 @@
-"""When what ran during a request, measured: where its time went, and what ran side by side."""
+"""Measures what ran when during a request: where its time went, and what ran side by side."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Span:
     Attributes:
         activity: ``encode`` a query, ``look-up`` in the cache, ``search`` of the knowledge base, ``prefill`` of a
             prompt, ``decode`` of a chunk's tokens.
-        place: the output token that it was for, the first one of several.
+        place: the output token that it was for, the first one if there are several.
         start, end: seconds since the request began.
-        kept: whether what it gave is part of the result; false for chunks taken back or cut off.
+        kept: whether its outcome is part of the result; false for chunks taken back or cut off.
     """
 
     activity: Activity
@@ -57,45 +57,45 @@ class Timeline:
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        """All so far, in the order of their ends."""
+        """All spans so far, ordered by their ends."""
         return tuple(self._spans)
 
     def add(self, times: Sequence[Clocked], place: int) -> None:
-        """Note what a thread has measured."""
+        """Add what a thread has measured."""
         for time in times:
             start, end = time.start - self.began, time.end - self.began
             self._spans.append(Span(time.activity, place, start, end, kept=True))
 
     def measure(self, activity: Activity, place: int) -> Measured:
-        """Measures what runs in its ``with`` block; not kept before :meth:`keep` says so."""
+        """Measures what runs in its ``with`` block; not kept until :meth:`keep` says so."""
         return Measured(self, activity, place)
 
     def note(self, span: Span) -> int:
-        """Add a span; its number."""
+        """Add a span and return its number."""
         self._spans.append(span)
         return len(self._spans) - 1
 
     def lengthen(self, first: int, second: int, seconds: float) -> None:
-        """Give the beginning of a span to the one in front of it."""
+        """Move the border between two adjacent spans, giving the beginning of the second to the first."""
         border = min(self._spans[first].end + seconds, self._spans[second].end)
         self._spans[first] = replace(self._spans[first], end=border)
         self._spans[second] = replace(self._spans[second], start=border)
 
     def keep(self, numbers: Sequence[int]) -> None:
-        """What these spans gave is part of the result."""
+        """Mark these spans' outcome as part of the result."""
         for number in numbers:
             self._spans[number] = replace(self._spans[number], kept=True)
 
     def seconds(self, numbers: Sequence[int]) -> float:
-        """What these spans took together."""
+        """The total time of these spans."""
         return sum(self._spans[number].seconds for number in numbers)
 
 
 class Measured:
-    """A ``with`` block whose time is noted, also where an error ends it.
+    """A ``with`` block whose time is recorded, even if an error ends it.
 
     Attributes:
-        number: of its span, behind the block.
+        number: of its span, available after the block.
     """
 
     def __init__(self, timeline: Timeline, activity: Activity, place: int) -> None:
@@ -120,7 +120,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class IterativeTiming:
-    """Wall-clock seconds of a request by what they were spent on.
+    """Wall-clock seconds of a request, by what they were spent on.
 
     Attributes:
         total: from the question to the end of the text.
@@ -130,7 +130,7 @@ class IterativeTiming:
         prefill: reading prompts.
         decode: of output tokens.
         discarded: the part of prefill and decode whose tokens were taken back.
-        overlapped: seconds in which a search and the model ran at once; part of both.
+        overlapped: seconds in which a search and the model ran at the same time; part of both.
     """
 
     total: float
@@ -144,7 +144,7 @@ class IterativeTiming:
 
     @classmethod
     def of(cls, spans: Sequence[Span], total: float) -> IterativeTiming:
-        """Summed up."""
+        """Sum up the spans."""
 
         def seconds(activity: Activity) -> float:
             return sum(span.seconds for span in spans if span.activity == activity)

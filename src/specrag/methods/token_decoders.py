@@ -1,4 +1,4 @@
-"""Plain decoding: one pass a token. The baseline of every method, so it must be good."""
+"""Plain decoding and decoding with one drafter. Plain decoding is every method's baseline, so it must be good."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Drafted(DraftingDecoder):
 
     Args:
         name: in the registry.
-        drafter: as of :class:`~specrag.methods.drafters.NamedDrafter`.
-        budget: tokens to guess in every round, as its paper has it; ``None`` weighs them by their cost.
-        copy_first: copy behind the longest match first, as SAM-Decoding does, and guess only where there is none.
+        drafter: see :class:`~specrag.methods.drafters.NamedDrafter`.
+        budget: tokens to guess in every round, as in the drafter's paper; ``None`` weighs them by their cost.
+        copy_first: first copy after the longest match, as SAM-Decoding does, and guess only if there is none.
     """
 
     def __init__(self, name: str, drafter: str, budget: int | None, *, copy_first: bool = False) -> None:
@@ -50,7 +50,7 @@ class Drafted(DraftingDecoder):
 
     @property
     def prompt_needs(self) -> PromptNeeds:
-        """What a head reads of the prompt; the others read nothing."""
+        """What a head reads from the prompt; other drafters read nothing."""
         return PromptNeeds(features=self._drafter.prompt_features, joins=True)
 
     def check(self, loaded: LoadedModel) -> None:
@@ -81,7 +81,7 @@ EAGLE_NODES = 60
 
 
 def prompt_lookup() -> Drafted:
-    """Copies behind the newest n-gram, ten tokens a round."""
+    """Copies after the newest n-gram, ten tokens per round."""
     return Drafted("prompt-lookup", "lookup", PROMPT_LOOKUP_TOKENS)
 
 
@@ -91,12 +91,12 @@ def token_recycling() -> Drafted:
 
 
 def sam_decoding() -> Drafted:
-    """Copies behind the longest match, else recycles tokens (Hu et al. 2024)."""
+    """Copies after the longest match, otherwise recycles tokens (Hu et al. 2024)."""
     return Drafted("sam-decoding", "recycling", SAM_TOKENS, copy_first=True)
 
 
 def draft_model(name: str) -> Drafted:
-    """Lets a smaller model guess (Leviathan et al. 2023), of another vocabulary too (Timor et al. 2025)."""
+    """Lets a smaller model guess (Leviathan et al. 2023), even one with another vocabulary (Timor et al. 2025)."""
     return Drafted("draft-model", f"model:{name}", DRAFT_MODEL_TOKENS)
 
 
@@ -104,6 +104,6 @@ def eagle(name: str) -> Drafted:
     """Lets a head on the target's features guess (Li et al. 2024, EAGLE-2).
 
     Args:
-        name: a head, as of :func:`~specrag.models.eagle_files.head_folder`.
+        name: a head, see :func:`~specrag.models.eagle_files.head_folder`.
     """
     return Drafted("eagle-2", f"eagle:{name}", EAGLE_NODES)

@@ -11,14 +11,14 @@ from specrag.request import ABSTENTION
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """In one language.
+    """The texts in one language.
 
     Attributes:
-        instruction: what stands between the passages and the question.
-        question: what stands in front of the question.
+        instruction: the text between the passages and the question.
+        question: the label in front of the question.
         lead: how the answers of small models begin, which are better if they choose a passage first
             (docs/answering.md). It is not shown.
-        abstention: the answer where nothing relevant was found.
+        abstention: the answer if nothing relevant was found.
     """
 
     instruction: str
@@ -92,9 +92,9 @@ _WORDINGS = {
 
 
 def wording(question: str, history: Sequence[Message] = ()) -> Wording:
-    """In the language of the question; where it is too short to tell, in that of the questions before it.
+    """The wording in the language of the question; if that is too short to tell, in that of earlier questions.
 
-    Of languages without a wording of their own the English one asks for an answer in them.
+    For a language without a wording of its own, the English one asks for an answer in that language.
     """
     from specrag.retrieval.language import language_of
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-#: What ``specrag train drafter`` puts beside an adapter or a model: how it came about.
+#: Written by ``specrag train drafter`` next to an adapter or a model: how it was trained.
 DRAFTER_RECORD = "drafter.json"
 
 #: Adapters that come with specrag, a folder each.
@@ -35,7 +35,7 @@ _KEY = re.compile(
     r"|(?P<base>base_layer)\.weight)"
 )
 
-# Options that change what the two matrices mean; merging them as plain LoRA would be silently wrong.
+# Options that change the meaning of the two matrices; merging them as plain LoRA would be silently wrong.
 _UNSUPPORTED = (
     "use_dora",
     "use_qalora",
@@ -55,7 +55,7 @@ _PLAIN_STARTS = (None, True, False, "gaussian", "orthogonal", "eva")
 
 
 def find_adapter(name: str | Path) -> Path:
-    """The folder of an adapter: the folder itself, or that of one that comes with specrag.
+    """The folder of an adapter, given as a folder or by the name of one that comes with specrag.
 
     Raises:
         InputError: there is neither.
@@ -74,13 +74,13 @@ def find_adapter(name: str | Path) -> Path:
 
 
 def shipped_adapters(base: str | None = None) -> list[Path]:
-    """The folders of the adapters that come with specrag, those of one model only if it is named."""
+    """The folders of the adapters that come with specrag; only those of ``base`` if it is given."""
     folders = sorted(path.parent for path in SHIPPED.glob(f"*/{ADAPTER_CONFIG}"))
     return [each for each in folders if base in (None, _read_config(each).get("base_model_name_or_path"))]
 
 
 def drafter_form(folder: Path) -> str | None:
-    """The form of drafts that ``specrag train drafter`` taught an adapter or a model; ``None`` where it did not.
+    """The form of drafts that ``specrag train drafter`` taught an adapter or a model; ``None`` if it did not train it.
 
     Raises:
         ModelFilesError: its record is damaged.
@@ -98,17 +98,17 @@ def drafter_form(folder: Path) -> str | None:
 
 
 def check_adapter(folder: Path, base: str) -> None:
-    """Make sure that an adapter is there and was made of a model, without reading its weights.
+    """Check that an adapter is there and belongs to a model, without reading its weights.
 
     Raises:
-        ModelFilesError: files are missing or damaged, it is no plain LoRA, or it bears another model's name.
+        ModelFilesError: files are missing or damaged, it is not a plain LoRA, or it names another model.
     """
     _check_base(_read_config(folder), folder, base)
     _weights_of(folder)
 
 
 def adapter_digest(folder: Path) -> str:
-    """SHA-256 of all that decides what a drafter with this adapter writes: weights, scale, and whether it was tuned.
+    """SHA-256 of everything that decides what a drafter with this adapter writes: weights, config, training record.
 
     Raises:
         ModelFilesError: files are missing.
@@ -121,17 +121,17 @@ def adapter_digest(folder: Path) -> str:
 def merge_adapter(
     state: Mapping[str, torch.Tensor], folder: Path, *, base: str | None = None
 ) -> dict[str, torch.Tensor]:
-    """The weights with a LoRA adapter added; tensors that it does not touch are shared with ``state``.
+    """The weights with a LoRA adapter added; tensors that it does not change are shared with ``state``.
 
-    Sums are made in fp32 and rounded once to the weight's own type, before any fusing or quantisation.
+    Sums are computed in fp32 and rounded once to the weight's own dtype, before any fusing or quantisation.
 
     Args:
         state: a model's tensors under transformers' names.
         folder: holds adapter_config.json and adapter_model.safetensors.
-        base: the model's name, to compare with the one that the adapter bears.
+        base: the model's name, compared with the one in the adapter's configuration.
 
     Raises:
-        ModelFilesError: files are missing or damaged, the adapter is no plain LoRA, or it fits another model.
+        ModelFilesError: files are missing or damaged, the adapter is not a plain LoRA, or it fits another model.
     """
     config = _read_config(folder)
     _check_base(config, folder, base)
@@ -141,10 +141,10 @@ def merge_adapter(
         name = f"{module}.weight"
         if name not in merged:
             raise ModelFilesError(f"adapter {str(folder)!r} changes {module!r}, which this model lacks")
-        # peft saves the embedding beside its adapter, since training may have added tokens to it.
+        # peft saves the embedding along with its adapter, since training may have added tokens to it.
         weight = pair.get("base", merged[name])
         delta = _delta(pair, _scale(config, module, rank=pair["A"].shape[0]))
-        # Embeddings have tokens as rows, and Conv1D (GPT-2) inputs: both are transposed linear layers.
+        # The rows of an embedding are tokens, those of a Conv1D (GPT-2) are inputs: both are transposed linear layers.
         if "embedding" in pair or config.get("fan_in_fan_out"):
             delta = delta.T
         target = merged[name]
@@ -158,9 +158,9 @@ def merge_adapter(
 
 
 def _check_base(config: Mapping[str, Any], folder: Path, base: str | None) -> None:
-    """Refuse an adapter that names another model; shapes alone would not tell a model from its chat version.
+    """Refuse an adapter that names another model; shapes alone do not tell a model from its chat version.
 
-    Names can be compared where both are of the catalog or both hub ids. A folder may have any name.
+    Names are compared if both are catalog names or both are hub ids. A folder may have any name.
     """
     wanted = config.get("base_model_name_or_path")
     if not base or not isinstance(wanted, str) or wanted == base:
@@ -205,7 +205,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 def _read_pairs(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
     """The matrices A and B by module.
 
-    A pair of an embedding also has the key ``embedding``, one saved with the layer's own weight ``base``.
+    The pair of an embedding also has the key ``embedding``; one saved with the layer's own weight has the key ``base``.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -247,7 +247,7 @@ def _weights_of(folder: Path) -> Path:
 
 
 def _delta(pair: Mapping[str, torch.Tensor], scale: float) -> torch.Tensor:
-    """The change of a linear layer's weight, [outputs, inputs], in fp32: s B A."""
+    """The change of a linear layer's weight, s B A, in fp32, [outputs, inputs]."""
     # A: [r, inputs], B: [outputs, r]
     return scale * (pair["B"].float() @ pair["A"].float())
 

@@ -1,4 +1,4 @@
-"""Chat templates, rendered as transformers renders them but without importing it.
+"""Chat templates, rendered the way transformers does but without importing it.
 
 Reference: ``transformers.utils.chat_template_utils`` (a test compares the two).
 """
@@ -12,8 +12,8 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn
 
-# The tokens that end a turn or a text in the common chat formats. GGUF names one end token only, but models
-# stop with either; upstream's generation_config.json lists both.
+# The tokens that end a turn or a text in common chat formats. GGUF names only one end token, but models stop with
+# either; the generation_config.json of the original model lists both.
 END_TOKENS = (
     "<|im_end|>",
     "<|endoftext|>",
@@ -24,7 +24,7 @@ END_TOKENS = (
     "<|end|>",
 )
 
-# Marks what the assistant says, for training; nothing to do here but to keep what stands inside.
+# Marks the assistant's words, for training; here the tags are dropped and their content is kept.
 _GENERATION = re.compile(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})")
 
 
@@ -39,8 +39,8 @@ def render_chat(
     Args:
         template: a Jinja chat template; runs in Jinja's sandbox.
         messages: ``{"role": ..., "content": ...}``, oldest first.
-        special: the texts of ``bos_token`` and the like, which templates use.
-        tools: that the model may call, ``{"type": "function", "function": {...}}``.
+        special: the texts of ``bos_token`` and similar tokens, which templates use.
+        tools: tools that the model may call, ``{"type": "function", "function": {...}}``.
 
     Raises:
         jinja2.TemplateError: the template is wrong or refuses the messages.
@@ -53,13 +53,13 @@ def render_chat(
 
 @lru_cache(maxsize=8)
 def takes_tools(template: str) -> bool:
-    """Whether a chat template tells the model of tools."""
+    """Whether a chat template presents tools to the model."""
     from jinja2 import TemplateSyntaxError
     from jinja2.meta import find_undeclared_variables
 
     try:
         return "tools" in find_undeclared_variables(_environment().parse(_plain(template)))
-    except TemplateSyntaxError:  # whoever renders it is told
+    except TemplateSyntaxError:  # rendering it will raise the error
         return False
 
 

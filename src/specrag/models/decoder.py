@@ -1,8 +1,9 @@
 """The lean decoder of the Llama family: Llama, SmolLM, Qwen2, Qwen3, Mistral.
 
-One function of a packed pass: query, key and value projections fused into one matrix, gate and up into another,
-attention over the sessions' own extents. No autograd, no modules, few operations a layer, because on a small
-model the operations' overhead is what speculation would otherwise appear to save.
+A single function computes a packed pass: the query, key and value projections are fused into one matrix, gate and up
+into another, and attention runs over the sessions' own extents. There is no autograd, there are no modules and only few
+operations per layer, because on a small model speculation would otherwise merely appear to save time by saving the
+operations' overhead.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ class LeanDecoder:
 
     Args:
         config: the model's transformers configuration.
-        weights: transformers' names to tensors; emptied while the layers are built, so that the weights are held
-            once.
-        dtype: activations, keys and values: float32, bfloat16 or float16.
+        weights: tensors by transformers' names; emptied while the layers are built, so that memory holds the weights
+            only once.
+        dtype: type of activations, keys and values: float32, bfloat16 or float16.
         int8: 8-bit weights and activations in the linear layers.
         batch_invariant: a row's bits do not depend on the other rows of the pass (CPU, bf16 or int8).
         int8_kv: keep keys and values in 8 bits.
@@ -103,7 +104,7 @@ class LeanDecoder:
 
     @property
     def embedding(self) -> torch.Tensor:
-        """``[vocab_size, hidden_size]``, in the type it was stored in."""
+        """The embedding matrix, ``[vocab_size, hidden_size]``, in its stored dtype."""
         return self._embedding
 
     def new_cache(self) -> KeyValueCache:
@@ -111,7 +112,7 @@ class LeanDecoder:
 
     @torch.inference_mode()
     def move(self, source: KeyValueCache, first: int, last: int, target: KeyValueCache) -> None:
-        """See :class:`~specrag.engine.session.Movable`; computed in float32, rounded once more to the cache's type."""
+        """See :class:`~specrag.engine.session.Movable`; computed in float32 and rounded again to the cache's dtype."""
         rows, distance = last - first, target.length - first
         own = target.prepare(rows)
         start = target.length - target.base
@@ -162,7 +163,7 @@ class LeanDecoder:
         return layer.output(mixed, x)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The output matrix: ``[rows, hidden_size]`` after the final norm to ``[rows, vocab_size]``."""
+        """Apply the output matrix: ``[rows, hidden_size]`` after the final norm to ``[rows, vocab_size]``."""
         if isinstance(self._head, Int8Linear):
             return self._head.product(hidden)
         return self._head(hidden)
@@ -174,7 +175,7 @@ class LeanDecoder:
             tensor = weights.pop(prefix + name, None)
             if tensor is None:
                 return None
-            # What is kept as it is, is copied: nothing then keeps the file mapped beside the packed matrices.
+            # Copy the tensors that are kept unpacked (the vectors), so that nothing keeps the file mapped.
             return tensor.to(device=self.device, dtype=self.dtype, copy=tensor.dim() == 1)
 
         def need(name: str) -> torch.Tensor:
@@ -229,7 +230,7 @@ class LeanDecoder:
 
 
 def _windows(config: Any) -> list[int | None]:
-    """The sliding window of each layer, ``None`` where a layer sees everything."""
+    """The sliding window of each layer, ``None`` for a layer with full attention."""
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
     if kinds is None:

@@ -1,12 +1,12 @@
 """The files of an EAGLE head: the public checkpoint format of EAGLE-1 and EAGLE-2 (``yuhuili/EAGLE-*``).
 
 Li et al. 2024, "EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty" and "EAGLE-2". Names, shapes
-and meaning as in the authors' repository (SafeAILab/EAGLE, ``eagle/model/cnets1.py`` and ``configs.py``).
+and meanings are those of the authors' repository (SafeAILab/EAGLE, ``eagle/model/cnets1.py`` and ``configs.py``).
 
-A head is a folder with ``config.json``, one ``model.safetensors`` and, of our own, an optional
-``draft_vocabulary.safetensors``. With ``H`` = hidden_size, ``I`` = intermediate_size, ``V`` = vocab_size (of the
-target, padding included), ``D = H / num_attention_heads``, ``K = num_key_value_heads * D``, the tensors (float16,
-bfloat16 or float32) are::
+A head is a folder with ``config.json``, one ``model.safetensors`` and an optional
+``draft_vocabulary.safetensors``, which is our own extension. With ``H`` = hidden_size, ``I`` = intermediate_size,
+``V`` = vocab_size (of the target, including padding), ``D = H / num_attention_heads``,
+``K = num_key_value_heads * D``, the tensors (float16, bfloat16 or float32) are::
 
     embed_tokens.weight                        [V, H]   may be missing: a frozen copy of the target's embedding
     fc.weight                                  [H, 2H]  reads concat(embedding of the next token, feature)
@@ -21,16 +21,17 @@ bfloat16 or float32) are::
     layers.0.mlp.down_proj.weight              [H, I]
     layers.0.post_attention_layernorm.weight   [H]
 
-There is no input norm, no final norm and no output matrix: a feature is the target's last hidden state *after* its
-final norm (what its output matrix reads; ``HiddenState`` ``"final"``), the head's output estimates the next one,
-and the target's own output matrix turns it into logits. Row ``i`` reads the feature of position ``i`` and the
-token of position ``i + 1``, stands at rotary position ``i`` and estimates the feature of position ``i + 1``.
+There is no input norm, no final norm and no output matrix. A feature is the target's last hidden state *after* its
+final norm (the input of its output matrix; ``HiddenState`` ``"final"``). The head's output estimates the next feature,
+and the target's own output matrix turns it into logits. Row ``i`` reads the feature of position ``i`` and the token of
+position ``i + 1``, has rotary position ``i`` and estimates the feature of position ``i + 1``.
 
-``config.json`` is that of a Llama of one layer; read are ``hidden_size``, ``intermediate_size``, ``vocab_size``,
-``num_attention_heads``, ``num_hidden_layers`` (1), and with these defaults ``num_key_value_heads``
-(num_attention_heads), ``rope_theta`` (10000), ``rope_scaling`` (null, nothing else), ``rms_norm_eps`` (1e-6),
-``hidden_act`` ("silu"), ``bias`` (true: ``fc`` has one; the LLaMA-3 heads say false), ``qkv_bias`` (false). The
-head's number of heads is its own: the Qwen2 heads have as many key and value heads as query heads.
+``config.json`` is that of a one-layer Llama. These entries are read: ``hidden_size``, ``intermediate_size``,
+``vocab_size``, ``num_attention_heads``, ``num_hidden_layers`` (must be 1) and, with defaults in brackets,
+``num_key_value_heads`` (num_attention_heads), ``rope_theta`` (10000), ``rope_scaling`` (null, nothing else is
+accepted), ``rms_norm_eps`` (1e-6), ``hidden_act`` ("silu"), ``bias`` (true: ``fc`` has one; the LLaMA-3 heads say
+false), ``qkv_bias`` (false). The head has its own number of attention heads: the Qwen2 heads have as many key and
+value heads as query heads.
 
 ``draft_vocabulary.safetensors`` holds one tensor ``tokens``, int64 ``[n]``, ascending and distinct: the tokens that
 the head may propose. Only their rows of the output matrix are computed.
@@ -61,7 +62,7 @@ _COUNTS = ("hidden_size", "intermediate_size", "vocab_size", "num_attention_head
 
 @dataclass(frozen=True, slots=True)
 class HeadConfig:
-    """What is read of :data:`CONFIG`; see the top of this file.
+    """The entries of :data:`CONFIG` that are read; see the top of this file.
 
     Raises:
         InputError: a value cannot be used.
@@ -105,7 +106,7 @@ class HeadConfig:
         return self.hidden_size // self.num_attention_heads
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The tensors that a head must have, the embedding left out, and their shapes."""
+        """The tensors that a head must have, without the embedding, and their shapes."""
         hidden, wide = self.hidden_size, self.intermediate_size
         keys = self.num_key_value_heads * self.head_dim
         attention, mlp = "layers.0.self_attn.", "layers.0.mlp."
@@ -164,22 +165,22 @@ def read_head_config(folder: Path) -> HeadConfig:
 SHIPPED = shipped_folder("heads")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
-#: A head's embedding may differ from the target's by this share: they are rounded to different types, or the target
-#: was quantised once. Two models' embeddings differ by more than 1.
+#: A head's embedding may differ from the target's by this share, because they are rounded to different types or the
+#: target was once quantised. The embeddings of two different models differ by more than 1.
 _SAME_EMBEDDING = 0.1
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _FLOATS = ("F16", "BF16", "F32")
-#: Tensors that only heads of EAGLE-3 have.
+#: Tensors that only EAGLE-3 heads have.
 _EAGLE_3 = ("d2t", "t2d", "midlayer.")
 
 
 @dataclass(frozen=True, slots=True)
 class HeadFiles:
-    """A head as it was read and checked.
+    """A head that has been read and checked.
 
     Attributes:
         config: its sizes.
-        weights: the tensors of :meth:`HeadConfig.shapes`, as they are stored.
+        weights: the tensors of :meth:`HeadConfig.shapes`, in the stored dtype.
         vocabulary: int64 ``[n]``, ascending: the tokens that it may propose; ``None`` for all.
     """
 
@@ -189,12 +190,12 @@ class HeadFiles:
 
 
 def shipped_heads() -> list[str]:
-    """Names of the heads that come with specrag: those of the models they belong to."""
+    """Names of the heads that come with specrag; each has the name of its target model."""
     return sorted(path.parent.name for path in SHIPPED.glob(f"*/{CONFIG}"))
 
 
 def head_folder(name: str) -> Path:
-    """Where a head lies.
+    """The folder of a head.
 
     Args:
         name: a folder, the name of a head that comes with specrag, or a hub id ``org/name``.
@@ -218,11 +219,11 @@ def head_folder(name: str) -> Path:
 
 
 def read_head(folder: Path, embedding: torch.Tensor) -> HeadFiles:
-    """Read a head and make sure that it belongs to a target.
+    """Read a head and check that it belongs to a target.
 
     Args:
-        folder: the head's.
-        embedding: the target's, ``[vocab_size, hidden_size]``; it tells models of the same sizes apart.
+        folder: the head's folder.
+        embedding: the target's embedding, ``[vocab_size, hidden_size]``; it tells models of the same size apart.
 
     Raises:
         InputError: the head is for another model, or of another kind.
@@ -257,7 +258,7 @@ def _weights_file(folder: Path) -> Path:
 
 
 def _read_tensors(file: Path, config: HeadConfig) -> dict[str, torch.Tensor]:
-    """The tensors, after all names, types and shapes were found to be right."""
+    """Read the tensors after checking all names, types and shapes."""
     from safetensors import SafetensorError, safe_open
 
     required = config.shapes()
@@ -292,7 +293,7 @@ def _read_tensors(file: Path, config: HeadConfig) -> dict[str, torch.Tensor]:
 
 
 def _check_embedding(folder: Path, own: torch.Tensor, target: torch.Tensor) -> None:
-    # A few thousand rows tell as much as all of them, which are most of the file.
+    # A few thousand rows tell as much as all of them, which make up most of the file.
     step = max(own.shape[0] // 4096, 1)
     ours = own[::step].float()
     theirs = target[::step].to(device=ours.device).float()

@@ -1,8 +1,8 @@
 """The network of an EAGLE head: one decoder layer that continues the target's features.
 
-Li et al. 2024, "EAGLE", section 4.1 (the same network in EAGLE-2). A row reads the target's feature of a position
-and the token that follows it, and estimates the feature behind that token; the target's own output matrix reads the
-estimate as it would the true one. File format and conventions: ``eagle_files.py``.
+Li et al. 2024, "EAGLE", section 4.1 (the same network in EAGLE-2). A row reads the target's feature at a position
+and the token that follows it, and estimates the feature at that token; the target's own output matrix is applied to the
+estimate as it would be to the true feature. File format and conventions: ``eagle_files.py``.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ _ATTENTION, _MLP = "layers.0.self_attn.", "layers.0.mlp."
 
 
 class EagleHead:
-    """A :class:`~specrag.engine.passes.SessionModel` whose segments carry a feature beside each token.
+    """A :class:`~specrag.engine.passes.SessionModel` whose segments carry a feature along with each token.
 
-    Its rows answer as the target's would: ``final`` is the estimated feature, the rest is read off its logits. It
-    computes in the target's dtype on the target's device, and shares embedding and output matrix with it.
+    Its rows have the same outputs as the target's: ``final`` is the estimated feature, everything else is computed from
+    its logits. It computes in the target's dtype on the target's device and shares its embedding and output matrix.
 
     Args:
         files: the head.
         target: the model that it drafts for.
-        output: rows of the target's output matrix for ``files.vocabulary``, ``[n, hidden_size]``; ``None`` to use
-            all of it. Other tokens then have probability 0.
+        output: the rows of the target's output matrix for ``files.vocabulary``, ``[n, hidden_size]``; all other tokens
+            then have probability 0. ``None`` uses the whole matrix.
     """
 
     def __init__(self, files: HeadFiles, target: LeanDecoder, output: torch.Tensor | None = None) -> None:
@@ -82,14 +82,14 @@ class EagleHead:
 
     @property
     def context_length(self) -> int:
-        # Rotary positions have no end; what it was trained on is shorter and no limit.
+        # Rotary positions are unlimited; the head was trained on shorter texts, but that is no limit.
         return self._target.context_length
 
     def new_cache(self) -> KeyValueCache:
         return KeyValueCache(self._shape)
 
     def keep(self, feature: torch.Tensor) -> torch.Tensor:
-        """A copy of one row's feature, ``[hidden_size]``, that does not hold its whole pass in memory."""
+        """A copy of one row's feature, ``[hidden_size]``, that does not keep its whole pass in memory."""
         return feature.clone()
 
     @torch.inference_mode()
@@ -126,7 +126,7 @@ class EagleHead:
         return self._mix(mixed, x)
 
     def _projections(self, weights: dict[str, torch.Tensor]) -> Linear:
-        """Queries, keys and values in one matrix, reordered for :mod:`specrag.models.row_ops`."""
+        """The query, key and value projections in one matrix, reordered for :mod:`specrag.models.row_ops`."""
         parts: dict[str, list[torch.Tensor]] = {"weight": [], "bias": []}
         for name, heads in (("q", self._heads), ("k", self._kv_heads), ("v", 0)):
             for kind, found in parts.items():
@@ -136,7 +136,7 @@ class EagleHead:
         bias = torch.cat(parts["bias"]) if parts["bias"] else None
         return build_linear(torch.cat(parts["weight"]), bias)
 
-    # -- from features to answers ---------------------------------------------------------------------------
+    # -- from features to outputs ---------------------------------------------------------------------------
 
     def _answer(self, wanted: Sequence[Outputs], features: torch.Tensor) -> list[Row]:
         if any(name != "final" for outputs in wanted for name in outputs.hidden):
@@ -156,8 +156,8 @@ class _ReducedOutput:
 
     Args:
         tokens: int64 ``[n]``, ascending: the tokens of the rows.
-        matrix: ``[n, hidden_size]``.
-        vocab_size: of the whole matrix.
+        matrix: the rows, ``[n, hidden_size]``.
+        vocab_size: number of rows of the whole matrix.
     """
 
     def __init__(self, tokens: torch.Tensor, matrix: torch.Tensor, vocab_size: int) -> None:
@@ -173,7 +173,7 @@ class _ReducedOutput:
         return logits
 
     def name_tokens(self, row: Row) -> None:
-        """Places among the rows become tokens; they ascend, so that a tie stays with the smaller token."""
+        """Replace row indexes by tokens; these ascend, so a tie still goes to the smaller token."""
         if row.argmax is not None:
             row.argmax = int(self._names[row.argmax])
         if row.top_tokens is not None:
@@ -181,12 +181,13 @@ class _ReducedOutput:
 
 
 def load_head(name: str, target: LoadedModel) -> EagleHead:
-    """Load the head of a target.
+    """Load a head for a target.
 
-    The rows of a reduced vocabulary come from the target's files, without the adapter that may have been merged.
+    The rows of a reduced vocabulary come from the target's files, without an adapter that was merged into the model.
 
     Args:
-        name: as of :func:`~specrag.models.eagle_files.head_folder`.
+        name: as for :func:`~specrag.models.eagle_files.head_folder`.
+        target: the model that it drafts for.
 
     Raises:
         InputError: there is no such head, or it is for another model.

@@ -1,7 +1,7 @@
-"""Constrained decoding by a grammar: JSON, JSON of a schema, tool calls. The grammar is ``llguidance``'s.
+"""Constrained decoding with a grammar: JSON, JSON that satisfies a schema, tool calls. Grammars are ``llguidance``'s.
 
-A :class:`Grammar` is a logits processor whose state follows a path of a draft tree, so that guessed tokens are checked
-against it as sampled ones are, and speculation changes no text.
+A :class:`Grammar` is a logits processor whose state follows a path of a draft tree. Drafted tokens are therefore
+checked against the grammar just like sampled ones, and speculation changes no text.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from specrag.models.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-#: Seconds that a grammar may take to compile; one of a hundred tools takes a tenth.
+#: Seconds that a grammar may take to compile; the grammar of a hundred tools takes a tenth of a second.
 COMPILE_SECONDS = 2.0
 
 _PROGRAM = "import sys, llguidance; llguidance.LLMatcher.validate_grammar(sys.stdin.read())"
 
 
 def _check_compile_time(grammar: str, field: str) -> None:
-    """Make sure that a grammar compiles in time, in a process of its own, which can be killed.
+    """Check that a grammar compiles in time, in a separate process that can be killed.
 
-    llguidance compares every pattern of a schema with every other; 28 KB of them take a minute, which nothing ends in
-    a thread. Whether the grammar is right is for the compiler to say.
+    llguidance compares every pattern of a schema with every other; 28 KB of patterns take a minute, and in a thread
+    nothing could interrupt that. Whether the grammar is valid is not checked here.
 
     Raises:
-        InputError: it is not.
+        InputError: it takes too long.
     """
     try:
         subprocess.run(
@@ -53,18 +53,18 @@ def _check_compile_time(grammar: str, field: str) -> None:
         raise InputError(field, "a JSON schema", remedy) from None
 
 
-#: How JSON is written: as ``json.dumps`` does. Free white space invites small models to write nothing else.
+#: How JSON is written: like ``json.dumps``. If white space were free, small models would tend to write nothing else.
 JSON_FORM: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
-_SMALL = 1000  # characters of a grammar; whatever they say is compiled in 0.2 s
+_SMALL = 1000  # characters; any grammar up to this size compiles within 0.2 s
 
 
 class GrammarVocabulary:
-    """A tokenizer as grammars need it; made once a model, since that takes a moment.
+    """A tokenizer in the form that grammars need; made once per model, since that takes a moment.
 
     Args:
-        tokenizer: of the model.
-        vocab_size: logits in a row, at least the tokenizer's tokens.
+        tokenizer: the model's tokenizer.
+        vocab_size: number of logits of a row, at least the number of the tokenizer's tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
@@ -74,7 +74,7 @@ class GrammarVocabulary:
 
     @cached_property
     def backend(self) -> Any:
-        """The library's own form."""
+        """The tokenizer in llguidance's own form."""
         from llguidance import LLTokenizer
 
         return LLTokenizer(self._tokenizer.definition(), n_vocab=self.vocab_size, eos_token=self.ends)
@@ -83,7 +83,7 @@ class GrammarVocabulary:
         """JSON that satisfies a schema; by default any object.
 
         Raises:
-            InputError: the schema cannot be understood, or says something that no grammar can.
+            InputError: the schema cannot be understood, or demands something that no grammar can express.
         """
         from llguidance import LLMatcher
 
@@ -96,7 +96,7 @@ class GrammarVocabulary:
         return self._checked(grammar, "schema")
 
     def is_token(self, text: str) -> bool:
-        """Whether a mark is one added token, such as ``<tool_call>``; a grammar names that one without quotes.
+        """Whether a text is a single added token, such as ``<tool_call>``; grammars name such a token without quotes.
 
         llguidance takes added tokens in angle brackets for control tokens, which spell no text.
         """
@@ -106,7 +106,7 @@ class GrammarVocabulary:
         """A grammar in llguidance's variant of Lark.
 
         Args:
-            field: what is to blame if it is wrong.
+            field: the field that the error names if the grammar is wrong.
 
         Raises:
             InputError: it is wrong.
@@ -120,7 +120,7 @@ class GrammarVocabulary:
 
         if len(grammar) > _SMALL:
             _check_compile_time(grammar, field)
-        # Silent: what is wrong is raised.
+        # Log nothing: errors are raised below.
         matcher = LLMatcher(self.backend, grammar, log_level=0)
         if matcher.is_error():
             reason = " ".join(matcher.get_error().split())
@@ -130,7 +130,7 @@ class GrammarVocabulary:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _State:
-    """Where a text stands in its grammar; ``None`` behind a token that the grammar does not allow."""
+    """How far a text has come in its grammar; ``None`` after a token that the grammar does not allow."""
 
     matcher: Any
 
@@ -139,8 +139,8 @@ class Grammar:
     """Bans every token that does not continue a text of the grammar; made by :class:`GrammarVocabulary`.
 
     Args:
-        vocabulary: of the model.
-        matcher: of llguidance, at the beginning.
+        vocabulary: the model's vocabulary.
+        matcher: llguidance's matcher in its initial state.
     """
 
     def __init__(self, vocabulary: GrammarVocabulary, matcher: Any) -> None:
@@ -153,7 +153,7 @@ class Grammar:
     def advance(self, state: _State, token: int) -> _State:
         if state.matcher is None or state.matcher.is_stopped():
             return state
-        # A copy shares what the grammar has compiled; it costs a microsecond.
+        # A copy shares the compiled grammar and costs a microsecond.
         matcher = state.matcher.deep_copy()
         return _State(matcher if matcher.consume_token(token) else None)
 

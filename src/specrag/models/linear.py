@@ -1,4 +1,4 @@
-"""Linear layers of the lean decoder, one class for each way to hold the weights.
+"""Linear layers of the lean decoder, one class for each way of storing the weights.
 
 All of them map ``[rows, in_features]`` to ``[rows, out_features]`` and can add a residual.
 """
@@ -20,11 +20,11 @@ from specrag.models.int8_product import Int8Product, most_rows
 from specrag.models.row_ops import RowOps
 from specrag.models.tile_linear import TileLinear
 
-#: oneDNN's bf16 product sums up to this many inputs in one order for every number of rows, or for every number up to
-#: :func:`invariant_rows`; beyond it the order depends on the number of rows (measured on Zen 4).
+#: With up to this many inputs, oneDNN's bf16 product sums in the same order for every number of rows, or for every
+#: number up to :func:`invariant_rows`; with more inputs the order depends on the number of rows (measured on Zen 4).
 INVARIANT_INPUTS = 1024
 
-#: Numbers of rows at which :func:`invariant_rows` looks for another order of the sums, and the limits that it tries.
+#: The numbers of rows that :func:`invariant_rows` tests for another summation order, and the limits it may return.
 _PROBED_ROWS = (2, 3, 4, 6, 8, 12, 16, 17, 24, 32, 33, 40, 48, 64, 65, 96, 128, 160)
 _ROW_LIMITS = (32, 16, 8, 4, 2)
 
@@ -40,7 +40,7 @@ class Linear(Protocol):
 
 
 class PlainLinear:
-    """torch's own product: fp32 and fp16, and every dtype on a GPU."""
+    """torch's own product, for fp32 and fp16, and for every dtype on a GPU."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._weight = weight
@@ -52,7 +52,7 @@ class PlainLinear:
 
 
 class PackedLinear:
-    """bf16 weights in oneDNN's blocked layout: 1.2 to 1.5 times as fast as the plain layout on the CPU."""
+    """bf16 weights in oneDNN's blocked layout, 1.2 to 1.5 times as fast as the plain layout on the CPU."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
@@ -72,13 +72,13 @@ class PackedLinear:
 
 
 class InvariantLinear:
-    """Packed bf16 weights, and a row's bits that do not depend on how many rows are in the pass.
+    """Packed bf16 weights, with a row's bits independent of how many rows are in the pass.
 
-    The weights are cut along the inputs, so that no part sums more than :data:`INVARIANT_INPUTS`, and the parts are
-    added one after the other. More than :func:`invariant_rows` rows are computed in several products.
+    The weights are split along the inputs so that no part sums more than :data:`INVARIANT_INPUTS` inputs, and the parts
+    are added one after the other. More than :func:`invariant_rows` rows are computed in several products.
 
     Args:
-        rows: most rows of one product; None for what this machine allows.
+        rows: the most rows of one product; None for the number that this machine allows.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, rows: int | None = None) -> None:
@@ -106,9 +106,10 @@ class InvariantLinear:
 
 @cache
 def invariant_rows() -> int:
-    """Up to how many rows of a bf16 product have the bits that each has alone, on this machine.
+    """The number of rows up to which each row of a bf16 product has the same bits as alone, on this machine.
 
-    No document promises it, so it is looked at once: with AVX-512 any number has them, with AMX tiles up to 32.
+    No documentation promises this, so it is tested once: with AVX-512 it holds for any number of rows, with AMX tiles
+    for up to 32.
     """
     random = torch.Generator().manual_seed(0)
     most = max(_PROBED_ROWS)
@@ -122,17 +123,17 @@ def invariant_rows() -> int:
 
 
 class Int8Linear:
-    """8-bit weights (one scale an output) times 8-bit activations (one scale a row), on the CPU.
+    """8-bit weights (one scale per output) times 8-bit activations (one scale per row), on the CPU.
 
-    The integer product is exact and the scales are applied number by number, so a row's bits never depend on the
-    other rows. It reads half of what bf16 reads. Where :func:`saturates` tells that it would not be exact, each row of
-    activations is the sum of two rows of half the size; weights are still read once.
+    The integer product is exact and the scales are applied element by element, so a row's bits never depend on the
+    other rows. It reads half as many bytes as bf16. If :func:`saturates` says that the product would not be exact, each
+    row of activations is split into the sum of two rows of half the magnitude; the weights are still read once.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         scale = weight.abs().amax(dim=1).float().clamp_min_(1e-12).div_(_INT8_MAX)
         quantised = _quantise(weight, scale)
-        # Which layout oneDNN chooses depends on the number of threads; the one for a single thread is known here.
+        # The layout that oneDNN chooses depends on the number of threads; the one for a single thread is known here.
         self._weight = on_one_thread(lambda: torch.ops.onednn.qlinear_prepack(quantised, None))
         self._scale = scale
         self._zero = torch.zeros(len(scale), dtype=torch.int64)
@@ -148,14 +149,14 @@ class Int8Linear:
         return int8_rows.rescale(*self._multiply(x), self._bias, residual)
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
-        """The product in float32, without bias."""
+        """The product in float32, without the bias."""
         if self._loop is not None and x.shape[0] <= most_rows():
             return self._loop.product(x)
         y, steps = self._multiply(x)
         return y.mul_(steps)
 
     def _multiply(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The integer product times the weights' scales, float32, still to be multiplied by the rows' steps; these."""
+        """The integer product times the weights' scales, float32, and the rows' steps, yet to be multiplied in."""
         numbers, steps = int8_rows.quantise(x)
         if not saturates():
             return self._product(numbers, int8_rows.ZERO_POINT), steps
@@ -180,16 +181,16 @@ def _multiply_int8(
 
 @cache
 def _integer_product() -> Any:
-    """The operation itself: to look it up among its overloads takes as long as to start it."""
+    """The operation itself, cached: looking it up among its overloads takes as long as starting it."""
     return torch.ops.onednn.qlinear_pointwise.default
 
 
 @cache
 def saturates() -> bool:
-    """Whether oneDNN's product of 8-bit numbers is wrong for large ones on this processor.
+    """Whether oneDNN's product of 8-bit numbers is wrong for large numbers on this processor.
 
-    Without VNNI instructions it adds two products in 16 bits, and what does not fit becomes the largest number that
-    does: a row of ones times a column of ones gave 4.6 in place of 576 (AMD Zen 3).
+    Without VNNI instructions it adds two products in 16 bits and saturates: a row of ones times a column of ones gave
+    4.6 instead of 576 (AMD Zen 3).
     """
     weight = torch.ops.onednn.qlinear_prepack(torch.full((1, 64), _INT8_MAX, dtype=torch.int8), None)
     x = torch.full((1, 64), 2 * _INT8_MAX, dtype=torch.uint8)
@@ -198,10 +199,10 @@ def saturates() -> bool:
 
 
 def _quantise(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """``weight / scale`` a row, rounded to int8."""
+    """Each row of ``weight`` divided by its scale and rounded to int8."""
     quantised = torch.empty(weight.shape, dtype=torch.int8)
-    # A few rows at a time stay in the processor's cache. Adding 1.5 * 2**23 rounds and leaves the signed number in
-    # the low byte.
+    # A few rows at a time, so that they stay in the processor's cache. Adding 1.5 * 2**23 rounds, and leaves the signed
+    # number in the low byte.
     rows = max(_CACHED_NUMBERS // weight.shape[1], 1)
     for part, target, step in zip(weight.split(rows), quantised.split(rows), scale.split(rows), strict=True):
         target.copy_(torch.div(part, step[:, None]).add_(1.5 * 2.0**23).view(torch.int32))
@@ -211,7 +212,7 @@ def _quantise(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 def build_linear(
     weight: torch.Tensor, bias: torch.Tensor | None, *, int8: bool = False, invariant: bool = False
 ) -> Linear:
-    """The fastest layer for these weights on their device that keeps the guarantees asked for."""
+    """The fastest layer for these weights on their device that keeps the requested guarantees."""
     if int8:
         return Int8Linear(weight, bias)
     if TileLinear.fits(weight):
@@ -234,7 +235,7 @@ def build_gated(
     """A layer that returns SiLU of the first half of its outputs times the second half.
 
     Args:
-        ops: computes the gate where the product does not.
+        ops: computes the gate if the product does not.
     """
     if not int8 and bias is None and TileLinear.fits(weight):
         return TileLinear(weight, gated=True)

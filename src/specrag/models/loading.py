@@ -1,4 +1,4 @@
-"""A model by name, ready to decode."""
+"""Load a model by name, ready to decode."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ if TYPE_CHECKING:
 
     from specrag.engine.passes import SessionModel
 
-#: What ``dtype`` may be; int8 is 8-bit weights and activations in the linear layers, bf16 elsewhere; auto is
+#: Values of ``dtype``; int8 means 8-bit weights and activations in the linear layers and bf16 elsewhere, auto means
 #: :func:`default_dtype`.
 DTYPES = ("auto", "fp32", "bf16", "fp16", "int8")
 
-#: What ``kv_dtype`` may be: keys and values in the type that they are computed in, or in 8 bits.
+#: Values of ``kv_dtype``: keys and values in the dtype that they are computed in, or in 8 bits.
 KV_DTYPES = ("auto", "int8")
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model and what belongs to it.
+    """A model with its tokenizer, its files and how it was loaded.
 
     Attributes:
-        name: as it was asked for.
-        files: where it lies.
+        name: the name that was asked for.
+        files: its files.
         model: computes passes.
-        tokenizer: of the same files.
+        tokenizer: the tokenizer from the same files.
         dtype: one of :data:`DTYPES`, never auto.
         device: such as ``cpu`` or ``cuda:0``.
-        adapter: the folder of the adapter that its weights hold.
+        adapter: the folder of the adapter that was merged into the weights.
         kv_dtype: one of :data:`KV_DTYPES`.
     """
 
@@ -55,14 +55,14 @@ class LoadedModel:
     def batch_invariant(self) -> bool:
         """Whether a token's distribution has the same bits whatever else is in its pass.
 
-        Only then do all lossless methods write the same text to the letter; else two of them may part where two tokens
-        are almost equally likely.
+        Only then do all lossless methods write exactly the same text; otherwise two of them may diverge where two
+        tokens are almost equally likely.
         """
         return bool(getattr(self.model, "batch_invariant", False))
 
     @property
     def exactness(self) -> str:
-        """What is promised of its texts, in one line."""
+        """What is guaranteed about its texts, in one line."""
         where = f"{self.dtype}, {self.device}"
         if self.batch_invariant:
             return f"every lossless method writes the same text ({where})"
@@ -73,7 +73,10 @@ class LoadedModel:
 
     @property
     def drafter_form(self) -> str | None:
-        """The form of drafts that ``specrag train drafter`` taught it, ``paper`` or ``cited``, if it made it."""
+        """The form of drafts that ``specrag train drafter`` taught it, ``paper`` or ``cited``; ``None`` if it did not.
+
+        The record is looked for beside the adapter, or beside the model if there is no adapter.
+        """
         return drafter_form(self.adapter or self.files.folder)
 
 
@@ -90,18 +93,18 @@ def load_model(
     """Load a model for decoding; fetch it first if it is in the catalog and not here yet.
 
     Args:
-        name: a name of the catalog, a folder, a GGUF file, or a hub id.
+        name: a catalog name, a folder, a GGUF file, or a hub id.
         dtype: one of :data:`DTYPES`.
         device: a torch device; by default the first GPU if there is one, else the CPU.
         adapter: a folder with a LoRA adapter, or the name of one that comes with specrag; merged into the weights.
-        batch_invariant: a row's bits do not depend on the other rows of its pass (CPU, bf16 or int8); by default where
-            it costs little (:func:`default_invariance`).
+        batch_invariant: a row's bits do not depend on the other rows of its pass (CPU, bf16 or int8); the default if
+            that costs little (:func:`default_invariance`).
         kv_dtype: one of :data:`KV_DTYPES`; ``int8`` halves the memory of keys and values.
-        progress: show a bar while fetching and converting.
+        progress: show a progress bar while fetching and converting.
 
     Raises:
         InputError: a value cannot be used.
-        ModelFilesError: the model's files cannot be had or are damaged.
+        ModelFilesError: the model's files cannot be obtained or are damaged.
     """
     if dtype not in DTYPES:
         raise InputError("dtype", dtype, f"take one of {', '.join(DTYPES)}")
@@ -122,7 +125,7 @@ def load_model(
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """In what form a model computes."""
+    """How a model computes."""
 
     dtype: torch.dtype
     device: torch.device
@@ -140,10 +143,11 @@ _TORCH = {
 
 
 def default_dtype(files: ModelFiles, device: torch.device) -> str:
-    """The numbers that serve best: bf16 on a GPU, 8-bit weights on the CPU.
+    """The dtype that serves best: bf16 on a GPU, 8-bit weights on the CPU.
 
-    On the CPU writing waits for weights to be read, and 8-bit products are exact, whatever the number of rows. A model
-    that runs as transformers' own module has no 8-bit layers there: bf16 where the processor multiplies it, else fp32.
+    On the CPU, decoding is bound by reading the weights, and 8-bit products are exact for any number of rows. A model
+    that runs as transformers' own module has no 8-bit layers on the CPU: it takes bf16 if the processor can multiply
+    it, else fp32.
     """
     from specrag.models.linear import PackedLinear
 
@@ -155,14 +159,14 @@ def default_dtype(files: ModelFiles, device: torch.device) -> str:
 
 
 def default_invariance(files: ModelFiles, dtype: str, device: torch.device) -> bool:
-    """Whether equal bits are to be had, and cost little: not with matrix tiles, whose attention they would give up."""
+    """Whether batch invariance is possible and costs little; with matrix tiles it would forgo their fast attention."""
     from specrag.engine.attention.products import has_tiles
 
     return dtype == "int8" and device.type == "cpu" and is_lean(files) and not has_tiles()
 
 
 def is_lean(files: ModelFiles) -> bool:
-    """Whether the lean decoder computes this model."""
+    """Whether the lean decoder supports this model."""
     return supports(SimpleNamespace(**{"model_type": "", **read_config_json(files)}))
 
 
@@ -173,7 +177,7 @@ def _has_onednn() -> bool:
 
 
 def find_device(name: str | None) -> torch.device:
-    """A torch device by its name; by default the first GPU if there is one, else the CPU.
+    """A torch device by name; by default the first GPU if there is one, else the CPU.
 
     Raises:
         InputError: there is no such device.
@@ -219,10 +223,10 @@ def _build(files: ModelFiles, kind: _Kind, adapter: Path | None) -> SessionModel
 
 
 def _plain_config(files: ModelFiles) -> SimpleNamespace | None:
-    """The configuration without importing transformers (two seconds), if the file alone says everything.
+    """The configuration without importing transformers (two seconds), if the file says everything; else ``None``.
 
     Files of older versions leave defaults to transformers' classes, and scaled rotary embeddings are computed by
-    transformers' own functions: those are read with transformers.
+    transformers' own functions: such configurations are read with transformers.
     """
     values = read_config_json(files)
     rope = values.get("rope_parameters") or {}
@@ -264,7 +268,7 @@ def build_module(config: object, weights: dict[str, torch.Tensor], dtype: torch.
 
 
 def _tied(module: torch.nn.Module) -> set[int]:
-    """Addresses of the parameters that the files hold under another name."""
+    """Addresses of the parameters that the files contain under another name."""
     embeddings = (module.get_input_embeddings(), module.get_output_embeddings())  # type: ignore[operator]
     if embeddings[1] is None or embeddings[0].weight is not embeddings[1].weight:
         return set()

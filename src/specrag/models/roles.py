@@ -1,9 +1,9 @@
 """Interfaces of language models above the token level, local or remote: text generators and text scorers.
 
-Both roles are coroutines (:mod:`specrag.engine.passes`), so that a method is one coroutine whatever its models are: a
-local model asks for passes, which the executor packs with everybody else's; an endpoint asks for
-:class:`~specrag.engine.passes.Search`, which runs in a thread meanwhile. Whoever wants a plain call runs the coroutine
-with :func:`specrag.engine.executor.run`.
+Both roles are coroutines (:mod:`specrag.engine.passes`), so a method is one coroutine whatever its models are: a local
+model asks for passes, which the executor packs with those of other requests; an endpoint asks for
+:class:`~specrag.engine.passes.Search`, which runs in a thread meanwhile. For a plain call, run the coroutine with
+:func:`specrag.engine.executor.run`.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from specrag.engine.passes import Coroutine
 from specrag.engine.stopping import FinishReason
 from specrag.errors import InputError
 
-#: A text that the model reads as it is, or a conversation of ``{"role": ..., "content": ...}``, oldest message first,
-#: that goes through the model's chat template; where there is none, the messages one below the other.
+#: A text that the model reads as is, or a conversation of ``{"role": ..., "content": ...}``, oldest message first, that
+#: goes through the model's chat template; without one, the messages are put one below the other.
 TextPrompt: TypeAlias = str | Sequence[Mapping[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
 class Cue:
-    r"""A form of two lines: where the model would end the first, ``text`` is written; the second ends the text.
+    r"""A form of two lines: where the model would end the first, ``text`` is inserted; the second line ends the text.
 
-    A small model forgets the second line otherwise. Only a local model can be steered so; an endpoint leaves it to the
-    prompt, and whoever reads the text must be ready for what comes.
+    Without it, a small model forgets the second line. Only a local model can be steered this way; with an endpoint it
+    is up to the prompt, and the reader of the text must be prepared for other forms.
 
     Args:
         text: begins with a line end, such as ``"\\nAnswer:"``.
         within: the first line has at most this many tokens.
-        choices: what may follow in the second line, each with its leading space; anything if there are none.
+        choices: what may follow in the second line, each with its leading space; if empty, anything may.
     """
 
     text: str
@@ -49,11 +49,11 @@ class Cue:
 
 @dataclass(frozen=True, slots=True)
 class Reluctance:
-    """What a text should begin with only where a local model is surer of it.
+    """A beginning that a local model should choose only if it is surer than usual.
 
     Args:
-        text: of which the first token counts.
-        nats: taken from its logit.
+        text: the beginning; only its first token counts.
+        nats: subtracted from that token's logit.
     """
 
     text: str
@@ -66,14 +66,15 @@ class TextRequest:
 
     Args:
         prompt: what the model reads.
-        lead: how the answer begins; it is not part of what is returned.
-        max_tokens: at most this many tokens, an end token included.
+        lead: the beginning of the answer; not part of the returned text.
+        max_tokens: at most this many tokens, including an end token.
         stop: the text ends before the first of these strings.
         temperature: 0 takes the most probable token every time.
-        seed: the same seed gives the same text, as far as the model keeps its word.
-        references: texts that the answer may quote; a local model that copies guesses uses them, an endpoint does not.
-        cue: a form to keep to, for those who can.
-        reluctance: what it should begin with more rarely, for those who can.
+        seed: the same seed gives the same text, as far as the model is deterministic.
+        references: texts that the answer may quote; a local model that drafts by copying uses them, an endpoint does
+            not.
+        cue: a form to keep to, for models that can be steered.
+        reluctance: a beginning to choose more rarely, for models that can be steered.
 
     Raises:
         InputError: a value cannot be used.
@@ -106,7 +107,7 @@ class TextToken:
 
     Attributes:
         text: its characters; empty for an end token and inside a character of several tokens.
-        log_prob: nats, at temperature 1; ``None`` where the model does not tell.
+        log_prob: in nats, at temperature 1; ``None`` if the model does not tell.
     """
 
     text: str
@@ -115,18 +116,19 @@ class TextToken:
 
 @dataclass(frozen=True, slots=True)
 class GeneratedText:
-    """A written text.
+    """A generated text.
 
     Attributes:
-        text: without the lead, end token or stop string.
-        tokens: in order, end token and those of a stop string included; their texts, joined, begin with :attr:`text`.
+        text: the text without lead, end token and stop string.
+        tokens: all tokens in order, including an end token and those of a stop string; their texts, joined, begin with
+            :attr:`text`.
         finish_reason: ``"stop"`` or ``"length"``.
-        prompt_tokens: tokens of the prompt, lead included.
-        read_tokens: those of them that were read for this text alone; the others were shared with the requests of the
-            same call that begin alike, or remembered, and the first of these counts them.
-        passes: passes of the model, that of the prompt not counted; 0 where the model does not tell.
-        seconds: from the call to the text's end.
-        drafted_by, accepted_by: tokens by the drafter that guessed them; empty where the model does not tell.
+        prompt_tokens: tokens of the prompt, including the lead.
+        read_tokens: the prompt tokens that were read for this text alone; the others came from a cache, or are shared
+            with requests of the same call that begin alike, the first of which counts them.
+        passes: passes of the model, not counting that of the prompt; 0 if the model does not tell.
+        seconds: from the call to the end of the text.
+        drafted_by, accepted_by: drafted and accepted tokens, by drafter; empty if the model does not tell.
     """
 
     text: str
@@ -142,7 +144,7 @@ class GeneratedText:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """An event: characters that one of the texts has gained.
+    """An event: characters added to one of the texts.
 
     Attributes:
         request: index of the request.
@@ -174,20 +176,20 @@ class TextGenerator(Protocol):
 
     @property
     def context_length(self) -> int | None:
-        """Largest number of tokens of prompt and text together; ``None`` where it is not known."""
+        """The most tokens of prompt and text together; ``None`` if not known."""
 
     def count(self, prompt: TextPrompt, lead: str = "") -> int:
-        """Tokens of a prompt as the model reads it; an estimate that is rather too high where it cannot be known."""
+        """Number of tokens of a prompt as the model reads it; if it cannot be known, an estimate on the high side."""
 
     def generating(self, requests: Sequence[TextRequest]) -> Coroutine[list[GeneratedText]]:
-        """A coroutine that writes a text for each request, all of them side by side, and returns them in order.
+        """A coroutine that writes a text for each request, all concurrently, and returns them in order.
 
-        It emits a :class:`TextDelta` as characters come (or one with the whole text where the model does not stream)
-        and a :class:`TextDone` when a text has ended. Every request is checked at the call, before any work.
+        It emits a :class:`TextDelta` as characters arrive (or one with the whole text if the model does not stream) and
+        a :class:`TextDone` when a text has ended. Every request is checked at the call, before any work is done.
 
         Raises:
-            ContextLengthError: a prompt leaves no room for a token.
-            SpecragError: when run: an endpoint is dead, too slow or answers nonsense.
+            ContextLengthError: a prompt leaves no room for a single token.
+            SpecragError: (when run) an endpoint is dead, too slow or answers nonsense.
         """
 
 
@@ -197,9 +199,9 @@ class TextPart:
 
     Args:
         name: unique in its request.
-        text: may be empty. Words begin with their space: ``" Paris"`` behind ``"Answer:"``, since most vocabularies
-            hold them so.
-        scored: whether its log-probability is wanted; what is not wanted costs less.
+        text: may be empty. Words begin with their space: ``" Paris"`` after ``"Answer:"``, since that is how most
+            vocabularies contain them.
+        scored: whether its log-probability is wanted; unscored parts cost less.
     """
 
     name: str
@@ -212,10 +214,10 @@ class ScoringRequest:
     """A text whose parts are to be scored.
 
     The prompt as the model reads it (up to where the answer begins) and the parts are joined and tokenised *once, as a
-    whole*; a token that lies across a border belongs to the part in which it starts, its leading space counted.
+    whole*; a token across a border belongs to the part in which it starts, counting its leading space.
 
     Args:
-        prompt: what stands before the parts; at least one character.
+        prompt: what precedes the parts; at least one character.
         parts: in order.
 
     Raises:
@@ -234,27 +236,27 @@ class ScoringRequest:
 
 @dataclass(frozen=True, slots=True)
 class PartScore:
-    """How probable a part is behind everything before it.
+    """How probable a part is, given everything before it.
 
     Attributes:
-        log_probs: nats, one a token; empty for a part without tokens.
+        log_probs: in nats, one per token; empty for a part without tokens.
     """
 
     log_probs: tuple[float, ...]
 
     @property
     def total(self) -> float:
-        """Log-probability of the part; 0 for none, as an empty product is 1."""
+        """Log-probability of the part; 0 without tokens, since an empty product is 1."""
         return sum(self.log_probs)
 
     @property
     def count(self) -> int:
-        """Tokens of the part."""
+        """Number of tokens of the part."""
         return len(self.log_probs)
 
     @property
     def mean(self) -> float:
-        """Log-probability a token; 0 for a part without tokens."""
+        """Mean log-probability per token; 0 for a part without tokens."""
         return self.total / self.count if self.count else 0.0
 
 
@@ -263,9 +265,9 @@ class ScoredText:
     """The scores of a request.
 
     Attributes:
-        parts: by name; those that were asked for.
+        parts: the scored parts, by name.
         prompt_tokens: tokens of prompt and parts together.
-        read_tokens: those of them that were read for this text alone, as in :class:`GeneratedText`.
+        read_tokens: those that were read for this text alone, as in :class:`GeneratedText`.
     """
 
     parts: Mapping[str, PartScore]
@@ -283,13 +285,13 @@ class TextScorer(Protocol):
 
     @property
     def context_length(self) -> int | None:
-        """Largest number of tokens of a text; ``None`` where it is not known."""
+        """The most tokens of a text; ``None`` if not known."""
 
     def count(self, prompt: TextPrompt, lead: str = "") -> int:
-        """Tokens of a prompt as the model reads it; an estimate that is rather too high where it cannot be known."""
+        """Number of tokens of a prompt as the model reads it; if it cannot be known, an estimate on the high side."""
 
     def check_scoring(self) -> None:
-        """Make sure that it can score; an endpoint is asked once, and its answer remembered. May block.
+        """Check that it can score; an endpoint is asked once, and its answer is remembered. May block.
 
         Raises:
             InputError: it cannot; the message says what to give instead.
@@ -299,11 +301,11 @@ class TextScorer(Protocol):
     def scoring(self, requests: Sequence[ScoringRequest]) -> Coroutine[list[ScoredText]]:
         """A coroutine that scores every request and returns the scores in order; it emits nothing.
 
-        What all requests begin with is read once where the model can share it.
+        A prefix common to all requests is read once if the model can share it.
 
         Raises:
             ContextLengthError: a text is longer than the model's context.
-            SpecragError: when run: an endpoint is dead, too slow or answers nonsense.
+            SpecragError: (when run) an endpoint is dead, too slow or answers nonsense.
         """
 
 
@@ -332,8 +334,8 @@ def assign(starts: Sequence[int], borders: Sequence[int]) -> list[int]:
         borders: where each part starts, ascending, in the same unit.
 
     Returns:
-        For each token the index of its part, -1 for one that starts before the first part. Of parts that start at the
-        same place, the empty ones get no token.
+        For each token the index of its part, or -1 if it starts before the first part. Of parts that start at the same
+        place, the empty ones get no tokens.
     """
     places = []
     part = -1

@@ -1,4 +1,4 @@
-"""Log-probabilities of given texts by a local model: all texts in one pass, common prefixes read once."""
+"""Log-probabilities of given texts from a local model: all texts in one pass, common prefixes read once."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from specrag.models.loading import LoadedModel
 from specrag.models.roles import PartScore, ScoredText, ScoringRequest, TextPrompt, assign
 from specrag.models.tokenizer import encode_text, place_text
 
-#: Rows of one pass. Every row that is scored holds a whole vector of logits for a moment.
+#: The most rows of one pass. Each scored row briefly holds a whole vector of logits.
 ROWS = 512
 
 
 class LocalScorer:
     """A local model as a :class:`~specrag.models.roles.TextScorer`.
 
-    The texts of one call are laid out as a tree of tokens, in which equal beginnings are one path: the question in
-    front of all drafts is read once, and so is an answer that several drafts share.
+    The texts of one call are laid out as a token tree in which common prefixes share a path: the question before all
+    drafts is read once, and so is an answer that several drafts share.
 
     Args:
         loaded: the model with its tokenizer.
@@ -55,7 +55,7 @@ class LocalScorer:
     def _placed(self, request: ScoringRequest) -> _Text:
         placed = place_text(self.loaded.tokenizer, request.prompt, [part.text for part in request.parts])
         parts = assign(placed.starts, placed.borders)
-        # Nothing stands before the first token that it could follow.
+        # The first token follows nothing, so it has no log-probability.
         wanted = [
             number > 0 and part >= 0 and request.parts[part].scored for number, part in enumerate(parts)
         ]
@@ -79,11 +79,11 @@ class LocalScorer:
         return scored
 
     def _pass(self, tree: _TextTree) -> Coroutine[list[Row]]:
-        """Read the tree: in one pass, or a few where it is large."""
+        """Read the tree in one pass, or in a few if it is large."""
         model = self.loaded.model
         cache = model.new_cache()
         outputs = tree.outputs()
-        # The order of sums in an invariant model does not allow for rows that stay from pass to pass.
+        # The summation order of a batch-invariant model rules out rows that are carried over from pass to pass.
         step = len(outputs) if getattr(model, "batch_invariant", False) else ROWS
         rows: list[Row] = []
         try:
@@ -109,7 +109,7 @@ class _Text:
 
 @dataclass(frozen=True, slots=True)
 class _Path:
-    """A sequence's nodes, and how many of them it has added to the tree."""
+    """A sequence's nodes, and how many of them were new to the tree."""
 
     nodes: Sequence[int]
     fresh: int
@@ -117,7 +117,7 @@ class _Path:
 
 @dataclass(slots=True)
 class _TextTree:
-    """Token sequences, equal beginnings only once. Nodes are numbered in the order in which they were added."""
+    """Token sequences that share their common prefixes. Nodes are numbered in the order in which they were added."""
 
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
@@ -125,7 +125,7 @@ class _TextTree:
     _wanted: dict[int, dict[int, int]] = field(default_factory=dict)
 
     def add(self, tokens: Sequence[int], wanted: Sequence[bool]) -> _Path:
-        """Add a sequence; its last token is no node, as nothing is read behind it."""
+        """Add a sequence; its last token gets no node, since nothing after it is scored."""
         before = len(self.tokens)
         path: list[int] = []
         node = -1
@@ -145,14 +145,14 @@ class _TextTree:
         return _Path(path, len(self.tokens) - before)
 
     def outputs(self) -> list[Outputs]:
-        """What each node's row returns: the log-probabilities of the tokens that follow it somewhere."""
+        """What each node's row returns: the log-probabilities of the tokens that follow it in some sequence."""
         return [
             Outputs(log_probs_of=tuple(self._wanted[node])) if node in self._wanted else NOTHING
             for node in range(len(self.tokens))
         ]
 
     def log_prob(self, rows: Sequence[Row], node: int, token: int) -> float:
-        """Of a token behind a node."""
+        """The log-probability of a token that follows a node."""
         found = rows[node].log_probs
         assert found is not None
         return float(found[self._wanted[node][token]])

@@ -21,16 +21,16 @@ from specrag.models.roles import TextPrompt
 if TYPE_CHECKING:
     from specrag.models.catalog import ModelFiles
 
-_LONG = 4000  # characters; they take 30 ms at most
+_LONG = 4000  # characters; tokenising them takes at most 30 ms
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """The tokens of a text with their places.
+    """The tokens of a text and where they start.
 
     Attributes:
-        tokens: ids.
-        starts: the character with which each of them starts, ascending.
+        tokens: token ids.
+        starts: index of the character at which each token starts, ascending.
     """
 
     tokens: Sequence[int]
@@ -38,7 +38,7 @@ class Placed:
 
 
 class Tokenizer:
-    """A model's tokenizer: the Rust one of its ``tokenizer.json``, without importing transformers (seconds).
+    """A model's tokenizer: the Rust one of its ``tokenizer.json``, without importing transformers (takes seconds).
 
     Args:
         files: the model's folder.
@@ -49,7 +49,7 @@ class Tokenizer:
 
     def __init__(self, files: ModelFiles) -> None:
         self._files = files
-        # tokenizers raises plain Exception for a damaged file.
+        # tokenizers raises a plain Exception for a damaged file.
         try:
             self._backend: Any = _load_backend(files)
             self._config = _read_json(files, "tokenizer_config.json")
@@ -61,37 +61,37 @@ class Tokenizer:
                 f"tokenizer of {files.name!r} in {str(files.folder)!r} cannot be loaded ({reason}): "
                 "fetch the model again"
             ) from error
-        # A tokenizer.json may carry the limits it was trained with; here a text is never cut.
+        # A tokenizer.json may carry the limits used in training; here a text is never truncated.
         self._backend.no_truncation()
         self._backend.no_padding()
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens the tokenizer knows; the model's logits may have a few more columns."""
+        """Number of tokens that the tokenizer knows; the model's logits may have a few more columns."""
         size: int = self._backend.get_vocab_size()
         return size
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether the model brings a chat template."""
+        """Whether the model comes with a chat template."""
         return self._template is not None
 
     @property
     def tool_template(self) -> str | None:
-        """The chat template that tells the model of tools; ``None`` where it brings none."""
+        """The chat template that presents tools to the model; ``None`` if there is none."""
         template = self._tool_template
         return template if template is not None and takes_tools(template) else None
 
     @cached_property
     def longest_token(self) -> int:
-        """Bytes of text that one token stands for at most."""
-        # A character of a byte-level token is a byte.
+        """The most bytes of text that one token stands for."""
+        # Each character of a byte-level token stands for one byte.
         size = len if self._is_byte_level else lambda token: len(token.encode())
         return max(map(size, self._backend.get_vocab(with_added_tokens=True)))
 
     @cached_property
     def eos_tokens(self) -> frozenset[int]:
-        """Every token that ends a text, by the generation config, config, tokenizer or chat format."""
+        """Every token that ends a text, according to the generation config, config, tokenizer or chat format."""
         found: set[int] = set()
         for file in ("generation_config.json", "config.json"):
             value = _read_json(self._files, file).get("eos_token_id")
@@ -112,24 +112,24 @@ class Tokenizer:
         return {token.content: index for index, token in added.items() if token.special}
 
     def is_added(self, text: str) -> bool:
-        """Whether a text is a token that was added to the vocabulary, special or not."""
+        """Whether a text is an added token of the vocabulary, special or not."""
         return any(token.content == text for token in self._backend.get_added_tokens_decoder().values())
 
     @cached_property
     def line_ends(self) -> NDArray[np.int64]:
-        """The tokens that hold a line end, ascending."""
+        """The tokens that contain a line end, ascending."""
         return np.array([token for token in range(self.vocab_size) if b"\n" in self.token_bytes(token)])
 
     def encode(self, text: str, *, special: bool) -> list[int]:
         """The tokens of a text; ``special`` adds those that the model expects around it (such as BOS)."""
         if len(text) <= _LONG:
             tokens: list[int] = self._backend.encode(text, add_special_tokens=special).ids
-        else:  # in a way that lets other threads run meanwhile
+        else:  # a batch releases the interpreter lock, so other threads can run meanwhile
             tokens = self._backend.encode_batch_fast([text], add_special_tokens=special)[0].ids
         return tokens
 
     def encode_inside(self, text: str) -> list[int]:
-        """The tokens of a text that does not stand first, where some tokenizers write no space in front."""
+        """The tokens of a text that is not at the beginning, without the space that some tokenizers put in front."""
         if self._is_byte_level:
             return self.encode(text, special=False)
         front = self.encode("\n", special=False)
@@ -137,15 +137,15 @@ class Tokenizer:
         return whole[len(front) :] if whole[: len(front)] == front else self.encode(text, special=False)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens, special ones left out; bytes that are no character become U+FFFD."""
+        """The text of tokens, without special tokens; bytes that form no character become U+FFFD."""
         text: str = self._backend.decode(list(tokens), skip_special_tokens=True)
         return text
 
     def encode_with_starts(self, text: str, *, special: bool) -> Placed:
-        """:meth:`encode`, and where each token starts.
+        """Like :meth:`encode`, but also says where each token starts.
 
-        A token starts where the token before it has ended, so that a leading space belongs to its word also where the
-        tokenizer's own offsets leave it out.
+        A token starts where the one before it ends, so a leading space belongs to its word even if the tokenizer's own
+        offsets leave it out.
         """
         encoded = self._backend.encode(text, add_special_tokens=special)
         starts, end = [], 0
@@ -161,7 +161,7 @@ class Tokenizer:
 
         Args:
             messages: ``{"role": ..., "content": ...}``, oldest first.
-            tools: that the model may call; for models with a :attr:`tool_template`.
+            tools: tools that the model may call; for models with a :attr:`tool_template`.
 
         Raises:
             InputError: the model has no chat template, or the template refuses the messages.
@@ -194,9 +194,9 @@ class Tokenizer:
             raise InputError("messages", list(messages), f"the chat template says: {error}") from error
 
     def _harmless(self, value: Any) -> Any:
-        """The same messages or tools, whose texts begin and end no turn.
+        """The same messages or tools, with texts that cannot begin or end a turn.
 
-        A document may hold ``<|im_end|>``; a space after its first character makes plain text of it.
+        A document may contain ``<|im_end|>``; a space after the first character turns it into plain text.
         """
         if isinstance(value, str):
             return self._controls.sub(lambda found: f"{found[0][0]} {found[0][1:]}", value)
@@ -206,7 +206,7 @@ class Tokenizer:
 
     @cached_property
     def _controls(self) -> re.Pattern[str]:
-        """The special tokens that the chat format is made of, and those that end a text."""
+        """Matches the special tokens of the chat format and those that end a text."""
         templates = f"{self._template or ''}{self._tool_template or ''}"
         used = [
             text
@@ -223,11 +223,11 @@ class Tokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Tells this tokenizer from others, wherever its files lie: the same for all models that share it."""
+        """Identifies this tokenizer, independent of where its files are: the same for all models that share it."""
         return hashlib.blake2b(self.definition().encode(), digest_size=16).hexdigest()
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes that a token stands for inside a text; none for a special or unknown token."""
+        """The bytes that a token stands for inside a text; empty for a special or unknown token."""
         piece = self._backend.id_to_token(token)
         if piece is None or token in self._special:
             return b""
@@ -264,26 +264,26 @@ class Tokenizer:
         return self.encode("a", special=False)
 
     def _inside(self, tokens: list[int]) -> str:
-        """The text of tokens that do not stand first, where decoders keep the leading space."""
+        """The text of tokens that are not at the beginning, where decoders keep the leading space."""
         return self.decode([*self._anchor, *tokens])[len(self.decode(self._anchor)) :]
 
 
 class TextStream:
     """Text from tokens that arrive one by one.
 
-    What ``push`` and ``finish`` return, joined, is ``tokenizer.decode`` of all tokens. A push costs the same
-    however long the text is. Characters of several tokens are held back until they are complete.
+    The results of ``push`` and ``finish``, joined, equal ``tokenizer.decode`` of all tokens. The cost of a push does
+    not depend on the length of the text. Characters of several tokens are held back until they are complete.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        # Byte tokens <0x..> are decoded a run at a time: one wrong byte makes all of its run U+FFFD.
+        # Byte tokens <0x..> are decoded one run at a time: one wrong byte turns its whole run into U+FFFD.
         self._run: list[int] = []
         self._is_first = True
 
     def fork(self) -> TextStream:
-        """A stream in the same state, for tokens that may be taken back."""
+        """A copy in the same state, for tokens that may be taken back."""
         other = TextStream(self._tokenizer)
         other._utf8.setstate(self._utf8.getstate())
         other._run = list(self._run)
@@ -291,7 +291,7 @@ class TextStream:
         return other
 
     def push(self, token: int) -> str:
-        """The text that is complete now that ``token`` has come; often empty in the middle of a character."""
+        """The text that ``token`` completes; often empty in the middle of a character."""
         if token in self._tokenizer._special or self._tokenizer._backend.id_to_token(token) is None:
             return ""
         if self._tokenizer._is_byte_level:
@@ -302,7 +302,7 @@ class TextStream:
         return self._flush() + self._decode([token])
 
     def finish(self) -> str:
-        """The rest: what was held back as the beginning of a character."""
+        """The rest: text held back as the beginning of a character."""
         if self._tokenizer._is_byte_level:
             return self._utf8.decode(b"", final=True)
         return self._flush()
@@ -330,7 +330,7 @@ _BYTES = _byte_alphabet()
 
 
 def _unmap(piece: str) -> bytes:
-    # An added token may hold other characters; the decoder then takes it as it is.
+    # An added token may hold other characters; the decoder then leaves it as it is.
     if all(character in _BYTES for character in piece):
         return bytes(_BYTES[character] for character in piece)
     return piece.encode()
@@ -342,7 +342,7 @@ def _load_backend(files: ModelFiles) -> Any:
         from tokenizers import Tokenizer as Backend
 
         return Backend.from_file(str(path))
-    # An older folder with a sentencepiece or vocabulary file only: transformers knows how to convert it.
+    # An older folder with only a sentencepiece or vocabulary file: transformers knows how to convert it.
     from transformers import AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(
@@ -370,18 +370,18 @@ def _chat_template(files: ModelFiles, config: Mapping[str, Any], name: str) -> s
 
 
 def _token_text(token: Any) -> str:
-    """A special token of tokenizer_config.json, which is written as a text or as an object."""
+    """The text of a special token in tokenizer_config.json, which is stored as a string or as an object."""
     return str(token["content"] if isinstance(token, dict) else token)
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedText:
-    """A prompt with parts behind it, tokenised as a whole.
+    """A prompt followed by parts, tokenised as a whole.
 
     Attributes:
-        tokens: ids.
-        starts: the character with which each token starts.
-        borders: the character with which each part starts.
+        tokens: token ids.
+        starts: index of the character at which each token starts.
+        borders: index of the character at which each part starts.
     """
 
     tokens: Sequence[int]
@@ -390,7 +390,7 @@ class PlacedText:
 
 
 def encode_text(tokenizer: Tokenizer, prompt: TextPrompt, lead: str = "") -> list[int]:
-    """The tokens of a prompt and of the answer's beginning.
+    """The tokens of a prompt and of the answer's beginning, ``lead``.
 
     Raises:
         InputError: the chat template refuses the messages.
@@ -399,7 +399,7 @@ def encode_text(tokenizer: Tokenizer, prompt: TextPrompt, lead: str = "") -> lis
 
 
 def place_text(tokenizer: Tokenizer, prompt: TextPrompt, parts: Sequence[str]) -> PlacedText:
-    """The tokens of a prompt with parts behind it, and where everything starts.
+    """The tokens of a prompt followed by parts, and where each token and part starts.
 
     Raises:
         InputError: the chat template refuses the messages.
@@ -415,16 +415,16 @@ def place_text(tokenizer: Tokenizer, prompt: TextPrompt, parts: Sequence[str]) -
     for part in parts:
         borders.append(len(text))
         text += part
-    # A template writes the tokens that stand in front of every text itself.
+    # A chat template itself writes the tokens that begin every text.
     placed = tokenizer.encode_with_starts(_clean(text), special=not templated)
     return PlacedText(placed.tokens, placed.starts, borders)
 
 
 def plain_text(messages: Sequence[Mapping[str, str]]) -> str:
-    """A conversation for a model without a chat template."""
+    """A conversation as plain text, for a model without a chat template."""
     return "\n\n".join(message["content"] for message in messages) + "\n"
 
 
 def _clean(text: str) -> str:
-    # Half a surrogate pair, as damaged JSON has it, is no text that a tokenizer takes; one character for one.
+    # A tokenizer refuses half a surrogate pair, as found in damaged JSON; each is replaced by one character.
     return text.encode("utf-8", "replace").decode("utf-8")

@@ -1,9 +1,9 @@
-"""An exact small model in numpy, for proofs by enumeration and for testing loops without networks.
+"""A small exact model in numpy, for proofs by enumeration and for testing decoding loops without networks.
 
-Its next-token distribution depends on the last ``order`` tokens only, through a table of logits that is drawn
-once from a seed. Its cache keeps the tokens themselves, row by row, and the logits are computed from what the
-cache holds and the rows' ancestors, so that a row kept in a wrong place changes the output, as it would with
-keys and values. Its output matrix is the identity, so that its hidden states are its logits.
+Its next-token distribution depends only on the last ``order`` tokens, through a table of logits drawn once from a
+seed. Its cache keeps the tokens themselves, row by row, and the logits are computed from the cache's content and the
+rows' ancestors, so a row kept in the wrong place changes the output, as it would with keys and values. Its output
+matrix is the identity, so its hidden states are its logits.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class ToyModel:
 
     Args:
         vocab_size: number of tokens.
-        order: how many of the last tokens the distribution depends on; missing ones count as a token of their own.
-        scale: standard deviation of the logits, nats; larger is more peaked.
-        seed: of the table.
+        order: how many of the last tokens the distribution depends on; missing ones count as an extra token.
+        scale: standard deviation of the logits, in nats; larger is more peaked.
+        seed: seed of the table.
         context_length: largest number of tokens in a sequence.
     """
 

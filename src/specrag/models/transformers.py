@@ -1,8 +1,8 @@
 """Every architecture that transformers knows, as a model that keeps sessions.
 
-The module is transformers' own; only its attention is ours, given through
-``transformers.AttentionInterface``. Embeddings, norms, feed-forward blocks, experts and positions are computed by
-the module, over the packed rows of all sessions as one sequence.
+The module is transformers' own; only its attention is ours, plugged in through ``transformers.AttentionInterface``.
+The module computes embeddings, norms, feed-forward blocks, experts and positions over the packed rows of all sessions
+as if they were one sequence.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def packed_attention(  # noqa: PLR0913 - as transformers calls it
     specrag_plan: AttentionPlan | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Transformers' attention function: ``query [1, heads, rows, head_dim]`` and so on."""
+    """Packed attention with the signature that transformers expects: ``query [1, heads, rows, head_dim]`` and so on."""
     del attention_mask, dropout
     if specrag_plan is None:
         raise InputError("attention", ATTENTION, "the module lost the plan of the pass; it cannot run packed")
@@ -70,7 +70,7 @@ class TransformersModel:
 
     Args:
         module: the module; its attention implementation is set to the packed one.
-        weights: a state dict to load into it, if it does not hold its weights yet.
+        weights: a state dict to load into it, if it does not have its weights yet.
         int8_kv: keep keys and values in 8 bits.
     """
 
@@ -137,7 +137,7 @@ class TransformersModel:
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
     def _keep(self, name: HiddenState, hidden: dict[HiddenState, torch.Tensor]) -> Any:
-        """Copy a hidden state out of the module while it runs."""
+        """Register a hook that stores a hidden state while the module runs."""
         layers = next(child for child in self._base.children() if isinstance(child, torch.nn.ModuleList))
         last = layers[-1]
         if name == "last":

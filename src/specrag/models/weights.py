@@ -1,4 +1,4 @@
-"""Reading a model's folder: its configuration and its tensors. Only safetensors are ever read."""
+"""Read a model's folder: its configuration and its tensors. Only safetensors files are ever read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FAMILY = frozenset({"llama", "qwen2", "qwen3", "mistral"})
 
 
 def supports(config: Any) -> bool:
-    """Whether the lean decoder computes this configuration; else transformers' own module does."""
+    """Whether the lean decoder supports this configuration; if not, transformers' own module is used."""
     return (
         config.model_type in FAMILY
         and getattr(config, "hidden_act", "silu") == "silu"
@@ -32,7 +32,7 @@ _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 
 
 def shipped_folder(kind: str) -> Path:
-    """The folder of what comes with specrag: ``weights/`` inside the installed package, or of the checkout.
+    """The folder of the weights that come with specrag: ``weights/`` in the installed package, or in the checkout.
 
     Args:
         kind: ``heads`` or ``drafters``.
@@ -43,7 +43,7 @@ def shipped_folder(kind: str) -> Path:
 
 
 def check_folder(folder: Path) -> None:
-    """Make sure that a folder has a configuration and safetensors.
+    """Check that a folder has a configuration and safetensors.
 
     Raises:
         ModelFilesError: it lacks one of them.
@@ -82,9 +82,9 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def read_config_json(files: ModelFiles) -> dict[str, Any]:
-    """The content of config.json as it is; for loaders that know their architecture.
+    """The raw content of config.json, for loaders that know their architecture.
 
-    Importing transformers for ``read_config`` costs more time than loading a small model.
+    Importing transformers, which ``read_config`` needs, takes longer than loading a small model.
 
     Raises:
         ModelFilesError: config.json is missing or damaged.
@@ -119,9 +119,9 @@ def read_config(files: ModelFiles) -> PretrainedConfig:
 
 
 def read_weights(files: ModelFiles, *, device: str = "cpu") -> dict[str, torch.Tensor]:
-    """All tensors of a model under transformers' names, in the type they are stored in.
+    """All tensors of a model under transformers' names, in their stored dtype.
 
-    On the CPU they are views of the memory-mapped files: nothing is read before it is used.
+    On the CPU they are views of memory-mapped files: nothing is read until it is used.
 
     Raises:
         ModelFilesError: a file is missing, truncated or damaged.

@@ -1,1 +1,1 @@
-"""Retrieval: documents to passages, passages to indexes, questions to hits."""
+"""Retrieval: from documents to passages, from passages to indexes, from questions to hits."""

@@ -1,8 +1,8 @@
-"""Build and update a knowledge base; a kill at any moment leaves it as before or as after.
+"""Build and update a knowledge base; a kill at any moment leaves either the old or the new state.
 
-A build is one transaction: documents that changed are read, the passages that changed are encoded and made searchable,
-and the rest is not touched. Passages that were encoded before, for this knowledge base or by a build that was killed,
-are not encoded again. What is approximate is built when everything else has been published.
+A build is one transaction: changed documents are read, changed passages are encoded and made searchable, and the rest
+is not touched. Passages that were encoded before, for this knowledge base or by a build that was killed, are not
+encoded again. The approximate index is built after everything else has been published.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ if TYPE_CHECKING:
     from specrag.retrieval.index.scoring import Floats
 
 LOT = 2048
-"""Passages encoded between two writes to the disk: the most that a kill can cost."""
+"""Passages encoded between two writes to the disk: the most that a kill can lose."""
 
-#: Rows left behind from which on a build compacts, if they are more than the passages.
+#: A build compacts once more than this many rows are left behind, provided that they outnumber the passages.
 _MOST_GONE = 4096
 
 
@@ -75,23 +75,23 @@ def build(
     encoder: Encoder | None = None,
     limits: ReadingLimits = UNLIMITED,
 ) -> BuildReport:
-    """Index documents into a folder: make it, or bring it up to date with what is below these paths.
+    """Index documents into a folder: create the knowledge base, or bring it up to date with the files at these paths.
 
-    New documents are added, changed ones read again, those gone from below the paths removed; documents that
-    were indexed from elsewhere stay. A document that can no longer be read keeps the passages that it had.
-    If nothing has changed nothing is written.
+    New documents are added, changed ones are read again, and those gone from these paths are removed; documents that
+    were indexed from elsewhere stay. A document that can no longer be read keeps its passages. If nothing has changed,
+    nothing is written.
 
     Args:
         paths: files and folders, one or several.
         folder: the knowledge base: a new or empty folder, or one made by this function.
-        settings: what is not left open must agree with what the knowledge base was made with.
-        progress: told now and then how far the build is.
-        encoder: used in place of loading the one of the settings.
-        limits: of each document; one beyond them counts as unreadable.
+        settings: values that are given must agree with those of an existing knowledge base.
+        progress: called now and then with the progress of the build.
+        encoder: an encoder to use instead of loading the one in the settings.
+        limits: limits of each document; one that exceeds them counts as unreadable.
 
     Raises:
         InputError: a path or a setting cannot be used, or there is nothing to index.
-        KnowledgeBaseError: another process writes there, the folder is damaged, or the disk refuses.
+        KnowledgeBaseError: another process is writing there, the folder is damaged, or the disk refuses the write.
     """
     started = time.perf_counter()
     folder = Path(folder).expanduser()
@@ -113,7 +113,7 @@ def build(
         updated=counts.updated,
         removed=counts.removed,
         unchanged=counts.unchanged,
-        skipped=(*counts.skipped, *run.left_out),  # what could not be read first
+        skipped=(*counts.skipped, *run.left_out),  # unreadable documents first
         passages=state.passages,
         encoded=run.encoded,
         seconds=time.perf_counter() - started,
@@ -121,20 +121,20 @@ def build(
 
 
 def remove(sources: Sequence[str], folder: str | Path) -> int:
-    """Remove documents from a knowledge base, whether or not their files are still there.
+    """Remove documents from a knowledge base, whether or not their files still exist.
 
-    A build of the path that they came from takes files that are there in again.
+    Files that still exist are added again by the next build of the path that they came from.
 
     Args:
-        sources: names of documents as passages give them, or the paths of their files.
+        sources: names of documents as given by their passages, or the paths of their files.
         folder: the knowledge base.
 
     Returns:
-        How many passages it holds now.
+        The number of passages left.
 
     Raises:
         InputError: there is no such document, or none would be left.
-        KnowledgeBaseError: another process writes there, the folder is damaged, or the disk refuses.
+        KnowledgeBaseError: another process is writing there, the folder is damaged, or the disk refuses the write.
     """
     folder = Path(folder).expanduser()
     Manifest.read(folder)
@@ -151,10 +151,10 @@ def remove(sources: Sequence[str], folder: str | Path) -> int:
 
 
 def compact(folder: str | Path, progress: Reporter | None = None) -> State:
-    """Write a knowledge base anew without what its changes have left behind. Readers go on meanwhile.
+    """Rewrite a knowledge base without the rows that changes have left behind. Readers go on meanwhile.
 
     Raises:
-        KnowledgeBaseError: another process writes there, the folder is damaged, or the disk refuses.
+        KnowledgeBaseError: another process is writing there, the folder is damaged, or the disk refuses the write.
     """
     folder = Path(folder).expanduser()
     Manifest.read(folder)
@@ -165,7 +165,7 @@ def compact(folder: str | Path, progress: Reporter | None = None) -> State:
 
 @contextlib.contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    """Hold the writer lock; leave nothing of an unfinished change."""
+    """Hold the writer lock, and remove what an unfinished change leaves behind."""
     with contextlib.ExitStack() as stack:
         with write_errors(folder):
             stack.enter_context(writer_lock(folder))
@@ -186,7 +186,7 @@ def _open_writer(folder: Path, manifest: Manifest) -> PassageWriter:
 
 
 def _finish(folder: Path, report: Reporter) -> State:
-    """Bring what is approximate up to date behind a change, and remove what is not needed any more."""
+    """After a change: compact if needed, update the approximate index, and remove what is no longer needed."""
     manifest = Manifest.read(folder)
     state = _state(folder, manifest)
     gone = state.rows - state.passages
@@ -276,7 +276,7 @@ class _Build:
 
     @property
     def made(self) -> EncoderRecord:
-        """The encoder of the vectors."""
+        """The record of the encoder that makes the vectors."""
         if self._old is not None:
             return self._old.encoder
         encoder = self.encoder
@@ -284,7 +284,7 @@ class _Build:
 
     @property
     def writer(self) -> PassageWriter:
-        """The transaction, begun when the first difference is found."""
+        """The transaction, begun when the first change is found."""
         if self._writer is None:
             if self._old is not None:
                 self._writer = _open_writer(self.folder, self._old)
@@ -296,7 +296,7 @@ class _Build:
         return self._writer
 
     def update(self, paths: Sequence[Path], limits: ReadingLimits) -> None:
-        """Publish what differs."""
+        """Find what has changed, and publish it."""
         changes = self._changes(paths)
         self.left_out = changes.skipped
         self.counts.removed = len(changes.removed)
@@ -321,7 +321,7 @@ class _Build:
     # -- documents ------------------------------------------------------------------------------------------
 
     def _apply(self, changes: Changes, limits: ReadingLimits) -> None:
-        """Write the documents that differ.
+        """Write the documents that have changed.
 
         Raises:
             InputError: no document could be read.
@@ -350,7 +350,7 @@ class _Build:
                     self._writer.update(file)
 
     def _keep(self, entry: Entry, sure: bool = True) -> None:
-        """Note a document whose content is as before; ``sure`` if its time stamp says so from now on."""
+        """Note a document with unchanged content; if ``sure``, its new time stamp is recorded as proof."""
         assert entry.known is not None
         self.counts.unchanged += 1
         file = replace(entry.known, path=entry.path, source=entry.source)
@@ -417,7 +417,7 @@ class _Build:
             self.report(Progress("indexing", total, total))
 
     def _encode(self, writer: PassageWriter) -> None:
-        """Write the vectors of the new passages, of which a kill costs the last few at most."""
+        """Write the vectors of the new passages; a kill loses at most the last lot."""
         done, total = 0, writer.rows - writer.before.rows
         self.report(Progress("encoding", 0, total))
         with (
@@ -447,7 +447,7 @@ class _Build:
     def _encode_lot(
         self, lot: list[Unencoded], places: dict[bytes, list[int]], vectors: Floats, done: int, total: int
     ) -> None:
-        """Encode each text of a lot once, into the places where it stands."""
+        """Encode each distinct text of a lot once, and store its vector at all places where it occurs."""
         if not places:
             return
         done += len(lot) - len(places)
@@ -467,11 +467,11 @@ class _Build:
 class _Encoded:
     """The vectors that an unfinished build has encoded, for its rerun.
 
-    A vector is found by its passage's key and belongs to one encoder.
+    Vectors are looked up by their passage's key and belong to one encoder.
 
     Args:
-        folder: where they lie.
-        encoder: of the vectors.
+        folder: where they are stored.
+        encoder: the encoder that made the vectors.
     """
 
     def __init__(self, folder: Path, encoder: EncoderRecord) -> None:
@@ -502,7 +502,7 @@ class _Encoded:
         return database
 
     def find(self, key: bytes) -> Floats | None:
-        """The vector of a passage. float32 [dimension]."""
+        """The vector of a passage, float32 [dimension]; None if there is none."""
         if self._database is None:
             return None
         found = self._database.execute("SELECT vector FROM vectors WHERE key = ?", (key,)).fetchone()
@@ -512,7 +512,7 @@ class _Encoded:
         """Keep vectors, float32 [keys, dimension].
 
         Raises:
-            sqlite3.OperationalError, OSError: the disk refuses.
+            sqlite3.OperationalError, OSError: the disk refuses the write.
         """
         if self._database is None:
             self._database = self._open()
@@ -541,9 +541,10 @@ class BuildSettings:
 
     Args:
         encoder: name of a sentence encoder (default ``minilm-l6-v2``).
-        encoder_dtype: its numbers while it encodes (default ``bf16``).
-        chunk_tokens: most tokens of a passage (default 200).
-        chunk_overlap: tokens that a passage repeats of the one before (default 32).
+        encoder_dtype: the dtype in which it computes (default ``bf16``, or ``fp32`` if the processor cannot multiply
+            that).
+        chunk_tokens: the most tokens of a passage (default 200).
+        chunk_overlap: tokens that a passage repeats from the one before (default 32).
     """
 
     encoder: str | None = None
@@ -554,7 +555,7 @@ class BuildSettings:
 
 @dataclass(frozen=True, slots=True)
 class SettledSettings:
-    """:class:`BuildSettings` with nothing left open."""
+    """:class:`BuildSettings` with every value filled in."""
 
     encoder: str
     encoder_dtype: str
@@ -576,7 +577,7 @@ def settle(settings: BuildSettings, folder: Path, old: Manifest | None) -> Settl
         old: its manifest; None for a new one.
 
     Raises:
-        InputError: a value cannot be used, or is not that of the knowledge base.
+        InputError: a value cannot be used, or differs from that of the knowledge base.
     """
     asked = {
         "encoder": settings.encoder,
@@ -618,11 +619,14 @@ def load_checked_encoder(
     """Load the encoder of these settings and check it against the knowledge base.
 
     Args:
+        settings: the settled settings.
+        folder: the knowledge base, for error messages.
+        old: its manifest; None for a new one.
         given: an encoder that is loaded already, if there is one.
 
     Raises:
         InputError: there is no such encoder, or it cannot read passages as long as these.
-        KnowledgeBaseError: it makes other vectors than those that are there.
+        KnowledgeBaseError: its vectors would differ from the existing ones.
     """
     encoder = given
     if encoder is None:
@@ -642,7 +646,7 @@ def check_fingerprint(encoder: Encoder, folder: Path, manifest: Manifest) -> Non
     """Check that an encoder is the one that made a knowledge base's vectors.
 
     Raises:
-        KnowledgeBaseError: it makes other vectors than those that are there.
+        KnowledgeBaseError: its vectors would differ from the existing ones.
     """
     made = manifest.encoder
     if encoder.fingerprint != made.fingerprint:

@@ -1,4 +1,4 @@
-"""The approximate index of a knowledge base: a file that may lag behind the passages, and is built when it lags far."""
+"""The approximate index of a knowledge base: a file that may lag behind the passages; rebuilt when it lags too far."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from specrag.retrieval.manifest import DATABASE, Manifest
 from specrag.retrieval.passage_store import Graph, PassageStore, State, connect
 from specrag.retrieval.passage_writer import write_state
 
-#: So few rows are searched exactly anyway.
+#: Up to this many rows are searched exactly anyway.
 _LEAST = EXACT_BELOW * HnswSettings().ef_search
 
-#: Share of its rows that a graph may lag behind: they are searched exactly.
+#: How far a graph may lag behind, as a share of its rows; the missing rows are searched exactly.
 _LAG = 1 / 8
 
 
 def refresh_graph(folder: Path, manifest: Manifest, state: State) -> None:
-    """Build the graph anew if too many rows are not in it. Only the writer may call it.
+    """Rebuild the graph if too many rows are missing from it. Only the writer may call it.
 
     Raises:
         KnowledgeBaseError: the vectors are damaged.
-        OSError, sqlite3.Error, RuntimeError: the disk refuses.
+        OSError, sqlite3.Error, RuntimeError: the disk refuses the write.
     """
     linked = 0 if state.graph is None else state.graph.rows
     place = manifest.generation_folder(folder)

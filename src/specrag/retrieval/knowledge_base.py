@@ -1,7 +1,7 @@
 """Open knowledge bases: search, passages, filters.
 
-Opening reads what the knowledge base says of itself, whatever its size. An index is opened when it is first used, and
-so is the encoder: a search with BM25 needs no network.
+Opening only reads the manifest and the state record, whatever the size of the knowledge base. An index is opened on
+first use, and so is the encoder: a BM25 search does not load it.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ if TYPE_CHECKING:
     from specrag.retrieval.encoder.reranker import Reranker
 
 INDEXES = ("flat", "hnsw", "bm25", "hybrid")
-"""Exact dense, approximate dense, sparse, and the fusion of the exact ones."""
+"""Exact dense, approximate dense, sparse, and the fusion of the two exact ones."""
 
 DEFAULT_INDEX = "hybrid"
 
 RERANKED = 30
-"""Passages that a reranker looks at, if more are not asked for."""
+"""Passages given to a reranker, unless more are asked for."""
 
 
 class KnowledgeBase:
     """Passages and their indexes. Made by :meth:`open`; safe to use from several threads.
 
-    It goes on reading what it has opened while another process changes the knowledge base; open it again to see the
-    changes.
+    It keeps reading the state that it opened while another process changes the knowledge base; open it again to see
+    the changes.
 
     Args:
         folder: as given to :meth:`open`.
         generation: the files.
         store: the passages.
-        encoder: the knowledge base's, if it is loaded already; or where it is found.
+        encoder: the knowledge base's encoder, if it is loaded already, or a collection to get it from.
     """
 
     remote = False
@@ -80,21 +80,21 @@ class KnowledgeBase:
         self._seen: object = None
 
     def shared_words(self, text: str, passage_ids: Sequence[int]) -> list[float]:
-        """Share of a text's words that each passage holds; see :meth:`BM25Index.shared_words`."""
+        """Share of a text's words that occur in each passage; see :meth:`BM25Index.shared_words`."""
         return self._bm25().shared_words(text, passage_ids)
 
     @property
     def languages(self) -> tuple[str, ...]:
-        """Of its passages, the commonest first, by Snowball's names."""
+        """The languages of its passages, the most frequent first, by Snowball's names."""
         return self.state.languages
 
     @property
     def state(self) -> State:
-        """What it holds: its version, the numbers of documents and passages, the paths indexed."""
+        """Summary of its content: version, numbers of documents and passages, indexed paths."""
         return self._store.state
 
     def is_current(self) -> bool:
-        """Whether it is as it was opened: nobody has changed it since."""
+        """Whether it is unchanged since it was opened."""
         database = self._store.path
         marks = [_mark(path) for path in (self.folder / MANIFEST, database, Path(f"{database}-wal"))]
         if marks == self._seen:
@@ -102,7 +102,7 @@ class KnowledgeBase:
         try:
             if Manifest.read(self.folder).generation != self.manifest.generation:
                 return False
-            if database.stat().st_ino != self._database:  # another one was made in its place
+            if database.stat().st_ino != self._database:  # another one has taken its place
                 return False
             with closing(connect(database)) as connection:
                 ((content,),) = connection.execute("SELECT content FROM state").fetchall()
@@ -118,12 +118,12 @@ class KnowledgeBase:
         """Open a knowledge base.
 
         Args:
-            folder: made by ``specrag index``.
-            encoder: used in place of loading the one that the manifest names; or where that one is found.
+            folder: a folder made by ``specrag index``.
+            encoder: an encoder to use instead of loading the one that the manifest names, or a collection to get that
+                one from.
 
         Raises:
-            KnowledgeBaseError: it does not exist, is damaged, has another format or was made with another
-                encoder.
+            KnowledgeBaseError: it does not exist, is damaged, has another format or was made with another encoder.
         """
         path = Path(folder).expanduser()
         generation = Manifest.open(path)
@@ -136,7 +136,7 @@ class KnowledgeBase:
             raise
 
     def close(self) -> None:
-        """Close the files. Nothing can be searched afterwards."""
+        """Close the files. No search is possible afterwards."""
         with self._loading:
             self._indexes.clear()
             self._store.close()
@@ -168,22 +168,22 @@ class KnowledgeBase:
         """The vectors of these passages, float32 [ids given, dimension].
 
         Raises:
-            InputError: there is no passage of one of these ids.
+            InputError: there is no passage with one of these ids.
         """
         flat = self._flat()
         found: Floats = flat.vectors[flat.rows.find(ids)]
         return found
 
     def rows(self, ids: Longs) -> Longs:
-        """The rows of these passages, by which :meth:`allowed` tells of them, int64 [ids given].
+        """The rows of these passages, int64 [ids given]; they index the mask that :meth:`allowed` returns.
 
         Raises:
-            InputError: there is no passage of one of these ids.
+            InputError: there is no passage with one of these ids.
         """
         return self._store.rows.find(ids)
 
     def documents(self) -> list[StoredFile]:
-        """All documents, by their names."""
+        """All documents, sorted by name."""
         return self._store.files()
 
     def passages_by_document(self) -> dict[int, int]:
@@ -194,7 +194,7 @@ class KnowledgeBase:
         """One passage.
 
         Raises:
-            InputError: there is none of this id.
+            InputError: there is none with this id.
         """
         return self._store.passages([id])[0]
 
@@ -202,19 +202,19 @@ class KnowledgeBase:
         """Several passages, in the order given.
 
         Raises:
-            InputError: there is none of one of these ids.
+            InputError: there is none with one of these ids.
         """
         return self._store.passages(ids)
 
     def fields(self) -> list[str]:
-        """Fields that a filter can name: source, title, place, and those of the documents' metadata."""
+        """Fields that a filter can name: source, title, place, and the fields of the documents' metadata."""
         return self._store.field_names()
 
     def allowed(self, where: Where | None) -> np.ndarray | None:
-        """Rows of the passages that satisfy all conditions, bool [rows]; None without conditions.
+        """Mask of the rows whose passages satisfy all conditions, bool [rows]; None without conditions.
 
         Args:
-            where: see :mod:`~specrag.retrieval.index.filters`; ``"year >= 2000 and src = a, b"`` or the same as a
+            where: see :mod:`~specrag.retrieval.index.filters`; ``"year >= 2000 and src = a, b"``, or the same as a
                 mapping, ``{"year": {">=": 2000}, "src": ["a", "b"]}``.
 
         Raises:
@@ -229,10 +229,10 @@ class KnowledgeBase:
     # -- searching ------------------------------------------------------------------------------------------
 
     def index(self, name: str = DEFAULT_INDEX) -> Index:
-        """An index, read on first use.
+        """An index, opened on first use.
 
         Raises:
-            InputError: there is none of this name.
+            InputError: there is none with this name.
             KnowledgeBaseError: one of its files is damaged.
         """
         check_index(name)
@@ -246,7 +246,7 @@ class KnowledgeBase:
         """The encoder that made the vectors, loaded on first use.
 
         Raises:
-            KnowledgeBaseError: the one of this name is another now.
+            KnowledgeBaseError: the encoder with this name is a different one now.
         """
         with self._loading:
             if self._encoder is None:
@@ -257,10 +257,10 @@ class KnowledgeBase:
             return self._encoder
 
     def encode(self, texts: Sequence[str], index: str = DEFAULT_INDEX) -> list[Query]:
-        """Questions in the forms that an index searches with.
+        """Encode questions in the forms that an index needs.
 
         Raises:
-            InputError: a question is empty, or there is no index of this name.
+            InputError: a question is empty, or there is no index with this name.
         """
         check_index(index)
         check_queries(texts)
@@ -282,15 +282,15 @@ class KnowledgeBase:
         where: Where | None = None,
         reranker: Reranker | None = None,
     ) -> list[list[Hit]]:
-        """The best passages for each question, best first; fewer than ``k`` if not so many fit.
+        """The best passages for each question, best first; fewer than ``k`` if there are not that many.
 
         Args:
             queries: any number of questions.
-            k: how many passages.
+            k: how many passages to find.
             index: one of :data:`INDEXES`.
-            where: only passages that satisfy these conditions, as for :meth:`allowed`.
-            reranker: reads question and passage together, and orders the best :data:`RERANKED` anew; the
-                scores are then its own.
+            where: find only passages that satisfy these conditions, as for :meth:`allowed`.
+            reranker: reads question and passage together and reorders the best :data:`RERANKED`; the scores are then
+                the reranker's.
 
         Raises:
             InputError: a value cannot be used.
@@ -330,7 +330,7 @@ class KnowledgeBase:
         return HybridIndex(self._flat(), self._bm25())
 
     def _load_graph(self) -> Index:
-        """The approximate index; the exact one where there is none yet, or a newer one has taken its place."""
+        """The approximate index; the exact one if there is none yet or a newer one has taken its place."""
         graph, flat = self.state.graph, self._flat()
         if graph is None:
             return flat
@@ -356,7 +356,7 @@ class KnowledgeBase:
 
 
 def _mark(path: Path) -> object:
-    """Another value means that somebody has written a file."""
+    """A value that changes when the file is written."""
     with suppress(OSError):
         status = os.stat(path)
         return status.st_ino, status.st_mtime_ns, status.st_size
@@ -367,7 +367,7 @@ def check_index(name: str) -> None:
     """Check the name of an index.
 
     Raises:
-        InputError: there is none; says which is nearest.
+        InputError: there is no such index; the message suggests the nearest name.
     """
     check_choice("index", name, INDEXES, cutoff=0.4)
 
@@ -376,7 +376,7 @@ def check_k(k: int, passages: int) -> None:
     """Check the number of passages asked for.
 
     Raises:
-        InputError: ``k`` is below 1 or above their number.
+        InputError: ``k`` is below 1 or above ``passages``.
     """
     check_whole("k", k, 1, passages, f"the knowledge base has {passages} passages; give 1 to {passages}")
 
@@ -385,7 +385,7 @@ def check_queries(texts: Sequence[str]) -> None:
     """Check a list of questions.
 
     Raises:
-        InputError: one is empty, or no text.
+        InputError: one is empty or not a text.
     """
     if isinstance(texts, str):
         raise InputError("queries", texts, "give a list of questions")
@@ -398,7 +398,7 @@ def check_queries(texts: Sequence[str]) -> None:
 
 
 def rerank(reranker: Reranker, query: str, hits: list[Hit]) -> list[Hit]:
-    """Order hits by a reranker's scores, which replace theirs."""
+    """Reorder hits by a reranker's scores, which replace the original ones."""
     if not hits:
         return hits
     texts = [passage_text(hit.passage.title, hit.passage.text) for hit in hits]
@@ -411,12 +411,12 @@ class SingleIndex:
     """A :class:`~specrag.methods.retriever.PassageRetriever` over a knowledge base on this machine.
 
     Args:
-        knowledge_base: open; stays its owner's.
+        knowledge_base: an open knowledge base; the caller keeps ownership and closes it.
         name: one of :data:`~specrag.retrieval.knowledge_base.INDEXES`.
-        where: only passages that satisfy these conditions are found.
+        where: find only passages that satisfy these conditions.
 
     Raises:
-        InputError: there is no index of this name, or no passage satisfies the conditions.
+        InputError: there is no index with this name, or no passage satisfies the conditions.
     """
 
     remote = False
@@ -435,14 +435,14 @@ class SingleIndex:
         return len(self.knowledge_base) if self._allowed is None else int(np.count_nonzero(self._allowed))
 
     def encode(self, texts: Sequence[str]) -> list[Query]:
-        """The texts in the form that this index searches with."""
+        """Encode texts in the form that this index needs."""
         return self.knowledge_base.encode(texts, self.name)
 
     def search(self, queries: Sequence[Query], k: int, allowed: Bools | None = None) -> list[Ranking]:
-        """The best passages that satisfy the conditions, and ``allowed`` too, bool [rows].
+        """The best passages that satisfy both the conditions and ``allowed``, bool [rows].
 
-        The first is the same for every ``k``: what an approximate search finds above it only by walking farther is
-        left out.
+        The first passage is the same for every ``k``: anything better that an approximate search finds only by walking
+        farther for a larger ``k`` is left out.
 
         Raises:
             KnowledgeBaseError: one of the index's files is damaged.
@@ -467,7 +467,7 @@ class SingleIndex:
 
 
 def _led_by(first: Ranking, ranking: Ranking) -> Ranking:
-    """The tail of a ranking, starting at the first passage of another one."""
+    """The tail of ``ranking`` that starts at the passage ranked in ``first``, or ``first`` itself without it."""
     place = np.flatnonzero(np.isin(ranking.ids, first.ids))
     if not len(place):
         return first

@@ -1,4 +1,4 @@
-"""In which language a text is: by its script, else by its commonest words."""
+"""Detects the language of a text: by its script, else by common words."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def _common_words() -> dict[str, frozenset[str]]:
     return {language: frozenset(words.split()) for language, _, words in named}
 
 
-#: Languages that are told by their commonest words, with those words; the names are Snowball's.
+#: Languages that are recognised by their most common words, with those words; the names are Snowball's.
 COMMON_WORDS = _common_words()
 
-#: Scripts that one language is written in, with a range of their letters. Kana come before what Chinese shares.
+#: Scripts that identify a language, with a range of their letters. Kana come before the characters shared with Chinese.
 _SCRIPTS = (
     ("japanese", re.compile(r"[\u3040-\u30ff]")),
     ("chinese", re.compile(r"[\u3400-\u9fff]")),
@@ -34,20 +34,20 @@ _SCRIPTS = (
 _LETTER = re.compile(r"[^\W\d_]")
 _WORD = re.compile(r"[^\W\d_]+(?:[-'\u2019][^\W\d_]+)*")
 
-#: Characters and words of a text that are looked at: more tell nothing new.
+#: Characters and words of a text that are considered: more would tell nothing new.
 _CHARACTERS, _WORDS = 2000, 200
 
-#: Share of the letters that a script must have: names in other scripts are no language.
+#: Share of the letters that a script must exceed: a few names in another script do not make a language.
 _SHARE = 0.2
 
-#: Of scripts without spaces: a run of letters.
+#: A run of letters in a script without spaces.
 _RUN = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]{2,}")
 
 
 def language_of(text: str) -> str | None:
-    """The language of a text by Snowball's name, such as ``english``; ``None`` where it cannot be told.
+    """The language of a text by Snowball's name, such as ``english``; ``None`` if it cannot be told.
 
-    Short questions may hold no common word of any language; a name alone is in none.
+    Short questions may contain no common word of any language; a name alone belongs to no language.
     """
     text = text[:_CHARACTERS]
     letters = len(_LETTER.findall(text))
@@ -58,19 +58,19 @@ def language_of(text: str) -> str | None:
 
 
 def languages_of(texts: Iterable[str]) -> tuple[str, ...]:
-    """The languages of many texts, the commonest first; without those of fewer than one in a hundred."""
+    """The languages of many texts, the most frequent first; those of fewer than one text in a hundred are left out."""
     found = Counter(language_of(text) for text in texts)
     least = found.total() / 100
     return tuple(language for language, count in found.most_common() if language and count >= least)
 
 
 def spaced(text: str) -> str:
-    """The text with runs of letters of scripts without spaces as pairs of neighbours, which searches can find."""
+    """The text with runs of letters in scripts without spaces split into bigrams, which searches can find."""
     return _RUN.sub(lambda run: f" {' '.join(map(''.join, pairwise(run[0])))} ", text)
 
 
 def _by_words(words: list[str]) -> str | None:
-    """The language with the most common words; one counts less the more languages have it; English wins a tie."""
+    """The language with the most common words; a word shared by several counts less; English wins a tie."""
     known = _languages_by_word()
     scores: dict[str, float] = {}
     for word in words:

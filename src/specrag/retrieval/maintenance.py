@@ -1,4 +1,4 @@
-"""Check a knowledge base as a whole, and write its passages to a file that anybody reads."""
+"""Check a whole knowledge base, and export its passages to a JSON lines file."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _AT_ONCE = 1000  # passages read at a time
 
 
 def check(folder: str | Path) -> None:
-    """Read everything that a knowledge base holds, and compare it with its checksums and with itself.
+    """Read everything in a knowledge base and check it against its checksums and for consistency.
 
-    A search checks what it reads, which is all of the vectors, and of the rest what it needs.
+    A search only checks what it reads: all vectors, and what it needs of the rest.
 
     Raises:
         KnowledgeBaseError: a file is damaged.
@@ -66,7 +66,7 @@ def _check_passages(base: KnowledgeBase, store: PassageStore) -> None:
 
 
 def _add(sums: dict[tuple[str, Scalar], list[int]], field: str, value: Scalar, row: int) -> None:
-    """Count a row of a value; the sums tell other rows of the same number."""
+    """Add a row to a value's power sums, which differ for other sets of as many rows."""
     known = sums.setdefault((field, value), [0, 0, 0])
     for power in range(3):
         known[power] += row**power
@@ -96,11 +96,11 @@ def _passages(base: KnowledgeBase, ids: list[int]) -> Iterator:  # type: ignore[
 
 
 def export(base: KnowledgeBase, target: Path) -> int:
-    """Write all passages as JSON lines, which `specrag index` reads again; returns how many.
+    """Write all passages as JSON lines, which `specrag index` can read; returns how many.
 
     Raises:
-        InputError: the file is there already.
-        OSError: the disk refuses.
+        InputError: the file already exists.
+        OSError: the disk refuses the write.
     """
     written = 0
     try:

@@ -1,7 +1,7 @@
 """The manifest of a knowledge base, and the errors that name it.
 
-The layout on disk is that of :mod:`specrag.artifacts`. A generation is a database that changes as documents come and go
-(:mod:`specrag.retrieval.passage_store`); only a compaction makes the next one.
+The layout on disk is that of :mod:`specrag.artifacts`. A generation is a database that changes as documents are added
+and removed (:mod:`specrag.retrieval.passage_store`); only a compaction starts a new generation.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from specrag.artifacts import (
 from specrag.errors import SpecragError
 
 FORMAT = 2
-"""The version of the layout and of every file in it."""
+"""The version of the layout and of all its files."""
 
 DATABASE, VECTORS = "passages.sqlite", "vectors.f32"
 """Files of a generation."""
@@ -34,14 +34,14 @@ _Record = TypeVar("_Record")
 
 
 class KnowledgeBaseError(SpecragError):
-    """A knowledge base is damaged, of another kind than asked for, in use, or cannot be written."""
+    """A knowledge base is damaged, of the wrong kind, in use, or cannot be written."""
 
 
 def write_errors(folder: Path) -> contextlib.AbstractContextManager[None]:
-    """Turn the refusals of a disk into one-line errors.
+    """Turn write errors of a disk into one-line errors.
 
     Args:
-        folder: the knowledge base that is written.
+        folder: the knowledge base being written.
 
     Raises:
         KnowledgeBaseError: the disk is full, or the folder cannot be written.
@@ -59,15 +59,15 @@ def write_errors(folder: Path) -> contextlib.AbstractContextManager[None]:
             f"knowledge base: {str(folder)!r}: {what}: {remedy}, and run it again; what was there is intact"
         )
 
-    return disk_errors(folder, described, also=(sqlite3.OperationalError, RuntimeError))  # faiss has no other
+    return disk_errors(folder, described, also=(sqlite3.OperationalError, RuntimeError))  # faiss's error
 
 
 @contextlib.contextmanager
 def writer_lock(folder: Path) -> Iterator[None]:
-    """Hold the writer lock of a knowledge base; released with the process at the latest.
+    """Hold the writer lock of a knowledge base; it is released when the process ends at the latest.
 
     Raises:
-        KnowledgeBaseError: another process writes there.
+        KnowledgeBaseError: another process is writing there.
         OSError: the folder cannot be written.
     """
 
@@ -93,7 +93,7 @@ class EncoderRecord:
 
 @dataclass(frozen=True, slots=True)
 class ChunkingRecord:
-    """Chunking: the most tokens of a passage, and how many of them overlap with the one before."""
+    """Chunking: the most tokens of a passage, and how many tokens it repeats from the one before."""
 
     tokens: int
     overlap: int
@@ -101,7 +101,7 @@ class ChunkingRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest(GenerationManifest):
-    """Manifest of a knowledge base: what stays as it is while documents come and go."""
+    """Manifest of a knowledge base: what stays fixed while documents are added and removed."""
 
     what: ClassVar[str] = "knowledge base"
     error: ClassVar[type[SpecragError]] = KnowledgeBaseError

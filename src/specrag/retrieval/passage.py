@@ -9,16 +9,16 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A piece of a document, as long as an encoder can read.
+    """A piece of a document that is short enough for an encoder.
 
     Attributes:
-        id: a hash of the document's name and of title and text, below 2^53: the same in every knowledge base, whatever
-            else comes and goes.
+        id: a hash of the document's name, the title and the text, below 2^53: the same in every knowledge base,
+            whatever else is added or removed.
         source: the document's path below the folder that was indexed, with forward slashes.
-        title: of the document; empty where it has none.
-        place: where in the document, such as ``page 3``, ``lines 10-24`` or ``Install > Linux``.
-        text: of the passage.
-        metadata: whatever else the document says of itself, such as its year.
+        title: the document's title; empty if it has none.
+        place: where in the document it is, such as ``page 3``, ``lines 10-24`` or ``Install > Linux``.
+        text: the passage's text.
+        metadata: other fields of the document, such as its year.
     """
 
     id: int

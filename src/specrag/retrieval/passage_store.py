@@ -1,20 +1,21 @@
-"""The passages of a knowledge base on the disk: an SQLite database, and beside it a file of vectors.
+"""The passages of a knowledge base on disk: an SQLite database, and next to it a file of vectors.
 
-Rows are numbered in the order in which passages came, and never reused: a passage that changes takes a new one, and one
-that goes leaves its row behind, until :func:`~specrag.retrieval.compaction.compact` numbers them anew. What is written
-of a row is therefore never overwritten; the vectors' file only grows, and how much of it counts stands in the database,
-whose transactions are the knowledge base's. A reader holds a read transaction, so that it sees one state of everything
-for as long as it is open.
+Rows are numbered in the order in which passages were added, and never reused: a changed passage gets a new row, and a
+removed one leaves its row behind, until :func:`~specrag.retrieval.build.compact` renumbers them. What is written for a
+row is therefore never overwritten. The file of vectors only grows; the database says how much of it is valid, and its
+transactions are those of the knowledge base. A reader holds a read transaction and therefore sees one state of
+everything for as long as it is open.
 
 The tables:
 
-- ``state``: one line, a :class:`State`;
+- ``state``: a single row with a :class:`State`;
 - ``documents``: files, and ``passages``: what they were cut into, by row;
-- ``blocks``: ids, lengths in terms, and the checksum of the vectors, of a run of rows; ``gone``: rows left behind;
+- ``blocks``: ids, lengths in terms, and the checksum of the vectors, for a run of rows; ``gone``: rows left behind;
 - ``fields``: for filters, each value of source, title, place and metadata, with the run of rows that have it;
-- ``terms`` and ``postings``: for BM25, the rows that have a term and how often, in chunks of ascending rows.
+- ``terms`` and ``postings``: for BM25, the rows that contain a term and how often, in chunks of ascending rows.
 
-SQLite detects torn transactions, not flipped bits: what a search reads carries a checksum of its own, a *seal*.
+SQLite detects torn transactions but not flipped bits, so everything that a search reads carries a checksum of its own,
+a *seal*.
 """
 
 from __future__ import annotations
@@ -67,15 +68,15 @@ CREATE TABLE postings (
 );
 """
 
-#: Types of what is stored in blobs.
+#: Types of the numbers stored in blobs.
 ROW, TIMES, ID, LENGTH = "<i4", "<u2", "<i8", "<i4"
 
-_WAIT = 30.0  # seconds for another process to let the database go: it holds it for moments only
-_AT_ONCE = 500  # SQLite takes a limited number of parameters
+_WAIT = 30.0  # seconds to wait for another process to release the database, which it locks only briefly
+_AT_ONCE = 500  # SQLite limits the number of parameters
 
 
 def _range(path: str) -> tuple[str, str, str]:
-    """A path, and what the paths below it lie between: its name with `/`, and with the sign that follows `/`."""
+    """A path, and bounds of the paths below it: the path with `/` appended, and with the character after `/`."""
     folder = path.rstrip("/")
     return path, f"{folder}/", f"{folder}0"
 
@@ -85,10 +86,10 @@ class StoredFile:
     """A document as it was when it was indexed.
 
     Attributes:
-        path: absolute.
-        source: how its passages name it.
+        path: absolute path.
+        source: the name that its passages give.
         size, mtime_ns, sha256: tell whether it has changed since.
-        document: its number in the database; 0 for one that is not there yet.
+        document: its number in the database; 0 if it is not there yet.
     """
 
     path: str
@@ -106,7 +107,7 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True)
 class StoredPassage:
-    """A passage without id and document."""
+    """A passage's content, without its id and document."""
 
     title: str
     place: str
@@ -124,9 +125,9 @@ class Graph:
     """A file with an approximate index of the first rows.
 
     Attributes:
-        file: its name beside the database.
-        rows: that it links.
-        checksum: of the file.
+        file: its name, in the folder of the database.
+        rows: number of rows that it links.
+        checksum: checksum of the file.
     """
 
     file: str
@@ -140,12 +141,12 @@ class State:
 
     Attributes:
         version: grows with each change of the documents.
-        documents, passages: their numbers.
-        rows: that vectors and indexes have, those left behind among them.
-        terms: above the number of every term.
-        longest: no vector is longer.
+        documents, passages: how many there are.
+        rows: number of rows of vectors and indexes, including those left behind.
+        terms: greater than the number of every term.
+        longest: upper bound of the vectors' lengths.
         roots: the paths that were indexed, absolute; a document's source is its path below one of them.
-        languages: of the texts, the commonest first, by Snowball's names.
+        languages: languages of the texts, the most frequent first, by Snowball's names.
         graph: the approximate index, if there is one.
     """
 
@@ -164,7 +165,7 @@ class State:
 
     @classmethod
     def from_json(cls, content: str) -> State:
-        """Read what :meth:`to_json` wrote; any of ValueError, KeyError, TypeError means damage."""
+        """Read what :meth:`to_json` wrote; a ValueError, KeyError or TypeError means damage."""
         values = json.loads(content)
         for name in ("roots", "languages"):
             values[name] = tuple(values[name])
@@ -173,7 +174,7 @@ class State:
 
 
 def seal(*parts: object) -> int:
-    """A checksum of some values, as SQLite stores numbers: 64 bits with a sign."""
+    """A checksum of some values that fits SQLite's integers: 64 bits, signed."""
     pieces: list[bytes | memoryview] = []
     for part in parts:
         data = part if isinstance(part, bytes | memoryview) else str(part).encode()
@@ -182,11 +183,11 @@ def seal(*parts: object) -> int:
 
 
 def connect(path: Path, *, write: bool = False) -> sqlite3.Connection:
-    """Connect to a database that is there.
+    """Connect to an existing database.
 
     Args:
-        write: fail where it cannot be written; else it is opened for as much as the disk allows. Where nobody may
-            write, SQLite needs to be told that nobody does.
+        write: fail if it cannot be written; otherwise it is opened with as many rights as the disk grants. If nobody
+            can write it, SQLite must be told so (``immutable``).
 
     Raises:
         sqlite3.Error: it cannot be read.
@@ -224,7 +225,7 @@ class PassageStore:
     """Reads one state of the passages. Thread-safe.
 
     Args:
-        folder: of the generation.
+        folder: the folder of the generation.
 
     Raises:
         KnowledgeBaseError: it is damaged or cannot be read.
@@ -257,7 +258,7 @@ class PassageStore:
             self._database.close()
 
     def rows_of(self, query: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """All rows of a query.
+        """All result rows of a query.
 
         Raises:
             KnowledgeBaseError: the database is damaged or cannot be read.
@@ -300,7 +301,7 @@ class PassageStore:
 
     @cached_property
     def lengths(self) -> Ints:
-        """Terms of each row's passage, int32 [rows]."""
+        """Number of terms of each row's passage, int32 [rows]."""
         lengths: Ints = np.frombuffer(b"".join(own for _, _, _, own, _ in self._read_blocks()), dtype=LENGTH)
         return lengths
 
@@ -318,7 +319,7 @@ class PassageStore:
             raise damaged(self.path, "has another number of rows than it says")
 
     def vectors(self, dimension: int) -> Floats:
-        """The vectors of all rows, mapped, float32 [rows, dimension]; read once to compare their checksums.
+        """The vectors of all rows, memory-mapped, float32 [rows, dimension]; read once to check their checksums.
 
         Raises:
             KnowledgeBaseError: the file is damaged.
@@ -341,10 +342,10 @@ class PassageStore:
     # -- passages -------------------------------------------------------------------------------------------
 
     def passages(self, ids: Sequence[int]) -> list[Passage]:
-        """These passages, in this order.
+        """These passages, in the order given.
 
         Raises:
-            InputError: there is no passage of this id.
+            InputError: there is no passage with one of these ids.
             KnowledgeBaseError: one is damaged.
         """
         wanted = [int(number) for number in ids]
@@ -369,7 +370,7 @@ class PassageStore:
         return [found[number] for number in wanted]
 
     def files(self) -> list[StoredFile]:
-        """All documents, in the order of their names."""
+        """All documents, sorted by name."""
         return self._files("ORDER BY source, path")
 
     def files_at(self, path: str) -> list[StoredFile]:
@@ -377,7 +378,7 @@ class PassageStore:
         return self._files("WHERE path = ? OR (path > ? AND path < ?)", _range(path))
 
     def files_named(self, names: Collection[str]) -> list[StoredFile]:
-        """The documents with some names, and all that are called by their paths because others have their names."""
+        """The documents with these names, and all that go by their path because another document has their name."""
         marks = ", ".join("?" * len(names))
         return self._files(f"WHERE source = path OR source IN ({marks})", tuple(names))
 
@@ -398,11 +399,11 @@ class PassageStore:
         return files
 
     def counts(self) -> dict[int, int]:
-        """Passages of each document, by its number."""
+        """Number of passages of each document, by the document's number."""
         return dict(self.rows_of("SELECT document, count(*) FROM passages GROUP BY document"))
 
     def stored(self, first: int = 0) -> Iterator[tuple[int, int, StoredPassage]]:
-        """Row, document and content of all passages from a row on."""
+        """Row, document and content of all passages from row ``first`` on."""
         query = """
             SELECT row, document, title, place, text, metadata FROM passages WHERE row >= ? ORDER BY row LIMIT ?
         """
@@ -417,7 +418,7 @@ class PassageStore:
         return [name for (name,) in self.rows_of("SELECT DISTINCT field FROM fields ORDER BY field")]
 
     def mask(self, query: str, parameters: Sequence[Any], rows: int) -> Bools:
-        """Rows in the runs (first, last) that a query of ``fields`` returns, bool [rows]."""
+        """Mask of the rows in the runs (first, last) that a query of ``fields`` returns, bool [rows]."""
         mask = np.zeros(rows, dtype=bool)
         for first, last in self.rows_of(query, parameters):
             mask[first:last] = True
@@ -432,11 +433,11 @@ class PassageStore:
 
     @property
     def vocabulary(self) -> int:
-        """Above the number of every term."""
+        """Greater than the number of every term."""
         return self.state.terms
 
     def find(self, terms: Sequence[str]) -> Mapping[str, int]:
-        """The numbers of the terms that are known."""
+        """The numbers of those terms that are known."""
         found: dict[str, int] = {}
         for start in range(0, len(terms), _AT_ONCE):
             some = terms[start : start + _AT_ONCE]
@@ -445,7 +446,7 @@ class PassageStore:
         return found
 
     def occurrences(self, term: int) -> Occurrences:
-        """The rows that have a term, and how often.
+        """The rows that contain a term, and how often.
 
         Raises:
             KnowledgeBaseError: they are damaged.
@@ -467,7 +468,7 @@ class PassageStore:
 
 
 def flatten(metadata: Mapping[str, Any], prefix: str = "") -> dict[str, list[Scalar]]:
-    """Values that a filter can compare, by field; lists give several values, mappings dotted names."""
+    """Values that a filter can compare, by field; lists become several values, nested mappings dotted names."""
     values: dict[str, list[Scalar]] = {}
     for name, value in metadata.items():
         field = f"{prefix}{name}"
@@ -485,7 +486,7 @@ def _is_scalar(value: object) -> bool:
 
 
 def _number_in_range(value: Scalar) -> Scalar:
-    """SQLite's integers have 64 bits; larger ones are compared as floating-point numbers."""
+    """SQLite's integers have 64 bits; larger ones become floating-point numbers."""
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         try:
             return float(value)
@@ -495,10 +496,10 @@ def _number_in_range(value: Scalar) -> Scalar:
 
 
 def clean_text(text: str) -> str:
-    """Replace lone surrogates, which UTF-8 cannot hold, by question marks."""
+    """Replace lone surrogates, which UTF-8 cannot encode, by question marks."""
     return text.encode(errors="replace").decode()
 
 
 def metadata_json(metadata: Mapping[str, Any]) -> str:
-    """Metadata as stored JSON."""
+    """Metadata as the JSON that is stored."""
     return clean_text(json.dumps(dict(metadata), ensure_ascii=False, default=str))

@@ -1,4 +1,4 @@
-"""Changes of the passages on the disk: one transaction, seen by readers when it is committed."""
+"""Changes to the passages on disk: one transaction, visible to readers once it is committed."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ from specrag.retrieval.passage_store import (
 #: Rows whose terms are counted, and whose vectors are sealed, together.
 BLOCK = 16_384
 
-#: Postings of a chunk that the next ones are appended to; a larger chunk is left as it is.
+#: New postings are appended to a chunk until it has this many; a larger chunk is left as it is.
 _OPEN_CHUNK = 512
 
-#: Ids are whole numbers that JSON's readers hold exactly.
+#: Bits of an id, so that every JSON reader represents it exactly.
 _ID_BITS = 53
 
 _MOST_TIMES = np.iinfo(TIMES).max
 
 
 def passage_ids(source: str, passages: Sequence[StoredPassage]) -> list[int]:
-    """The ids of a document's passages: a hash of its name and of what the passage says.
+    """The ids of a document's passages: hashes of the document's name and the passage's title and text.
 
-    A passage keeps its id while others of its document come, go and move. One that says the same as an earlier one is
-    told from it by how many there are before it.
+    A passage keeps its id while other passages of its document are added, removed or moved. Passages with the same
+    title and text are told apart by how many of them came before.
     """
     seen: dict[bytes, int] = {}
     ids = []
@@ -71,8 +71,8 @@ class Unencoded:
     """A row whose vector is to be written.
 
     Attributes:
-        key, text: of its passage.
-        like: a row with the same text whose vector is written; None if there is none.
+        key, text: key and text of its passage.
+        like: a row with the same text whose vector has been written; None if there is none.
     """
 
     row: int
@@ -84,16 +84,16 @@ class Unencoded:
 class PassageWriter:
     """Changes passages in one transaction. Only one process may do so at a time.
 
-    The vectors of all new rows are written by :meth:`write_vectors`, then :meth:`index` makes them searchable, then
+    First :meth:`write_vectors` writes the vectors of all new rows, then :meth:`index` makes them searchable, then
     :meth:`commit` publishes everything.
 
     Args:
-        folder: of the generation.
-        dimension: elements of a vector.
-        new: make the files, which are not there yet; what a crash leaves of them is useless.
+        folder: the folder of the generation.
+        dimension: number of elements of a vector.
+        new: create the files, which do not exist yet; what a crash leaves of them is useless.
 
     Raises:
-        sqlite3.Error, OSError: the disk refuses.
+        sqlite3.Error, OSError: the disk refuses the write.
     """
 
     def __init__(self, folder: Path, dimension: int, *, new: bool = False) -> None:
@@ -109,7 +109,7 @@ class PassageWriter:
             self._database.execute("INSERT INTO state VALUES ('', 0)")
         else:
             self._database = connect(path, write=True)
-            # Each transaction is on the disk before it counts.
+            # A transaction is on disk before it counts as committed.
             self._database.executescript("PRAGMA synchronous = FULL; PRAGMA cache_size = -65536;")
         try:
             self._vectors: BinaryIO = (folder / VECTORS).open("w+b" if new else "r+b")
@@ -127,19 +127,19 @@ class PassageWriter:
         self._terms = self.before.terms
 
     def _one(self, query: str, parameters: Sequence[Any] = ()) -> Any:
-        """The only value of a query."""
+        """The single value that a query returns."""
         ((value,),) = self._database.execute(query, parameters).fetchall()
         return value
 
     def close(self) -> None:
-        """Give up what is not committed, and close the files."""
-        with contextlib.suppress(OSError):  # a full disk has been named; what is committed has been flushed
+        """Discard what is not committed, and close the files."""
+        with contextlib.suppress(OSError):  # a full disk has been reported; committed data has been flushed
             self._vectors.close()
         if not self._new:
-            with contextlib.suppress(sqlite3.Error):  # readers, or a full disk, may not let it
+            with contextlib.suppress(sqlite3.Error):  # readers or a full disk may prevent it
                 if self._database.in_transaction:
                     self._database.execute("ROLLBACK")
-                # A reader keeps the log, which may have taken all space that there was.
+                # Truncate the log, which may have filled the disk; do not wait for readers, which keep it.
                 self._database.execute("PRAGMA busy_timeout = 0")
                 self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         self._database.close()
@@ -147,10 +147,11 @@ class PassageWriter:
     # -- documents ------------------------------------------------------------------------------------------
 
     def put(self, file: StoredFile, passages: Sequence[StoredPassage]) -> None:
-        """Make a document hold these passages; those that it held before keep their rows.
+        """Make these the passages of a document; those that it already has keep their rows.
 
         Args:
-            file: the document; with the number of one that is there, that one, under the same source.
+            file: the document; one with a number replaces the existing document with that number.
+            passages: all its passages.
         """
         document = file.document
         values = (file.path, file.source, file.size, file.mtime_ns, file.sha256, file.seal)
@@ -187,14 +188,14 @@ class PassageWriter:
         self._database.execute("DELETE FROM documents WHERE document = ?", (document,))
 
     def update(self, file: StoredFile) -> None:
-        """Note another path and time of a document whose content and source are as before."""
+        """Record a new path and time of a document whose content and source are unchanged."""
         self._database.execute(
             "UPDATE documents SET path = ?, mtime_ns = ?, seal = ? WHERE document = ?",
             (file.path, file.mtime_ns, file.seal, file.document),
         )
 
     def files(self, name: str | None = None) -> list[StoredFile]:
-        """All documents, or those with a name or at a path."""
+        """All documents, or those whose name or path is ``name``."""
         query = "SELECT path, source, size, mtime_ns, sha256, document FROM documents"
         if name is not None:
             rows = self._database.execute(f"{query} WHERE source = ? OR path = ?", (name, name))
@@ -203,7 +204,7 @@ class PassageWriter:
         return [StoredFile(*row) for row in rows]
 
     def passages_of(self, document: int) -> list[StoredPassage]:
-        """What a document holds."""
+        """The passages of a document."""
         query = "SELECT title, place, text, metadata FROM passages WHERE document = ? ORDER BY row"
         return [StoredPassage(*row) for row in self._database.execute(query, (document,))]
 
@@ -212,7 +213,7 @@ class PassageWriter:
         for first, last in _runs(sorted(rows)):
             run = (first, last)
             execute = self._database.execute
-            # Their vectors serve passages with the same text that come in this transaction.
+            # Their vectors can be reused for passages with the same text that are added in this transaction.
             execute(
                 "INSERT OR IGNORE INTO left_behind SELECT key, row FROM passages WHERE row >= ? AND row < ?",
                 run,
@@ -222,7 +223,7 @@ class PassageWriter:
             execute("INSERT INTO gone VALUES (?, ?)", run)
 
     def _insert(self, passages: Iterable[tuple[int, str, int, StoredPassage]]) -> None:
-        """Give passages of (document, source, id) the next rows."""
+        """Insert passages, given as (document, source, id, passage), into the next rows."""
         runs: dict[tuple[str, Scalar], list[int]] = {}
         for document, source, id, passage in passages:
             while self._database.execute("SELECT 1 FROM passages WHERE id = ?", (id,)).fetchone():
@@ -243,7 +244,7 @@ class PassageWriter:
     def _note_fields(
         self, runs: dict[tuple[str, Scalar], list[int]], source: str, passage: StoredPassage
     ) -> None:
-        """Extend the runs of equal values, and write those that have ended."""
+        """Extend the runs of equal values, and write the runs that have ended."""
         values: dict[str, list[Scalar]] = {}
         if passage.metadata != "{}":
             values = flatten(json.loads(passage.metadata))
@@ -262,7 +263,7 @@ class PassageWriter:
     # -- vectors --------------------------------------------------------------------------------------------
 
     def unencoded(self, size: int) -> Iterator[list[Unencoded]]:
-        """The new rows, so many at a time; the vectors of each lot must be written before the next is taken."""
+        """The new rows, ``size`` at a time; the vectors of a lot must be written before the next one is taken."""
         query = """
             SELECT row, key, title, text,
                 coalesce((SELECT min(row) FROM passages AS other WHERE other.key = passages.key), row),
@@ -278,11 +279,11 @@ class PassageWriter:
             ]
 
     def write_vectors(self, first: int, vectors: Floats) -> None:
-        """Write the vectors of rows from ``first`` on, float32 [rows, dimension].
+        """Write the vectors of the rows from ``first`` on, float32 [rows, dimension].
 
         Raises:
-            InputError: they are not finite.
-            OSError: the disk refuses.
+            InputError: they are not finite, or too long.
+            OSError: the disk refuses the write.
         """
         longest = float(largest_norm(np.ascontiguousarray(vectors)))
         if not longest <= LONGEST:
@@ -292,7 +293,7 @@ class PassageWriter:
         self._vectors.write(np.ascontiguousarray(vectors, dtype="<f4").tobytes())
 
     def read_vectors(self, first: int, last: int) -> Floats:
-        """The vectors of some rows that were written. float32 [rows, dimension]."""
+        """The vectors of rows ``first`` to ``last - 1``, which have been written, float32 [rows, dimension]."""
         self._vectors.seek(4 * self.dimension * first)
         data = self._vectors.read(4 * self.dimension * (last - first))
         if len(data) < 4 * self.dimension * (last - first):
@@ -302,10 +303,10 @@ class PassageWriter:
     # -- terms ----------------------------------------------------------------------------------------------
 
     def index(self, report: Callable[[int], None]) -> None:
-        """Make the new rows searchable; their vectors are written.
+        """Make the new rows searchable; their vectors must have been written.
 
         Args:
-            report: is told how many rows are done.
+            report: called with the number of rows done.
         """
         if self.rows == self.before.rows:
             return
@@ -364,7 +365,7 @@ class PassageWriter:
         return None if found is None else int(found[0])
 
     def _continued(self, term: int, rows: bytes, times: bytes) -> tuple[Any, ...]:
-        """New postings of a term, behind those of its last chunk if there is room."""
+        """New postings of a term, appended to its last chunk if there is room."""
         last = self._database.execute(
             "SELECT first, rows, times, seal FROM postings WHERE term = ? ORDER BY first DESC LIMIT 1",
             (term,),
@@ -379,13 +380,13 @@ class PassageWriter:
     # -- publishing -----------------------------------------------------------------------------------------
 
     def commit(self, roots: Sequence[str]) -> State:
-        """Publish everything; on the disk when this returns.
+        """Publish everything; it is on disk when this returns.
 
         Args:
             roots: the paths indexed so far.
 
         Raises:
-            sqlite3.Error, OSError: the disk refuses; everything is as before.
+            sqlite3.Error, OSError: the disk refuses the write; everything stays as before.
         """
         state = replace(
             self.before,
@@ -406,7 +407,7 @@ class PassageWriter:
     # -- copying --------------------------------------------------------------------------------------------
 
     def copy(self, store: PassageStore, report: Callable[[int, int], None]) -> None:
-        """Take over everything of another store, into new files, without the rows that it left behind.
+        """Copy everything from another store into new files, without the rows that it left behind.
 
         Raises:
             KnowledgeBaseError: the other store is damaged.
@@ -448,10 +449,12 @@ class PassageWriter:
 
 
 def write_state(database: sqlite3.Connection, state: State, *, new: bool = False) -> None:
-    """Commit a transaction with another state.
+    """Write a new state and commit the transaction.
 
     Args:
-        new: of a database that nobody has opened yet.
+        database: has an open transaction.
+        state: the new state.
+        new: whether it is a new database that nobody has opened yet.
     """
     content = state.to_json()
     database.execute("UPDATE state SET content = ?, seal = ?", (content, seal(content)))

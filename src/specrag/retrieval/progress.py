@@ -15,7 +15,7 @@ class Progress:
 
     Attributes:
         stage: ``reading`` (documents), ``encoding`` (passages) or ``indexing`` (indexes).
-        done, total: of the stage.
+        done, total: items done so far, and items in all, of the stage.
     """
 
     stage: str
@@ -28,7 +28,7 @@ Reporter: TypeAlias = Callable[[Progress], None]
 
 @dataclass(slots=True)
 class Counts:
-    """Documents counted so far; a file of records counts as one."""
+    """Numbers of documents so far; a file of records counts as one."""
 
     added: int = 0
     updated: int = 0
@@ -42,10 +42,10 @@ class BuildReport:
     """Summary of a build.
 
     Attributes:
-        added, updated, removed, unchanged: documents; a file of records counts as one.
+        added, updated, removed, unchanged: numbers of documents; a file of records counts as one.
         skipped: what could not be read, with the reason.
-        passages: that the knowledge base now holds.
-        encoded: passages that had to be encoded.
+        passages: number of passages that the knowledge base now holds.
+        encoded: number of passages that had to be encoded.
         seconds: wall-clock time of the whole build.
     """
 

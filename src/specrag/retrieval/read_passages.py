@@ -1,7 +1,8 @@
-"""Where a knowledge base keeps what models have read of its passages (``specrag index --read``).
+"""Where a knowledge base keeps its passages as read by models (``specrag index --read``).
 
-``read/MODEL/ID.safetensors``: a folder for each model that has read, a file for each passage, by its id. What is in the
-files is the business of :mod:`specrag.methods.block_files`; that none outlives its passage is this module's.
+``read/MODEL/ID.safetensors``: a folder for each model that has read passages, with a file for each passage, by id.
+:mod:`specrag.methods.block_files` defines the content of the files; this module makes sure that no file outlives its
+passage.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ READ = "read"
 
 
 def forget_read(folder: Path, passages: Callable[[], Collection[int]]) -> None:
-    """Remove what was read of passages that are gone.
+    """Remove the files of passages that are gone.
 
     Args:
         folder: the knowledge base.
-        passages: the ids of those that are there; asked if anything was read.
+        passages: returns the ids of the existing passages; called only if there are files.
 
     Raises:
-        OSError: the disk refuses.
+        OSError: the disk refuses the write.
     """
     files = list((folder / READ).glob("*/*.safetensors"))
     if not files:

@@ -15,19 +15,19 @@ from specrag.errors import InputError
 from specrag.retrieval.documents.files import FoundFiles, Skipped, SourceFile, find_files, is_utf8
 from specrag.retrieval.passage_store import PassageStore, StoredFile
 
-#: Files up to which only the documents are looked at that they can change.
+#: Up to this many files, only the documents that they can change are examined.
 _FEW = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A document that is to be there.
+    """A document that is to be in the knowledge base.
 
     Attributes:
-        path: absolute.
+        path: absolute path.
         source: its name.
-        found: the file; None where it was not looked for.
-        known: the document as it is there; None for a new one.
+        found: the file; None if it was not looked for.
+        known: the document as it is in the knowledge base; None for a new one.
         changed: whether the file has to be read.
     """
 
@@ -39,7 +39,7 @@ class Entry:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether it was not looked for and is called as before."""
+        """Whether it was not looked for and keeps its path and name."""
         known = self.known
         return (
             self.found is None
@@ -50,14 +50,14 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """The documents that are to be there and what happened to the others.
+    """The documents that are to be in the knowledge base, and what happened to the others.
 
     Attributes:
-        entries: sorted by source.
+        entries: the documents, sorted by source.
         roots: the paths indexed so far, absolute; none lies below another.
         removed: documents that are gone.
-        skipped: what was found and cannot be a document.
-        others: documents beside the entries, which stay as they are.
+        skipped: what was found but cannot be a document.
+        others: number of further documents, which stay as they are.
     """
 
     entries: tuple[Entry, ...]
@@ -84,22 +84,22 @@ class Changes:
 def find_changes(paths: Sequence[Path], folder: Path, store: PassageStore | None) -> Changes:
     """Compare the files under some paths with the documents of a knowledge base.
 
-    Documents that are gone from below these paths, or that a ``.gitignore`` names now, are removed; those that were
-    indexed from elsewhere stay. A file of the known size and time is taken as unchanged; one of the known size is
-    compared by its content. A document whose file is gone while another file has its name has moved, and is the same
+    Documents that are gone from these paths, or that a ``.gitignore`` now names, are removed; those that were indexed
+    from elsewhere stay. A file with the known size and time is taken as unchanged; with only the known size, its
+    content is compared. A document whose file is gone while another file has its name has moved: it is still the same
     document.
 
     Args:
-        paths: as a user gives them.
+        paths: as given by a user.
         folder: the knowledge base itself, which is left out.
-        store: what it holds; None where there is nothing yet.
+        store: the knowledge base's content; None if there is nothing yet.
 
     Raises:
         InputError: a path does not exist, or there is nothing to index.
-        KnowledgeBaseError: what it holds is damaged.
+        KnowledgeBaseError: the knowledge base is damaged.
     """
     given = [_real(path) for path in paths]
-    # A file that was indexed by its own name may be gone; a folder that is gone is likelier a mistake.
+    # A file that was indexed by itself may be gone; a missing folder is more likely a mistake.
     missing = [path for path in given if not os.path.lexists(path)]
     gone = {file.path for path in missing if store for file in store.files_at(path) if file.path == path}
     present = [path for path, real in zip(paths, given, strict=True) if real not in gone]
@@ -110,7 +110,7 @@ def find_changes(paths: Sequence[Path], folder: Path, store: PassageStore | None
     known = _known(store, given, now, roots)
     old = {file.path: file for file in known}
     names = {path: roots.name(path) for path in {*old, *now}}
-    # A link that was followed last time may stand for a file elsewhere below the same root.
+    # A link that was followed last time may point to a file elsewhere below the same root.
     removed = {
         path
         for path in old
@@ -165,10 +165,10 @@ def _real(path: Path) -> str:
 def _known(
     store: PassageStore | None, given: Sequence[str], now: Collection[str], roots: _Roots
 ) -> list[StoredFile]:
-    """The documents that files below the given paths can change; all of them where many files are there.
+    """The documents that files below the given paths can affect; all documents if there are many files.
 
-    Those are the ones below the paths, and those that are called, or could be called, as one of them is. A path above
-    one that was indexed earlier gives all documents below that one another name.
+    These are the documents below the paths, and those that have, or could have, the same name as one of them. A path
+    above one that was indexed earlier renames all documents below the earlier one.
     """
     if store is None:
         return []
@@ -184,11 +184,11 @@ def _known(
         return store.files()
     alike = store.files_named({roots.name(path) for path in {*below, *now}})
     few = below | {file.path: file for file in alike}
-    return sorted(few.values(), key=lambda file: (file.source, file.path))  # as all of them are
+    return sorted(few.values(), key=lambda file: (file.source, file.path))  # the order of store.files()
 
 
 def _roots_left(store: PassageStore, left: Collection[str]) -> set[str]:
-    """The paths indexed earlier below which there is more than the documents that have left."""
+    """The paths indexed earlier that still have documents besides those that have left."""
     lost = Counter(_Roots(store.state.roots).above(path) or path for path in left)
     return {root for root in store.state.roots if root not in lost or store.count_at(root) > lost[root]}
 
@@ -196,8 +196,8 @@ def _roots_left(store: PassageStore, left: Collection[str]) -> set[str]:
 class _Roots:
     """The paths that were indexed, absolute.
 
-    pathlib would take most of the time of a small change of a large knowledge base, and so would a look at every folder
-    for each of its files.
+    Plain strings and a cache by folder are used because pathlib, or checking every folder for each of its files, would
+    take most of the time of a small change to a large knowledge base.
     """
 
     def __init__(self, paths: Iterable[str]) -> None:
@@ -205,14 +205,14 @@ class _Roots:
         self._above: dict[str, str | None] = {}  # by the folder of a file
 
     def above(self, path: str) -> str | None:
-        """The outermost one that is a folder above this file."""
+        """The outermost root that is a folder above this file."""
         folder = path.rpartition("/")[0]
         if folder not in self._above:
             self._above[folder] = self._outermost(folder or "/")
         return self._above[folder]
 
     def hold(self, path: str) -> bool:
-        """Whether a file is one of them or below one."""
+        """Whether a file is one of the roots or below one."""
         return path in self._paths or self.above(path) is not None
 
     def name(self, path: str) -> str:
@@ -231,7 +231,7 @@ class _Roots:
 
 
 def _is_gone(path: str) -> bool:
-    """Whether no regular file is there any more; one in a folder that cannot be entered may still be."""
+    """Whether there is no regular file any more; in a folder that cannot be entered there may still be one."""
     try:
         return not stat.S_ISREG(os.lstat(path).st_mode)
     except (FileNotFoundError, NotADirectoryError):
@@ -249,11 +249,11 @@ def _is_unchanged(old: StoredFile, new: SourceFile) -> bool:
         with new.path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest() == old.sha256
     except OSError:
-        return False  # the reader says what is wrong
+        return False  # reading it will say what is wrong
 
 
 def skipped_by_reader(entry: Entry, skipped: Iterable[Skipped]) -> list[Skipped]:
-    """The reader's reasons, extended where an earlier version of the document stays indexed."""
+    """The reader's reasons, with a note if an earlier version of the document stays indexed."""
     if entry.known is None:
         return list(skipped)
     return [replace(item, reason=f"{item.reason}; the version indexed before stays") for item in skipped]
@@ -263,5 +263,5 @@ _RECENT_NS = 2 * 10**9
 
 
 def reliable(mtime_ns: int) -> int:
-    """A time stamp to compare with later; 0 (read the file again) if another change might still carry the same one."""
+    """A time stamp to compare with later; 0 (read the file again) if a later change might get the same time stamp."""
     return 0 if time.time_ns() - mtime_ns < _RECENT_NS else mtime_ns

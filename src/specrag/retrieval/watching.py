@@ -1,4 +1,4 @@
-"""Follow folders of documents: say when something below them has changed."""
+"""Watch folders of documents and report when something below them has changed."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def settled_changes(
     seconds: float,
     wait: Callable[[float], None] = time.sleep,
 ) -> Iterator[None]:
-    """Yield each time that files have changed, once nothing has changed between two looks: none is half written.
+    """Yield each time files have changed, once two looks in a row agree, so that no file is half written.
 
-    Looks instead of being told: so that it also works over a network, and for folders that come and go.
+    It polls instead of relying on notifications, so it also works over a network and for folders that come and go.
 
     Args:
         paths: files and folders.
         folder: the knowledge base, which is left out.
         indexed: a look from before they were indexed.
-        seconds: between two looks.
-        wait: waits; another one in tests.
+        seconds: seconds between two looks.
+        wait: waits for some seconds; replaced in tests.
     """
     done = last = indexed
     while True:
@@ -36,12 +36,12 @@ def settled_changes(
         now = look(paths, folder)
         if now == last and now != done:
             yield
-            done = now  # what came meanwhile is seen by the next look
+            done = now  # the next look sees what has changed meanwhile
         last = now
 
 
 def look(paths: Sequence[Path], folder: Path) -> Look:
-    """Size and time of every document; none where there is nothing to index just now."""
+    """Size and modification time of every document; empty if there is nothing to index at the moment."""
     try:
         found = find_files(paths, exclude=[folder])
     except InputError:

@@ -1,10 +1,10 @@
-"""The application: routes, life, and what is shared between requests.
+"""The application: its routes, its lifespan, and what requests share.
 
 What other files build on:
 
 - ``app.state.service`` is the :class:`~specrag.serving.service.Service`; ``request.state.key`` is the
-  :class:`~specrag.serving.keys.ApiKey` of who asks, set by the middleware (without one: :data:`ANYBODY`).
-- ``serving/operation.py`` adds middleware, ``/v1/kb``, ``/healthz``, ``/readyz`` and ``/metrics``.
+  :class:`~specrag.serving.keys.ApiKey` of the caller, set by the middleware (:data:`ANYBODY` if no keys are set).
+- ``serving/operation/setup.py`` adds middleware, ``/v1/kb``, ``/healthz``, ``/readyz`` and ``/metrics``.
 - ``serving/page/`` holds the page's files, served at ``/``.
 """
 
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
     from specrag.serving.settings import Settings
 
 
-#: What a route may answer instead; for the description of the API.
+#: Error responses of the routes, for the description of the API.
 _FAILURES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody} for status in (400, 401, 404, 408, 413, 429, 500, 503, 504)
 }
 
 
 def create_app(settings: Settings, encoders: Encoders | None = None) -> FastAPI:
-    """The application. Its models are loaded in a thread when it starts; until then it answers 503.
+    """Make the application. Its models are loaded in a thread when it starts; until then it answers 503.
 
     Args:
-        settings: checked ones, as :func:`~specrag.serving.settings.load_settings` gives.
-        encoders: of the server; by default they are loaded in this process.
+        settings: already checked, as :func:`~specrag.serving.settings.load_settings` returns them.
+        encoders: the server's; by default they are loaded in this process.
     """
     service = Service(settings, encoders)
 
@@ -75,7 +75,7 @@ def create_app(settings: Settings, encoders: Encoders | None = None) -> FastAPI:
 
 
 def _describe_options(app: FastAPI, service: Service) -> None:
-    """Let the description of the API tell each method's options."""
+    """Add each method's options to the description of the API."""
     describe = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -87,7 +87,7 @@ def _describe_options(app: FastAPI, service: Service) -> None:
 
 
 def _tell_end(_: Request, error: Exception) -> Response:
-    """A request that was ended is no failure of the server's, and asking again would end the same way."""
+    """Answer a request that was ended: not a failure of the server, and a retry would end the same way."""
     response = error_response(to_api_error(error))
     response.headers["X-Should-Retry"] = "false"  # OpenAI's clients look at it
     return response

@@ -1,7 +1,7 @@
-"""Every failure of a request as OpenAI's clients expect it: ``{"error": {message, type, param, code}}``.
+"""Reports every failed request in the form that OpenAI's clients expect: ``{"error": {message, type, param, code}}``.
 
 A message says what the caller can do; it never holds a stack trace, a path of this machine or another request's
-text. What nobody foresaw is answered 500 with the request's id, under which the log has the rest.
+text. An unexpected failure is answered with 500 and the request's id, under which the log has the details.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ _CODES = {
 
 
 class ApiError(HTTPException):
-    """A request that is answered with an error.
+    """An error that is sent as the response to a request.
 
     Args:
-        status: of HTTP.
+        status: the HTTP status.
         message: one sentence for the caller.
-        code: a word for programs.
-        param: the field of the request that is to blame.
-        headers: such as Retry-After.
+        code: a machine-readable error code.
+        param: the request field at fault.
+        headers: extra response headers, such as Retry-After.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class ApiError(HTTPException):
 def error_body(
     status: int, message: str, *, code: str | None = None, param: str | None = None
 ) -> dict[str, dict[str, str | None]]:
-    """The body of an error, also that of an error inside a stream."""
+    """The body of an error response, or of an error inside a stream."""
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     line = " ".join(message.split())
     shortened = line if len(line) <= _LONGEST else f"{line[: _LONGEST - 3]}..."
@@ -85,16 +85,16 @@ def error_body(
 
 
 def error_response(error: ApiError) -> Response:
-    """The answer to a request that failed."""
+    """The response to a request that failed."""
     body = error_body(error.status_code, str(error.detail), code=error.code, param=error.param)
-    # ASCII, so that half a surrogate pair of the request cannot make the answer fail too.
+    # ASCII, so that a lone surrogate from the request cannot make the error response fail too.
     return Response(
         json.dumps(body), error.status_code, dict(error.headers or {}), media_type="application/json"
     )
 
 
 def to_api_error(error: BaseException) -> ApiError:
-    """What a caller is told of a failure."""
+    """The error that the caller gets for a failure."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, HTTPException):
@@ -123,12 +123,12 @@ def _of_specrag(error: SpecragError) -> ApiError:
     if isinstance(error, UpstreamError):
         pause = {} if error.retry_after is None else {"Retry-After": str(math.ceil(error.retry_after))}
         return ApiError(error.status, str(error), code="upstream_failed", headers=pause)
-    # Its message is for the operator and may name a folder of this machine.
+    # The message is meant for the operator and may name a folder of this machine.
     return ApiError(500, "the server could not do this; its log says why", code=type(error).__name__)
 
 
 def _invalid(problems: Sequence[Any]) -> ApiError:
-    """The first thing that is wrong with a request's body; never what it held."""
+    """The first problem in a request's body; never repeats what the body holds."""
     problem = problems[0] if problems else {"loc": (), "msg": "the request is malformed", "type": ""}
     place = ".".join(str(part)[:80] for part in problem["loc"] if part != "body")
     if problem["type"] == "json_invalid":
@@ -140,10 +140,10 @@ def _invalid(problems: Sequence[Any]) -> ApiError:
 
 
 def unknown_model(model: str, known: Iterable[str]) -> ApiError:
-    """The answer to a request for a model that is not served to its caller.
+    """The error for a model that is not served to the caller.
 
     Args:
-        known: the ids that are.
+        known: ids of the models that are.
     """
     near = nearest(model, known)
     hint = f"did you mean {near!r}? " if near else ""

@@ -1,7 +1,7 @@
-"""API keys and what each of them may do, and the files that they may stand in.
+"""API keys, what each of them may do, and the files that hold them.
 
-Of a key only its SHA-256 digest is kept, so that neither a log nor a dump of the memory can show it. Keys are
-long random strings, for which one round of a fast hash is as good as many of a slow one.
+Only a key's SHA-256 digest is kept, so that neither a log nor a memory dump can show the key. Keys are long random
+strings, so one round of a fast hash is as good as many of a slow one.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from specrag.errors import InputError
 
 
 def read_key(file: Path) -> str:
-    """The first line of a file.
+    """Read a key from the first line of a file.
 
     Raises:
-        InputError: it cannot be read.
+        InputError: the file cannot be read.
     """
     try:
         lines = file.expanduser().read_text(encoding="utf-8").splitlines()
@@ -56,7 +56,7 @@ def master_key(key: str, field: str) -> ApiKey:
 
 
 SHORTEST = 16
-"""Characters of a key; `openssl rand -hex 32` gives 64."""
+"""Fewest characters of a key; `openssl rand -hex 32` gives 64."""
 
 EVERY = "*"
 
@@ -87,7 +87,7 @@ class ApiKey(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _hash(cls, values: Any) -> Any:
-        """Put the digest in the key's place."""
+        """Replace the key by its digest."""
         if not isinstance(values, dict) or "key" not in values:
             return values
         if "digest" in values:
@@ -113,7 +113,7 @@ class ApiKey(BaseModel):
         return self.upload and self.may_read(kb)
 
 
-#: Who asks where no keys are set: whoever sits at this machine.
+#: The key of every request if no keys are set: only this machine's users can call then.
 ANYBODY = ApiKey(name="local", digest="0" * 64, kbs=(EVERY,), upload=True, create=True)
 
 
@@ -121,7 +121,7 @@ class KeyRing:
     """All keys.
 
     Args:
-        keys: none lets everybody in as :data:`ANYBODY`; the settings see to it that only this machine asks.
+        keys: if empty, every caller is :data:`ANYBODY`; the settings then let only this machine call.
     """
 
     def __init__(self, keys: Sequence[ApiKey]) -> None:
@@ -129,11 +129,11 @@ class KeyRing:
 
     @property
     def open(self) -> bool:
-        """Whether no key is asked for."""
+        """Whether no key is required."""
         return not self._keys
 
     def find(self, authorization: str | None) -> ApiKey | None:
-        """Whose key a request carries; None for none that is known.
+        """The key that a request carries; None if it has none that is known.
 
         Every digest is compared, in a time that does not depend on where they differ.
 

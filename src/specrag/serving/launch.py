@@ -1,4 +1,4 @@
-"""Starts the server and ends it in order."""
+"""Starts the server and shuts it down in an orderly way."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from specrag.serving.settings import Settings
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-_SPARE_FILES = 256  # beside the connections: models, indexes, uploads
+_SPARE_FILES = 256  # besides the connections: models, indexes, uploads
 
 
 class _Server(uvicorn.Server):
-    """Tells the application as soon as it is asked to stop; stops by itself when nobody asks for long."""
+    """Tells the application as soon as it is asked to stop; stops by itself after being idle for long."""
 
     def __init__(self, config: uvicorn.Config, app: FastAPI, settings: Settings) -> None:
         super().__init__(config)
@@ -33,7 +33,7 @@ class _Server(uvicorn.Server):
         self._idle_seconds = settings.idle_seconds
 
     async def on_tick(self, counter: int) -> bool:
-        """Whether it is to stop; asked ten times a second."""
+        """Whether the server should stop; called ten times a second."""
         return await super().on_tick(counter) or self._is_idle()
 
     def _is_idle(self) -> bool:
@@ -43,21 +43,21 @@ class _Server(uvicorn.Server):
         return idle >= self._idle_seconds
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let nobody in any more, wait for those who are, then end."""
+        """Stop admitting requests, wait for the running ones, then end."""
         self._app.state.operation.readiness.stop()
         self._app.state.service.begin_stop(self._seconds)
         await super().shutdown(sockets)
 
 
 def serve(settings: Settings, app: FastAPI | None = None) -> None:
-    """Serve until a signal comes.
+    """Serve until a signal arrives.
 
     Args:
-        settings: checked ones.
-        app: with its operation; by default the whole application.
+        settings: already checked.
+        app: an application with its operation added; by default the complete one.
 
     Raises:
-        InputError: the address cannot be listened on.
+        InputError: the server cannot listen on the address.
         SpecragError: the model cannot be loaded.
     """
     if app is None:
@@ -100,7 +100,7 @@ def serve(settings: Settings, app: FastAPI | None = None) -> None:
 
 
 def _noted(settings: Settings, url: str) -> contextlib.AbstractContextManager[None]:
-    """Let commands of this machine find the server, unless they would need a key."""
+    """Let commands on this machine find the server, unless they would need a key."""
     if settings.needs_key:
         return contextlib.nullcontext()
     return noted(
@@ -120,8 +120,8 @@ def _noted(settings: Settings, url: str) -> contextlib.AbstractContextManager[No
 def _listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        # asyncio turns Nagle's algorithm off only for sockets that name their protocol; with it a small answer waits
-        # 40 ms for the client's delayed acknowledgement of its head.
+        # asyncio turns Nagle's algorithm off only for sockets that name their protocol. With it, a small response
+        # waits 40 ms for the client's delayed acknowledgement of its head.
         listener = socket.socket(family[0], family[1], socket.IPPROTO_TCP)
     except OSError as error:
         raise InputError(
@@ -139,7 +139,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def raise_file_limit(wanted: int) -> None:
-    """Allow so many open files, as far as the system lets us."""
+    """Raise the limit of open files to ``wanted``, as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     target = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < target:

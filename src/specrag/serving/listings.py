@@ -1,6 +1,6 @@
-"""What is served here: ``GET /v1/models``, ``GET /v1/specrag/methods``, and the methods' options in the OpenAPI schema.
+"""Lists what is served: ``GET /v1/models``, ``GET /v1/specrag/methods``, and method options in the OpenAPI schema.
 
-The methods' part is derived from their classes and their options; nothing here knows one of them.
+The methods are described from their classes and options; nothing here knows a particular method.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ async def _names(request: Request) -> list[str]:
 
 
 def _kinds(service: Service) -> dict[str, str]:
-    """What the models are for that write no text."""
+    """The kind of each model that writes no text, by name."""
     settings = service.settings
     return {settings.encoder: "embedding"} | ({settings.reranker: "rerank"} if settings.reranker else {})
 
@@ -83,20 +83,20 @@ def _model(service: Service, name: str) -> dict[str, Any]:
 
 _COMPONENTS = "#/components/schemas/"
 
-#: What the table tells of an option.
+#: Fields of an option that the list shows.
 _SHOWN = ("type", "default", "min", "max", "choices", "help", "symbol")
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What options may name here.
+    """The names that options may use on this server.
 
     Attributes:
-        datastores: of kNN-LM; methods that need one are left out where there is none.
-        corpora: that guesses may be copied from.
+        datastores: kNN-LM datastores; methods that need one are left out if there is none.
+        corpora: corpora that guesses may be copied from.
         drafters: models (``model:NAME``) and heads (``eagle:NAME``) that may draft tokens.
-        rerankers: cross-encoders that may order passages anew.
-        sessions: whether there is a model on this machine; methods that decode one are left out where there is none.
+        rerankers: cross-encoders that may reorder passages.
+        sessions: whether there is a model on this machine; methods that decode with one are left out if not.
     """
 
     datastores: Sequence[str] = ()
@@ -106,10 +106,10 @@ class Names:
     sessions: bool = True
 
     def of(self, option: Mapping[str, Any]) -> list[str]:
-        """The names that an option takes; none where the server decides, as of folders.
+        """The names that an option takes; none for resources that only the server chooses, such as folders.
 
         Args:
-            option: as described, or its schema.
+            option: its description or its schema.
         """
         found: dict[str, Sequence[str]] = {
             "datastores": self.datastores,
@@ -122,10 +122,10 @@ class Names:
 
 
 def default_method(name: str, has_kb: bool) -> str:
-    """The method of a request that names none.
+    """The method for a request that names none.
 
     Args:
-        name: the server's.
+        name: the server's default method.
     """
     return name if has_kb or Needs.RETRIEVER not in method_class(name).needs else DEFAULT_METHOD
 
@@ -137,7 +137,7 @@ def describe_methods(names: Names, default: str) -> list[dict[str, Any]]:
     """The methods whose needs are met, with the options that a client may give.
 
     Args:
-        default: the server's method.
+        default: the server's default method.
     """
     return [_describe(method, names, default) for method in _served(names)]
 
@@ -145,7 +145,7 @@ def describe_methods(names: Names, default: str) -> list[dict[str, Any]]:
 def _served(names: Names) -> list[type[Method]]:
     served = []
     for name in method_names():
-        with suppress(SpecragError):  # another package's that cannot be imported
+        with suppress(SpecragError):  # a method of another package that cannot be imported
             method = method_class(name)
             if _needs_met(method, names):
                 served.append(method)
@@ -180,12 +180,12 @@ def _describe(method: type[Method], names: Names, default: str) -> dict[str, Any
 
 
 def _name_choices(option: dict[str, Any], names: Sequence[str]) -> bool:
-    """Let an option be chosen among names; whether there are any."""
+    """Turn an option into a choice among names; returns whether there are any."""
     own = option["own"] or []
     if not own and not names:
         return False
     option |= {"type": "choice", "choices": [*own, *names]}
-    if option["resource"] == "corpora":  # which an option may also do without
+    if option["resource"] == "corpora":  # a corpus is optional
         option |= {"choices": {"": "none", **{name: name for name in names}}, "default": ""}
     elif option["resource"] == "datastores" and len(names) == 1:
         option["default"] = names[0]
@@ -196,10 +196,10 @@ def _name_choices(option: dict[str, Any], names: Sequence[str]) -> bool:
 
 
 def add_options(schema: dict[str, Any], names: Names, default: str) -> None:
-    """Say in an OpenAPI schema which options ``specrag.options`` takes, by the method that ``specrag.method`` names.
+    """Add to an OpenAPI schema the options that ``specrag.options`` takes for each ``specrag.method``.
 
     Args:
-        schema: of the whole server, with the component ``SpecragField``.
+        schema: the whole server's, with the component ``SpecragField``.
     """
     components = schema["components"]["schemas"]
     methods = {method.name: method for method in _served(names)}

@@ -1,6 +1,6 @@
-"""The engine of this process as a replica of a pool: the server itself, behind a socket that only its user can open.
+"""Runs this process's engine as a replica of a pool: the server itself, behind a socket that only its user can open.
 
-So a pool sees one kind of replica. What a call costs beside the model's own work is that of a server on this machine.
+This way a pool has only one kind of replica. A call has the overhead of a call to a server on this machine.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from specrag.serving.service import Service
     from specrag.serving.settings import Settings
 
-#: What the engine behind the socket must not have of the gateway's settings: those are in front of it.
+#: Overrides of settings that belong to the gateway in front of the socket and not to the engine behind it.
 _IN_FRONT: dict[str, Any] = {
     "upstreams": (),
     "kbs": {},
@@ -43,23 +43,23 @@ _IN_FRONT: dict[str, Any] = {
 
 
 class OwnEngine:
-    """Serves the settings' model to this process alone.
+    """Serves the settings' model to this process only.
 
     Args:
         settings: the gateway's.
-        name: what the model is called behind the socket.
+        name: the model's name behind the socket.
     """
 
     def __init__(self, settings: Settings, name: str) -> None:
         self._settings = settings.model_copy(update={**_IN_FRONT, "served_name": name})
-        self._folder = TemporaryDirectory(prefix="specrag-")  # nobody else may enter it
+        self._folder = TemporaryDirectory(prefix="specrag-")  # only this user may enter it
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
         self._service: Service | None = None
 
     @property
     def address(self) -> Address:
-        """Where the pool finds it."""
+        """The address at which the pool reaches the engine."""
         return Address(
             "http://localhost/v1",
             socket=str(Path(self._folder.name) / "engine"),
@@ -92,12 +92,12 @@ class OwnEngine:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Of the loaded model."""
+        """The loaded model's tokenizer."""
         assert self._service is not None
         return self._service.llm.tokenizer
 
     def close(self) -> None:
-        """End what runs and release the model."""
+        """End running requests and release the model."""
         if self._server is not None and self._thread is not None:
             self._server.should_exit = self._server.force_exit = True
             self._thread.join()

@@ -1,7 +1,7 @@
-"""Servers that run on this machine, so that a command can ask one in place of loading a model of its own.
+"""Finds servers on this machine, so that a command can ask one instead of loading a model itself.
 
-A server that listens to this machine alone and needs no key notes itself in a file of the user's (``servers/PID.json``
-below the models' home). Whoever looks finds those whose process lives.
+A server that listens to this machine only and needs no key records itself in a file of the user's
+(``servers/PID.json`` below the models' home). A search returns the servers whose process is alive.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from specrag.artifacts import atomic_write_json
 from specrag.models.catalog.store import home
 
-#: Settings that say how the model is loaded; a command has options of the same names.
+#: Settings that say how the model is loaded; commands have options of the same names.
 LOADING = ("dtype", "device", "adapter", "batch_invariant", "kv_dtype")
 
 
@@ -26,14 +26,14 @@ class RunningServer:
     """A server of this machine.
 
     Attributes:
-        pid: its process.
+        pid: its process id.
         url: where it listens.
-        name: what requests call its model.
-        model: its name.
-        is_default: whether nobody has named it.
-        loading: how the model was to be loaded, such as its dtype.
+        name: the model's name in requests.
+        model: the model's own name; empty with upstreams.
+        is_default: whether the model is the default, that is, nobody named it.
+        loading: how the model is loaded, such as its dtype.
         kbs: folders of its knowledge bases, by name.
-        background: ends itself when nobody has asked for a while, as ``specrag serve --background`` has it.
+        background: whether it ends itself after a while without requests, as with ``specrag serve --background``.
     """
 
     pid: int
@@ -46,19 +46,19 @@ class RunningServer:
     background: bool
 
     def base(self, folder: str) -> str | None:
-        """The name by which it knows a folder."""
+        """The server's name for the knowledge base in a folder; ``None`` if it does not serve it."""
         wanted = str(Path(folder).expanduser().resolve())
         return next((name for name, known in self.kbs.items() if known == wanted), None)
 
 
 def folder() -> Path:
-    """Where servers note themselves and the background ones write their logs."""
+    """The folder in which servers record themselves and background servers write their logs."""
     return home() / "servers"
 
 
 @contextmanager
 def noted(server: RunningServer) -> Iterator[None]:
-    """Others can find the server inside the block."""
+    """Let other processes find the server inside the block."""
     path = folder() / f"{server.pid}.json"
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     atomic_write_json(path, asdict(server))
@@ -69,10 +69,10 @@ def noted(server: RunningServer) -> Iterator[None]:
 
 
 def running_servers() -> list[RunningServer]:
-    """Those whose process lives, the newest first; notes of others are removed."""
+    """The servers whose process is alive, newest first; records of others are removed."""
     found: list[tuple[float, RunningServer]] = []
     for path in folder().glob("*.json"):
-        with suppress(OSError, ValueError, TypeError):  # it ended meanwhile, or is no note
+        with suppress(OSError, ValueError, TypeError):  # it has ended meanwhile, or the file is no record
             server = RunningServer(**json.loads(path.read_bytes()))
             if _lives(server.pid):
                 found.append((path.stat().st_mtime, server))
@@ -86,6 +86,6 @@ def _lives(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # another user's: the number was used again
+    except PermissionError:  # the id now belongs to another user's process
         return False
     return True

@@ -1,4 +1,4 @@
-"""Who writes the texts of requests: a model on this machine, or a pool of endpoints; what routes need of either."""
+"""What writes the texts of requests, a model on this machine or a pool of endpoints, as the routes need it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 
 class Served(Protocol):
-    """A model by the name that requests give."""
+    """A model under the name that requests use."""
 
     @property
     def name(self) -> str:
-        """As requests name it."""
+        """The name that requests use."""
 
     @property
     def generator(self) -> Generator:
-        """Writes its texts."""
+        """Writes the texts."""
 
     @property
     def executor(self) -> Executor:
@@ -32,22 +32,22 @@ class Served(Protocol):
 
     @property
     def remote(self) -> RemoteModel | None:
-        """The generator where it is behind endpoints."""
+        """The generator if it is behind endpoints, else ``None``."""
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """Of its tokens; ``None`` where only texts are known."""
+        """The model's tokenizer; ``None`` if only texts are known, not tokens."""
 
     @property
     def keeps_prompts(self) -> bool:
-        """Whether a text is read faster behind an equal one."""
+        """Whether prompts are kept, so that an equal prompt is read faster."""
 
     @property
     def fingerprint(self) -> str:
-        """Of what computes: equal ones give equal texts for equal seeds, as far as rounding allows."""
+        """Identifies what computes: equal fingerprints give equal texts for equal seeds, as far as rounding allows."""
 
     def bytes_for(self, tokens: int) -> int:
-        """Memory of keys and values of so many tokens, on this machine."""
+        """Bytes that the keys and values of ``tokens`` tokens take on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class LocalServed:
 
 @dataclass(frozen=True, slots=True)
 class RemoteServed:
-    """A pool of endpoints, which tell texts and no tokens."""
+    """A pool of endpoints, which return texts and no tokens."""
 
     name: str
     remote: RemoteModel
@@ -115,6 +115,6 @@ class RemoteServed:
         return 0
 
 
-@cache  # every answer bears it, and reading it from the installed package takes two milliseconds
+@cache  # every answer has it, and reading it from the installed package takes two milliseconds
 def _version() -> str:
     return version("specrag")

@@ -1,4 +1,4 @@
-"""What all requests share: the model and its executor, the encoder, the knowledge bases, the places and the memory."""
+"""What all requests share: model and executor, encoder, knowledge bases, admission and memory."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from specrag.serving.settings import Settings
     from specrag.speculation.suffix.corpus import SuffixCorpus
 
-#: What earlier texts take by default: one part in so many, and no more than so many bytes.
+#: Default size of the prefix cache: 1/KEPT_PART of the memory for keys and values, at most MOST_KEPT bytes.
 KEPT_PART, MOST_KEPT = 5, 4 * 2**30
 
-#: Bytes for earlier texts where nobody knows how much memory there is.
+#: Bytes for the prefix cache if the amount of free memory is unknown.
 KEPT_IF_UNKNOWN = 256 * 2**20
 
 
@@ -48,8 +48,8 @@ class KeyValueMemory:
     """Bytes for keys and values.
 
     Attributes:
-        running: of all requests that run; ``None`` for no limit.
-        kept: of earlier texts, for requests that begin with the same tokens.
+        running: for all running requests; ``None`` for no limit.
+        kept: for the prefix cache, which serves requests that begin with the same tokens as earlier ones.
     """
 
     running: int | None
@@ -57,10 +57,10 @@ class KeyValueMemory:
 
 
 def divide(settings: Settings, free: int | None) -> KeyValueMemory:
-    """What the settings ``kv_memory_bytes`` and ``prefix_cache_bytes`` come to.
+    """Divide the memory according to the settings ``kv_memory_bytes`` and ``prefix_cache_bytes``.
 
     Args:
-        free: bytes that are free once everything is loaded; ``None`` where the system does not say.
+        free: bytes that are free once everything is loaded; ``None`` if the system does not say.
     """
     total = settings.kv_memory_bytes
     if total is None and free is not None:
@@ -73,10 +73,10 @@ def divide(settings: Settings, free: int | None) -> KeyValueMemory:
 
 State = Literal["loading", "ready", "failed", "stopping"]
 
-#: Rows of a prompt in one pass, and of one pass in all. Smaller than a program's own: others wait for a pass.
+#: Rows of a prompt in one pass, and rows of a whole pass. Smaller than in a program: other requests wait for a pass.
 PREFILL_ROWS, PASS_ROWS = 256, 512
 
-#: Requests that are checked and tokenized at the same time; more would only take turns.
+#: Requests checked and tokenized at the same time; more would only take turns.
 PREPARED = 2
 
 _log = logging.getLogger("specrag.serving")
@@ -86,22 +86,22 @@ class Service:
     """One server's working parts.
 
     Args:
-        settings: checked ones.
-        encoders: of the server; by default they are loaded in this process.
+        settings: already checked.
+        encoders: the server's; by default they are loaded in this process.
 
     Attributes:
         admission: places, queue and memory.
-        preparations: the queue for checking and tokenizing what requests ask.
-        encodings: the queue for embeddings, made one call after the other: they take the processors from all passes.
-        observers: called in the event loop with the figures of every answer that has ended.
-        searches: called with the seconds and the passages of every search.
-        knowledge_bases: by name; closed by whoever has put them there.
-        created: when it was started, in seconds since 1970.
-        upstreams: the endpoints that answer in place of a model; ``None`` for a model on this machine.
-        rag_drafter: writes the drafts of Speculative RAG; ``None`` where the model itself does.
-        running: what is to be ended when the server stops.
+        preparations: the queue for checking and tokenizing requests.
+        encodings: the queue for embeddings, computed one call at a time: they take the processors from all passes.
+        observers: called in the event loop with the figures of every finished answer.
+        searches: called with the seconds and the number of passages of every search.
+        knowledge_bases: by name; closed by the code that set them.
+        created: start time in seconds since 1970.
+        upstreams: the endpoints that answer in place of a local model; ``None`` for a model on this machine.
+        rag_drafter: writes the drafts of Speculative RAG; ``None`` if the model itself does.
+        running: the running texts, which are ended when the server stops.
         failure: why the model could not be loaded.
-        ended_by_failure: called in the event loop when it could not: the server is of no use.
+        ended_by_failure: called in the event loop if loading failed, since the server is then of no use.
     """
 
     def __init__(self, settings: Settings, encoders: Encoders | None = None) -> None:
@@ -120,7 +120,7 @@ class Service:
         self.created = int(time.time())
         self._llm: LanguageModel | None = None
         self.upstreams = Upstreams(settings) if settings.upstreams else None
-        self._shared = SharedMethods()  # of the upstreams' requests; a model on this machine has its own
+        self._shared = SharedMethods()  # for requests to upstreams; a local model has its own
         self.rag_drafter: LanguageModel | None = None
         self._loading: asyncio.Task[None] | None = None
         self.running: set[RunningTexts] = set()
@@ -130,7 +130,7 @@ class Service:
     # -- life -----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Load what is needed in a thread; called in the event loop."""
+        """Start loading in a thread; call this in the event loop."""
         self._loading = asyncio.get_running_loop().create_task(self._load())
 
     async def _load(self) -> None:
@@ -162,14 +162,14 @@ class Service:
             self.upstreams.connect()
         else:
             self._load_model()
-        # Else a full collection looks at all that was imported and loaded, for half a second in mid-request.
+        # Otherwise a full collection scans everything imported and loaded, which stalls requests for half a second.
         gc.collect()
         gc.freeze()
         if self.state == "loading":
             self.state = "ready"
 
     def _load_model(self) -> None:
-        """Load the model with what belongs to it."""
+        """Load the model and everything that belongs to it."""
         from specrag.engine.memory import free_bytes
         from specrag.language_model import LanguageModel
 
@@ -181,7 +181,7 @@ class Service:
         for name, folder in settings.corpora.items():
             self._corpora[name] = _open_corpus(folder, loaded)
         self.rag_drafter = _load_drafter(settings)
-        memory = divide(settings, free_bytes(loaded.device))  # what is loaded by now is not free
+        memory = divide(settings, free_bytes(loaded.device))  # after loading, so that weights do not count
         llm = LanguageModel(
             loaded,
             prefix_cache_bytes=memory.kept,
@@ -192,18 +192,18 @@ class Service:
         if self.packed_passes is not None:
             llm.executor.on_pass = self.packed_passes
         self._llm = llm
-        # Else the first request with a schema makes it, in one step that lets no other thread in.
+        # Otherwise the first request with a schema builds it, in one step that blocks all other threads.
         _ = self.grammars.backend
         self.admission.budget = memory.running
 
     def check_loaded(self) -> None:
-        """Make sure that requests can be answered.
+        """Check that requests can be answered.
 
         Raises:
-            ApiError: 503 where what answers is not loaded.
+            ApiError: 503 while loading, or if loading failed.
         """
         if self.state in ("loading", "failed"):
-            if self.state == "failed":  # why may name a folder of this machine
+            if self.state == "failed":  # the reason may name a folder of this machine
                 message, code = "the model cannot be loaded; the server's log says why", "failed"
             else:
                 message, code = "the model is being loaded; try again in a moment", "loading"
@@ -214,7 +214,7 @@ class Service:
         """The model on this machine.
 
         Raises:
-            ApiError: 503 where it is not loaded.
+            ApiError: 503 if there is none, or it is not loaded.
         """
         self.check_loaded()
         if self._llm is None:
@@ -222,13 +222,13 @@ class Service:
         return self._llm
 
     def served(self, model: str) -> Served:
-        """Who writes the texts of a request.
+        """The model or pool that writes a request's texts.
 
         Args:
-            model: an id of :meth:`model_ids`.
+            model: one of the ids of :meth:`model_ids`.
 
         Raises:
-            ApiError: 503 where it is not loaded.
+            ApiError: 503 if it is not loaded.
         """
         self.check_loaded()
         if self.upstreams is None:
@@ -238,10 +238,10 @@ class Service:
 
     @cached_property
     def grammars(self) -> GrammarVocabulary:
-        """Makes grammars for the model's tokens."""
+        """Builds grammars over the model's tokens."""
         from specrag.models.grammar import GrammarVocabulary
 
-        llm = self._llm or self.llm  # the latter tells why there is none
+        llm = self._llm or self.llm  # the latter raises the reason if there is none
         return GrammarVocabulary(llm.tokenizer, llm.model.vocab_size)
 
     def encoder(self) -> Encoder:
@@ -252,7 +252,7 @@ class Service:
         """The server's cross-encoder.
 
         Raises:
-            InputError: it has none of this name.
+            InputError: the server has none of this name.
             ModelFilesError: its files are missing or damaged.
         """
         if name != self.settings.reranker:
@@ -261,7 +261,7 @@ class Service:
         return self.encoders.reranker(name)
 
     def begin_stop(self, seconds: float) -> None:
-        """Let no request in any more, and end those that run after so many seconds; called in the event loop."""
+        """Stop admitting requests, and end the running ones after ``seconds``; call this in the event loop."""
         if self.state != "stopping":
             self.state = "stopping"
             self.admission.close()
@@ -276,7 +276,7 @@ class Service:
             )
 
     async def close(self) -> None:
-        """End what is left and release models and files."""
+        """End the remaining work and release models and files."""
         self.state = "stopping"
         self.admission.close()
         if self._loading is not None:
@@ -296,21 +296,21 @@ class Service:
     # -- what requests ask ------------------------------------------------------------------------------------
 
     def model_ids(self, may_read: Callable[[str], bool]) -> list[str]:
-        """What a request's ``model`` may name: a model, and ``MODEL@KB`` for each knowledge base; reads folders."""
+        """Ids that a request's ``model`` may have: ``MODEL``, and ``MODEL@KB`` per knowledge base; reads folders."""
         kbs = ["", *(f"@{kb}" for kb in self.knowledge_bases.names() if may_read(kb))]
         return [f"{name}{kb}" for name in self.model_names for kb in kbs]
 
     @property
     def model_names(self) -> list[str]:
-        """The models that write texts."""
+        """Names of the models that write texts."""
         return [self.settings.name] if self.upstreams is None else self.upstreams.names
 
     def is_model(self, model: str) -> bool:
-        """Whether this is a name of a model alone."""
+        """Whether this names a model alone, without a knowledge base."""
         return model in self.model_names or (self.upstreams is None and model == self.settings.model)
 
     def kb_of(self, model: str, may_read: Callable[[str], bool]) -> str | None:
-        """The knowledge base in a model's id; ``None`` for the model alone. Reads folders.
+        """The knowledge base that a model's id names; ``None`` for the model alone. Reads folders.
 
         Raises:
             ApiError: nothing of this name is served to the caller.
@@ -323,14 +323,14 @@ class Service:
         raise unknown_model(model, self.model_ids(may_read))
 
     def resources(self, model: Served, kb: str | None, may_read: Callable[[str], bool]) -> Resources:
-        """What a request may be answered with.
+        """The resources that a request may be answered with.
 
         Args:
-            model: that it names.
+            model: the model that the request names.
             kb: the knowledge base that it names.
 
         Raises:
-            InputError: there is none of this name that the caller may know of.
+            InputError: there is no knowledge base of this name that the caller may read.
         """
         retriever = None if kb is None else self.knowledge_base(kb, may_read)
         if self.upstreams is not None:
@@ -356,7 +356,7 @@ class Service:
         )
 
     def names(self, may_read: Callable[[str], bool]) -> Names:
-        """What options of methods may name, also while it is being loaded."""
+        """The names that method options may use; known even while the model is loading."""
         settings = self.settings
         return Names(
             sorted(filter(may_read, settings.datastores)),
@@ -371,14 +371,14 @@ class Service:
         return {name: datastore for name, datastore in self._datastores.items() if may_read(name)}
 
     def corpora_of(self, may_read: Callable[[str], bool]) -> dict[str, SuffixCorpus]:
-        """The corpora that the caller may let copy from, by name: a copied guess can be seen in an answer's time."""
+        """The corpora that guesses may be copied from, by name; limited, since answer times reveal copied guesses."""
         return {name: corpus for name, corpus in self._corpora.items() if may_read(name)}
 
     def knowledge_base(self, name: str, may_read: Callable[[str], bool]) -> Base:
         """A knowledge base that the caller may read.
 
         Raises:
-            InputError: there is none that it may know of.
+            InputError: there is none of this name that the caller may read.
         """
         if may_read(name):
             with suppress(KeyError):
@@ -392,7 +392,7 @@ def split_drafter(given: str) -> tuple[str, str | None]:
     Raises:
         InputError: one of them is empty.
     """
-    # A folder may have any name.
+    # A folder's name may contain a plus sign.
     name, plus, adapter = (given, "", "") if Path(given).expanduser().is_dir() else given.partition("+")
     if not name or (plus and not adapter):
         raise InputError("rag_drafter", given, "give MODEL or MODEL+ADAPTER")
@@ -413,7 +413,7 @@ def _load(settings: Settings, name: str, adapter: str | Path | None) -> LoadedMo
 
 
 def _load_drafter(settings: Settings) -> LanguageModel | None:
-    """The model that writes drafts; its passes are those of the served model's executor."""
+    """Load the model that writes drafts; its passes run on the served model's executor."""
     from specrag.language_model import LanguageModel
 
     if settings.rag_drafter is None:
@@ -442,12 +442,12 @@ def _open_corpus(folder: Path, loaded: LoadedModel) -> SuffixCorpus:
 
 
 def _warm_up(llm: LanguageModel, settings: Settings) -> None:
-    """Load the drafters and write a short text, so that nobody's request waits for them or for loops to be compiled."""
+    """Load the drafters and generate a short text, so that no request waits for loading or for loops to compile."""
     from specrag.methods.adaptive import Adaptive
     from specrag.methods.decoding import decoder_names
 
     for drafter in settings.drafters:
-        # Writes nothing: what a first pass costs is no measure of the drafter.
+        # Generates nothing: the cost of a first pass is no measure of the drafter.
         Adaptive(drafter=drafter).decoder(llm.resources).check(llm.loaded)
     usual = settings.method if settings.method in decoder_names() else Adaptive()
     llm.generate("Hello", max_tokens=2, method=usual)

@@ -1,8 +1,8 @@
-"""What an operator may set, in one scheme: every setting has one name, wherever it is given.
+"""The server's settings. Each has one name, wherever it is given.
 
 The setting ``max_queue`` is the line ``max_queue = 64`` of a TOML file, the environment variable
 ``SPECRAG_SERVE_MAX_QUEUE=64`` and the flag ``--max-queue 64``. A flag wins over the environment, the environment
-over the file, the file over the default. Names that do not exist are refused.
+over the file, the file over the default. Unknown names are refused.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from specrag.serving.keys import ApiKey, master_key, read_key
 PREFIX = "SPECRAG_SERVE_"
 
 CONFIG_VARIABLE = "SPECRAG_SERVE_CONFIG"
-"""Names the TOML file where no flag does."""
+"""Names the TOML file if no flag does."""
 
-#: What a knowledge base may be called: a part of a path and of a URL without any surprise.
+#: Valid names of knowledge bases: safe as a part of a path and of a URL.
 NAME_PATTERN = r"[a-z0-9][a-z0-9_-]{0,63}"
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
@@ -51,8 +51,8 @@ class Table(BaseModel):
     """A knowledge base in PostgreSQL.
 
     Args:
-        url: of the database; may hold a password and is never shown.
-        table: its name.
+        url: the database's; may hold a password and is never shown.
+        table: the table's name.
         index: ``flat`` or ``hnsw``.
     """
 
@@ -64,13 +64,13 @@ class Table(BaseModel):
 
 
 class StoreSettings(BaseModel):
-    """A knowledge base in a store, or in several as one.
+    """A knowledge base in a store, or in several stores as one.
 
     Args:
         address: as ``--kb`` of the command line takes it, such as ``qdrant://db:6333/notes`` or
             ``partial-shards:ADDRESS,ADDRESS``; may hold a password and is never shown.
-        index: ``flat`` or ``hnsw``; of folders as shards also ``bm25`` and ``hybrid``.
-        timeout, connect_timeout: seconds of a request, and of waiting for a connection.
+        index: ``flat`` or ``hnsw``; with folders as shards also ``bm25`` and ``hybrid``.
+        timeout, connect_timeout: seconds for a request, and for a connection.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -81,27 +81,27 @@ class StoreSettings(BaseModel):
     connect_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 5.0
 
 
-#: In the place of an address: the model of this machine, as one replica among others.
+#: In place of a URL: the model of this machine, as one replica among others.
 LOCAL = "local"
 
-#: What an upstream may be called: a model's name without the sign in front of a knowledge base.
+#: Valid names of upstreams: model names without ``@``, which introduces a knowledge base.
 UPSTREAM_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 
 
 class Upstream(BaseModel):
-    """Endpoints that answer in place of a local model. Several of one name are one pool.
+    """Endpoints that answer in place of a local model. Those with the same name form one pool.
 
     Args:
-        name: what ``/v1/models`` calls it.
-        urls: addresses up to and with ``/v1``, one a replica; ``local`` is the model of this machine.
-        key: sent to these addresses alone, and never shown.
+        name: the model's name in ``/v1/models``.
+        urls: addresses up to and including ``/v1``, one per replica; ``local`` is the model of this machine.
+        key: API key; sent to these addresses only, and never shown.
         key_file: a file whose first line is that key.
-        weight: share of the work that each of them gets, beside the pool's others.
+        weight: share of the work that each replica gets, relative to the others of the pool.
         role: ``generator`` writes answers; ``drafter`` and ``verifier`` are Speculative RAG's, for all generators.
         model: what the endpoints call the model; by default the name, or the first that they list.
-        context_length: tokens of the model's context, where the endpoints do not tell.
-        tokenizer: a local model whose tokenizer is theirs, so that tokens are counted rather than estimated.
-        silence_seconds: without a byte of a stream after which a replica has failed.
+        context_length: tokens of the model's context, if the endpoints do not tell.
+        tokenizer: a local model with the same tokenizer, so that tokens are counted rather than estimated.
+        silence_seconds: seconds without a byte of a stream after which a replica has failed.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -120,7 +120,7 @@ class Upstream(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _split_word(cls, value: object) -> object:
-        """``NAME=URL[,URL...]`` as the flag gives it."""
+        """Parse ``NAME=URL[,URL...]``, the form of the flag."""
         if not isinstance(value, str):
             return value
         name, equals, urls = value.partition("=")
@@ -142,7 +142,7 @@ class Upstream(BaseModel):
         """The key; empty for none.
 
         Raises:
-            InputError: there are two, or the file cannot be read.
+            InputError: both a key and a file are given, or the file cannot be read.
         """
         if self.key is not None and self.key_file is not None:
             raise InputError(f"upstreams: {self.name}", "two keys", "give key or key_file, not both")
@@ -164,7 +164,7 @@ def _default_model() -> str:
 
 
 class Settings(BaseSettings):
-    """Everything that ``specrag serve`` can be told. Made by :func:`load_settings`.
+    """All settings of ``specrag serve``. Made by :func:`load_settings`.
 
     Sizes are in bytes, times in seconds.
     """
@@ -295,7 +295,7 @@ class Settings(BaseSettings):
     @field_validator("kbs", "datastores", "corpora", mode="before")
     @classmethod
     def _split_folders(cls, value: object) -> object:
-        """``NAME=FOLDER`` pairs, as a list or with commas between them; a folder alone has its own name."""
+        """Parse ``NAME=FOLDER`` pairs, in a list or separated by commas; a folder alone goes by its own name."""
         words = _split(value) if isinstance(value, str) else value
         if not isinstance(words, (list, tuple)):
             return words
@@ -313,7 +313,7 @@ class Settings(BaseSettings):
     @model_validator(mode="before")
     @classmethod
     def _without_model(cls, values: Any) -> Any:
-        """Endpoints take the place of a model: no default is looked for, and none decodes by sessions."""
+        """Set the defaults with upstreams: the method is plain, and without a local replica there is no model."""
         if not isinstance(values, dict) or not values.get("upstreams"):
             return values
         usual = {"method": "plain"} if _names_local(values["upstreams"]) else {"model": "", "method": "plain"}
@@ -353,26 +353,26 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags, then the environment; the file's lines come with the flags (see :func:`load_settings`)."""
+        """Flags, then the environment; the file's values come with the flags (see :func:`load_settings`)."""
         return init_settings, env_settings
 
     @property
     def name(self) -> str:
-        """What the model is called in requests and answers."""
+        """The model's name in requests and answers."""
         if self.upstreams:
             return next((each.name for each in self.upstreams if each.role == "generator"), "")
         return self.served_name or Path(self.model).name
 
     @property
     def needs_key(self) -> bool:
-        """Whether a request must name a key."""
+        """Whether requests must carry a key."""
         return bool(self.all_keys())
 
     def all_keys(self) -> tuple[ApiKey, ...]:
-        """Every key, whichever way it was given.
+        """Every key, however it was given.
 
         Raises:
-            InputError: the file with the key cannot be read or holds none.
+            InputError: the key file cannot be read or holds no key.
         """
         keys = list(self.keys)
         if self.api_key is not None:
@@ -392,11 +392,12 @@ class Settings(BaseSettings):
             return False
 
     def check(self) -> None:
-        """What can only be seen of all settings together.
+        """Check what depends on several settings together.
 
         Raises:
-            InputError: without a key the server would listen to other machines; two knowledge bases or datastores
-                have one name; two keys have one name or one value; a key's scope names neither.
+            InputError: without a key the server would serve other machines; two knowledge bases, datastores or
+                corpora share a name; two keys share a name or a value; a key's scope names something
+                that does not exist.
         """
         keys = self.all_keys()
         self._check_upstreams()
@@ -431,8 +432,8 @@ class Settings(BaseSettings):
         """See :meth:`check`.
 
         Raises:
-            InputError: a setting wants a local model as well, a name has two roles, a role has two names, or nobody
-                writes answers.
+            InputError: a setting needs a local model as well, a name has two roles, the drafter or the verifier has
+                two names, or there is no generator.
         """
         if not self.upstreams:
             return
@@ -452,10 +453,10 @@ class Settings(BaseSettings):
             )
 
     def _check_local(self) -> None:
-        """Check what is set of the model of this machine, beside upstreams.
+        """Check the settings of the local model beside upstreams.
 
         Raises:
-            InputError: it is no replica, it is two, or a setting is of what upstreams cannot do.
+            InputError: it is set but no replica, it is a replica twice, or a setting does not work with upstreams.
         """
         local = sum(upstream.urls.count(LOCAL) for upstream in self.upstreams)
         if local > 1:
@@ -473,15 +474,15 @@ def load_settings(
     flags: Mapping[str, Any] | None = None,
     defaults: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """Settings from flags, environment and file, checked.
+    """Read the settings from flags, environment and file, and check them.
 
     Args:
         file: TOML; by default what ``SPECRAG_SERVE_CONFIG`` names, else none.
         flags: values by setting; None stands for a flag that was not given.
-        defaults: values by setting where nobody else says one.
+        defaults: values by setting, used if no other source has one.
 
     Raises:
-        InputError: a value cannot be used; a secret is not shown.
+        InputError: a value cannot be used; secrets are not shown.
     """
     variable = os.environ.get(CONFIG_VARIABLE)
     if file is None and variable:
@@ -492,7 +493,7 @@ def load_settings(
     }
     for name in sorted(named - {"config"} - Settings.model_fields.keys()):
         raise InputError(f"{PREFIX}{name.upper()}", "", "there is no such setting; see docs/deployment.md")
-    # The environment stands between file and flags: what it says is taken out of the file.
+    # The environment ranks between file and flags: settings that it gives are dropped from the file's.
     values = {name: value for name, value in values.items() if name not in named}
     values |= {name: value for name, value in (flags or {}).items() if value is not None}
     try:
@@ -501,7 +502,7 @@ def load_settings(
         problem = error.errors(include_url=False, include_input=False)[0]
         field = ".".join(str(part) for part in problem["loc"]) or "settings"
         cause = problem.get("ctx", {}).get("error")
-        value = getattr(cause, "value", "the value given")  # an InputError's is no secret
+        value = getattr(cause, "value", "the value given")  # that of an InputError is no secret
         raise InputError(field, value, getattr(cause, "remedy", _message(problem["msg"]))) from None
     except SettingsError as error:
         raise InputError("settings", PREFIX, f"{error}; lists of tables are given as JSON") from None
@@ -510,10 +511,10 @@ def load_settings(
 
 
 def read_toml(file: Path) -> dict[str, Any]:
-    """The settings that a file holds, unchecked but for their names.
+    """Read the settings in a file; only their names are checked.
 
     Raises:
-        InputError: it cannot be read, is no TOML, or holds what is no setting.
+        InputError: it cannot be read, is not TOML, or holds an unknown setting.
     """
     try:
         content = tomllib.loads(file.expanduser().read_text(encoding="utf-8"))
@@ -532,7 +533,7 @@ def _message(text: str) -> str:
 
 
 def _named(word: str) -> str:
-    """A folder with its name in front, where none is there."""
+    """Put a folder's own name in front of it, unless a name is given."""
     return word if "=" in word or not word else f"{Path(word).expanduser().resolve().name}={word}"
 
 
@@ -541,7 +542,7 @@ def _split(text: str) -> list[str]:
 
 
 def _names_local(rows: object) -> bool:
-    """Whether rows of upstreams, as they were given, hold the model of this machine."""
+    """Whether rows of upstreams, before validation, include the model of this machine."""
     found: list[object] = []
     for row in rows if isinstance(rows, list | tuple) else ():
         if isinstance(row, Upstream):
@@ -554,15 +555,15 @@ def _names_local(rows: object) -> bool:
 
 
 def _checked_url(url: str) -> str:
-    """An address of an OpenAI-compatible server, without a slash at its end.
+    """Check the URL of an OpenAI-compatible server, and strip the slash at its end.
 
     Raises:
-        InputError: it is none.
+        InputError: it is no such URL, or holds a password.
     """
     parts = urlsplit(url)
     try:
         is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # the port is no number
+    except ValueError:  # the port is not a number
         is_address = False
     if parts.username is not None or parts.password is not None:
         raise InputError("upstreams", _without_password(url), "leave the password out; give key or key_file")

@@ -1,4 +1,4 @@
-"""The pools of a gateway: made of settings, watched, shown at ``/readyz`` and in ``/metrics``."""
+"""The gateway's pools: built from the settings, monitored, reported at ``/readyz`` and in ``/metrics``."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 
 class Upstreams:
-    """The endpoints that a server answers by.
+    """The endpoints that answer in place of a local model.
 
     Args:
-        settings: whose rows of one name are one pool.
+        settings: rows of ``upstreams`` with the same name form one pool.
 
     Attributes:
         executor: runs the coroutines of all requests.
-        pools: by name.
-        roles: of the pools, by name.
+        pools: the pools by name.
+        roles: each pool's role, by name.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -44,7 +44,7 @@ class Upstreams:
         self._models: dict[str, RemoteModel] = {}
 
     def connect(self) -> None:
-        """Ask every replica for its models, and watch them from now on; takes seconds where one does not answer.
+        """Ask every replica for its models and start monitoring them; takes seconds if one does not answer.
 
         Raises:
             SpecragError: a tokenizer cannot be loaded.
@@ -65,7 +65,7 @@ class Upstreams:
             pool.connect()
 
     def close(self) -> None:
-        """End everything under way."""
+        """End everything in progress and close the pools."""
         self.executor.close()
         for pool in self.pools.values():
             pool.close()
@@ -74,19 +74,19 @@ class Upstreams:
 
     @property
     def names(self) -> list[str]:
-        """Of those that write answers."""
+        """Names of the pools that write answers."""
         return [name for name, role in self.roles.items() if role == "generator"]
 
     def model(self, name: str) -> RemoteModel:
-        """One that writes answers."""
+        """The pool of this name, as a model that writes answers."""
         return self._models[name]
 
     def drafter(self, name: str) -> PooledEndpoint:
-        """Who writes drafts for a generator: the drafter, or itself."""
+        """The endpoint that writes drafts for a generator: the drafter, else the generator itself."""
         return self._endpoints[self._of_role("drafter", name)]
 
     def verifier(self, name: str) -> PooledEndpoint:
-        """Who scores them: the verifier, or the generator itself."""
+        """The endpoint that scores drafts for a generator: the verifier, else the generator itself."""
         return self._endpoints[self._of_role("verifier", name)]
 
     def _pool(self, name: str, rows: Sequence[Upstream]) -> Pool:
@@ -101,7 +101,7 @@ class Upstreams:
         return Pool(name, replicas)
 
     def _tokenizer(self, name: str) -> Tokenizer | None:
-        """What a pool's rows name, or that of this machine's model where it is one of the replicas."""
+        """The tokenizer that a pool's rows name, else the local model's if that is one of the replicas."""
         rows = self._rows[name]
         named = next((row.tokenizer for row in rows if row.tokenizer), None)
         if named is None:
@@ -117,13 +117,13 @@ class Upstreams:
     # -- how they are -----------------------------------------------------------------------------------------
 
     def reason(self) -> str | None:
-        """Why no answer can be written; ``None`` where some generator has a replica that is well."""
+        """Why no answer can be written; ``None`` if some generator has a healthy replica."""
         if any(self.pools[name].healthy for name in self.names):
             return None
         return "no generator has a replica that answers"
 
     def report(self) -> dict[str, Any]:
-        """Each pool for the operator; without addresses."""
+        """The state of each pool for the operator, without addresses."""
         return {
             name: {
                 "role": self.roles[name],
@@ -135,7 +135,7 @@ class Upstreams:
         }
 
     def collect(self) -> Iterator[Metric]:
-        """Figures of each replica for Prometheus: a collector of its registry."""
+        """Metrics of each replica; Prometheus's registry calls this."""
         labels = ["upstream", "replica"]
         gauges: Mapping[tuple[str, str], Callable[[Replica], float]] = {
             ("healthy", "1 while the replica is not left out."): lambda each: not each.breaker.is_open,
@@ -168,7 +168,7 @@ class Upstreams:
                 family.add_metric([name, str(replica.number)], float(read(replica)))
 
 
-#: Methods that need no session, for people.
+#: Methods that need no session, as error messages list them.
 _OVER_ENDPOINTS = "plain, standard-rag, sequential, ralmspec and speculative-rag"
 
 
@@ -176,7 +176,7 @@ def refuse_sessions(method: type[Method], field: str) -> None:
     """Refuse a method that decodes in the engine's own sessions, which no endpoint has.
 
     Raises:
-        InputError: it does.
+        InputError: the method does.
     """
     if Needs.SESSIONS in method.needs:
         beyond_tokens = Needs.RETRIEVER | Needs.DATASTORE | Needs.CONTEXT

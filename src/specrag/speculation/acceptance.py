@@ -28,7 +28,7 @@ class View(Protocol):
 
         Args:
             node: a node or :data:`ROOT`.
-            params: another temperature, top-k, top-p and min-p than the request's.
+            params: temperature, top-k, top-p and min-p to use instead of the request's.
         """
 
     def uniform(self, node: int) -> float:
@@ -38,18 +38,18 @@ class View(Protocol):
         """A token from another distribution, drawn in the node's place."""
 
     def guess_from(self, node: int, draft: NDArray[np.float64]) -> int:
-        """The token that a drafter of this distribution guesses after a node, whether or not it did."""
+        """The token that a drafter with this distribution guesses after a node, whether or not it did."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowNeeds:
-    """What a rule reads of the target's rows beside the draw.
+    """What a rule reads from the target's rows beside the draw.
 
     Args:
         top_k: most probable tokens with their log-probabilities.
         logits: the whole vector, for distributions.
-        opinions: the drafter's own distributions (``DraftTree.opinions``): it is asked in every round then, also
-            where nothing is to be guessed.
+        opinions: the drafter's own distributions (``DraftTree.opinions``); the drafter is then asked in every round,
+            even if nothing is to be guessed.
     """
 
     top_k: int = 0
@@ -62,7 +62,7 @@ class Rule(Protocol):
 
     @property
     def needs(self) -> RowNeeds:
-        """What it reads of the target's rows."""
+        """What it reads from the target's rows."""
 
     def judge(self, tree: DraftTree, target: View) -> Verdict:
         """Keep a path from the root, and choose the token that follows it."""
@@ -72,8 +72,8 @@ class Rule(Protocol):
 class Matching:
     """Accept a guess if it *is* the target's own draw.
 
-    The output is the target's draws and nothing else, so its law is plain decoding's whatever was guessed; with
-    draws keyed by position it is plain decoding's very text. For a guess without probabilities this accepts as
+    The output consists only of the target's draws, so its law is plain decoding's whatever was guessed; with
+    draws keyed by position it is exactly plain decoding's text. For a guess without probabilities this accepts as
     often as rejection sampling does (Leviathan et al. 2023, with a one-hot draft).
     """
 
@@ -88,7 +88,7 @@ def match(tree: DraftTree, draw: Callable[[int], int]) -> Verdict:
 
     Args:
         tree: the guesses.
-        draw: from a node or :data:`ROOT` to the token that is drawn behind it.
+        draw: from a node or :data:`ROOT` to the token that is drawn after it.
     """
     path: list[int] = []
     node = ROOT
@@ -108,10 +108,10 @@ def coupled(
     wanted: NDArray[np.float64],
     left: NDArray[np.float64] | None = None,
 ) -> int:
-    """Speculative sampling of one position's token, from the drafter's distribution and the wanted one alone.
+    """Speculative sampling of one position's token, using only the drafter's distribution and the wanted one.
 
-    The guess x, drawn from q, is taken with probability min(1, p(x) / q(x)), else a token of the residual. All three
-    random numbers are keyed by seed and position, so that neither the token nor its law, which is p, depends on
+    The guess x, drawn from q, is taken with probability min(1, p(x) / q(x)), otherwise a token of the residual. All
+    three random numbers are keyed by seed and position, so neither the token nor its law, which is p, depends on
     whether anything was guessed here. A drafter that guesses by :meth:`View.guess_from` is right as often as any
     guess can be: with probability sum min(p, q).
 
@@ -119,31 +119,31 @@ def coupled(
         target: the source of random numbers.
         node: a node or :data:`ROOT` that the token follows.
         draft: q, float64 ``[vocab_size]``.
-        wanted: p, the same; may sum to something else if ``left`` is given.
+        wanted: p, the same; need not sum to 1 if ``left`` is given.
         left: the residual, up to a factor; by default max(p - q, 0).
     """
     guess = target.guess_from(node, draft)
-    # u < p / q. The number is below 1, so that no minimum is needed.
+    # u < p / q. The random number is below 1, so no minimum is needed.
     if target.uniform(node) * draft[guess] < wanted[guess]:
         return guess
     if left is None:
         left = np.maximum(wanted - draft, 0.0)
-    # Nothing is left only where p and q are equal but for rounding.
+    # The residual is empty only if p and q are equal up to rounding.
     return target.draw_from(node, left if left.any() else wanted)
 
 
 def reject(tree: DraftTree, target: View, target_probs: Callable[[int], NDArray[np.float64]]) -> Verdict:
     """Accept drawn guesses in proportion to the target's probabilities (Leviathan et al. 2023, Algorithm 1).
 
-    A guess x, drawn from q, is accepted with probability min(1, p(x) / q(x)). In place of the first rejected
-    one a token is drawn from the residual max(p - q, 0), behind a chain without rejections one from p. The law of
-    every token is then p, if every guess was really drawn from its q; whether a guess is verified at all may not
-    depend on its token.
+    A guess x, drawn from q, is accepted with probability min(1, p(x) / q(x)). The first rejected guess is replaced by
+    a token drawn from the residual max(p - q, 0); a chain without rejections is followed by a token drawn from p.
+    Every token then follows p, provided that every guess was really drawn from its q; whether a guess is verified at
+    all must not depend on its token.
 
     Args:
         tree: a chain with ``draft_probs``.
         target: the source of random numbers.
-        target_probs: from a node or :data:`ROOT` to the distribution p of the token behind it, float64
+        target_probs: from a node or :data:`ROOT` to the distribution p of the token after it, float64
             ``[vocab_size]``.
 
     Raises:
@@ -157,11 +157,11 @@ def reject(tree: DraftTree, target: View, target_probs: Callable[[int], NDArray[
             raise InputError(
                 "draft_probs", float(draft[token]), f"token {token} cannot have been drawn from it"
             )
-        # u < p / q. The number is below 1, so that no minimum is needed.
+        # u < p / q. The random number is below 1, so no minimum is needed.
         if target.uniform(before) * draft[token] < wanted[token]:
             continue
         left = np.maximum(wanted - draft, 0.0)
-        # Nothing is left only where p and q are equal but for rounding.
+        # The residual is empty only if p and q are equal up to rounding.
         return Verdict(tuple(range(node)), target.draw_from(before, left if left.any() else wanted))
     last = len(tree) - 1
     return Verdict(tuple(range(len(tree))), target.draw_from(last, target_probs(last)))
@@ -185,8 +185,8 @@ def check_chain(tree: DraftTree) -> None:
 class Rejection:
     """Rejection sampling, for chains whose tokens were drawn from ``draft_probs``.
 
-    Every token follows the target's law, after temperature, top-k, top-p and min-p. It promises the law, not
-    plain decoding's very text. Never for the deterministic best of a distribution: that is biased.
+    Every token follows the target's law, after temperature, top-k, top-p and min-p. The law is guaranteed, but not
+    plain decoding's exact text. Never use it for the deterministic best of a distribution: that would be biased.
     """
 
     needs: RowNeeds = RowNeeds(logits=True)

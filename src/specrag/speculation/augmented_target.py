@@ -1,10 +1,10 @@
 """RAPID's retrieval-augmented target: the long-context target moved towards the RAG drafter (Chen et al. 2025).
 
-With p the target's distribution and q the drafter's, both behind temperature, top-k and top-p, the text follows
-``p-hat = softmax(z / T + eta (q - p))`` (Eq. 6 to 8), its tail guarded (Eq. 9). With the paper's residual (Eq. 10) it
-follows neither p, as its Appendix B claims, nor p-hat: over 200 random pairs of 50 tokens (logits N(0, 4), the
-drafter's N(0, 1) beside them, no guard) the total variation to p is 0.17, 0.22, 0.22 at eta = 5, 10, 20, that to p-hat
-0.06, 0.18, 0.37. The proof forgets tokens of which q and p-hat both have more than p.
+With p the target's distribution and q the drafter's, both after temperature, top-k and top-p, the text follows
+``p-hat = softmax(z / T + eta (q - p))`` (Eq. 6 to 8), with its tail guarded (Eq. 9). With the paper's residual (Eq. 10)
+it follows neither p, as its Appendix B claims, nor p-hat: over 200 random pairs of 50 tokens (logits N(0, 4), the
+drafter's N(0, 1) beside them, no guard) the total variation distance to p is 0.17, 0.22, 0.22 at eta = 5, 10, 20, and
+to p-hat 0.06, 0.18, 0.37. The proof overlooks tokens for which both q and p-hat exceed p.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from specrag.errors import InputError
 from specrag.speculation.acceptance import RowNeeds, View, coupled, match
 from specrag.speculation.tree import DraftTree, Verdict
 
-#: Least share of the likeliest token's probability below which a token keeps the target's own (Eq. 9).
+#: A token whose probability is below this share of the likeliest token's keeps the target's own (Eq. 9).
 GUARD_SHARE = 0.1
 
-#: ``raw``: the guarded vector as it is, which sums to anything; ``renormalised``: divided by its sum.
+#: ``raw``: the guarded vector as it is, which need not sum to 1; ``renormalised``: divided by its sum.
 Guard = Literal["renormalised", "raw", "off"]
 #: ``exact``: max(p-hat - q, 0), which gives p-hat; ``paper``: Eq. 10, which gives neither p nor p-hat.
 Residual = Literal["exact", "paper"]
@@ -40,7 +40,7 @@ def augmented_probs(
         target: p with n tokens; all others keep ``-inf``.
         opinion: q, ``[vocab_size]``.
         eta: strength of the transfer; 0 gives p.
-        mask: tokens of which q has less than this share of its largest probability are not moved: 0.1 in the
+        mask: tokens for which q is below this share of its largest probability are not moved: 0.1 in the
             authors' code, 0 (all are moved) in the text.
 
     Returns:
@@ -59,12 +59,12 @@ def augmented_probs(
 
 
 def guarded(augmented: Probs, target: Distribution, guard: Guard) -> Probs:
-    """Put the target's own probability back for every token of the tail (Eq. 9).
+    """Restore the target's own probability for every token of the tail (Eq. 9).
 
     Args:
-        augmented: of the target's tokens.
+        augmented: probabilities of the target's tokens.
         target: p.
-        guard: what becomes of the sum.
+        guard: what happens to the sum.
 
     Returns:
         float64 ``[n]``; sums to 1 unless the guard is ``raw``.
@@ -87,13 +87,13 @@ class AugmentedSettings:
     """RAPID's parameters of the augmented target.
 
     Args:
-        eta: strength of the transfer (the paper's: 5 to 20 for self-speculation, 40 and 50 with a larger drafter).
-        residual: what takes a rejected guess's place.
+        eta: strength of the transfer (in the paper 5 to 20 for self-speculation, 40 and 50 with a larger drafter).
+        residual: what replaces a rejected guess.
         guard: of the tail; by default renormalised for the exact residual, raw for the paper's.
         mask: see :func:`augmented_probs`.
 
     Raises:
-        InputError: a value is out of range, or there is no law that guard and residual could give together.
+        InputError: a value is out of range, or guard and residual together define no law.
     """
 
     eta: float = 0.0
@@ -126,19 +126,19 @@ class AugmentedSettings:
 class Augmented:
     """The acceptance rule of the augmented target: judges guesses by p-hat.
 
-    Every token that it adds has the drafter's opinion, the bonus included.
+    Every token that it adds takes the drafter's opinion into account, including the bonus token.
 
     A token is made from p, q and p-hat of its position: a guess drawn from q, accepted with probability
-    min(1, p-hat / q), else a draw from the residual, all keyed by seed and position
-    (:func:`~specrag.speculation.acceptance.coupled`). What was guessed is kept as far as it *is* those tokens. So one
-    seed gives one text, whatever was drawn or copied, and wherever rounds end; its law is p-hat (``exact``), or that
-    of a verified token in Algorithm 1 (``paper``), also where the algorithm has no token behind a full chain.
+    min(1, p-hat / q), otherwise a draw from the residual, all keyed by seed and position
+    (:func:`~specrag.speculation.acceptance.coupled`). Guesses are kept as far as they *are* those tokens. So one
+    seed gives one text, whatever was drawn or copied, and wherever rounds end. Its law is p-hat (``exact``), or that
+    of a verified token in Algorithm 1 (``paper``), even where the algorithm has no token after a full chain.
 
-    Penalties, bans and grammars change the logits of target and drafter alike, by the target's own text; p and q are
-    the distributions behind them, and p-hat has nothing where p has not.
+    Penalties, bans and grammars change the logits of target and drafter alike, according to the target's own text; p
+    and q are the resulting distributions, and p-hat is 0 where p is.
 
     Greedy decoding takes the target's own likeliest token and needs no opinion: as T falls to 0, ``z / T`` outgrows
-    ``eta (q - p)``, which is never more than eta.
+    ``eta (q - p)``, which never exceeds eta.
 
     Args:
         settings: p-hat and the residual.
@@ -150,7 +150,7 @@ class Augmented:
 
     @property
     def needs(self) -> RowNeeds:
-        """The target's logits, and the drafter's opinions, where tokens are drawn."""
+        """The target's logits and the drafter's opinions, if tokens are drawn."""
         return RowNeeds() if self.sampling.greedy else RowNeeds(logits=True, opinions=True)
 
     def judge(self, tree: DraftTree, target: View) -> Verdict:

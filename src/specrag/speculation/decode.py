@@ -50,8 +50,8 @@ class DecodedToken:
         token: its id.
         source: who proposed it: :data:`TARGET`, or the drafter's name for it.
         log_prob: nats, under the model's own distribution (temperature 1, nothing removed or penalised);
-            ``None`` unless asked for.
-        alternatives: the most probable tokens there, if asked for.
+            ``None`` unless requested.
+        alternatives: the most probable tokens there, if requested.
         relaxed: accepted although the target would have chosen another; never by a lossless rule.
     """
 
@@ -71,10 +71,10 @@ class Step:
         text: the characters that may be shown now.
         drafted_by: tokens guessed in the round, by source.
         accepted: guesses that were kept.
-        seconds: wall-clock time since the step before.
+        seconds: wall-clock time since the previous step.
         drafting: seconds of it until the draft was made.
-        verifying: seconds of it in the target's pass, waiting for others included.
-        finish_reason: why the text has ended, in the last step only.
+        verifying: seconds of it in the target's pass, including waiting for others.
+        finish_reason: why the text has ended, only in the last step.
         reading: seconds of it in which the drafter read its prompt.
     """
 
@@ -102,10 +102,10 @@ class Settings:
         stop: when to end.
         sampling: how tokens are drawn.
         log_probs: ``None`` for no log-probabilities, else how many alternatives to report beside each token's.
-        processors: logits processors of the caller's own, after the built-in ones.
+        processors: the caller's own logits processors, applied after the built-in ones.
         references: texts that the output may quote, as tokens; a drafter may copy from them.
-        until: called behind every new token with all tokens, the prompt's first; true ends the text there,
-            the token included, with the reason ``"stop"``.
+        until: called after every new token with all tokens, starting with the prompt's; if it returns true, the text
+            ends there, including that token, with the reason ``"stop"``.
     """
 
     stop: StopConditions
@@ -121,11 +121,11 @@ class Speculation:
     """The drafter, acceptance rule and schedule of one request.
 
     Args:
-        drafter: proposes; made for this request, closed by whoever made it.
-        rule: accepts.
-        schedule: says how much to guess, this request's own.
-        watch: runs while the drafter reads its prompt, where that waits for the first proposal; ``None`` where it is
-            a part of the start.
+        drafter: proposes tokens; made for this request, closed by its creator.
+        rule: accepts guesses.
+        schedule: decides how much to guess; belongs to this request.
+        watch: runs while the drafter reads its prompt, if that waits for the first proposal; ``None`` if it is part of
+            the start.
     """
 
     drafter: Drafter
@@ -142,11 +142,11 @@ def decode(
     clock: Callable[[], float],
     prompt_rows: Sequence[Row] = (),
 ) -> Coroutine[FinishReason]:
-    """Decode behind the session's tokens until a stop condition holds; emits a :class:`Step` a round.
+    """Decode after the session's tokens until a stop condition holds; emits one :class:`Step` per round.
 
     Args:
         session: holds the prompt.
-        settings: what the caller asks.
+        settings: what the caller asks for.
         text: turns tokens into characters.
         speculation: how to guess and check.
         clock: seconds.
@@ -167,11 +167,11 @@ def decode(
     reading = clock() - last if watch is None else 0.0
     while True:
         began = clock()
-        # The prompt's end is in this round's pass, whose time says nothing of a round's. Its rows are many, and a chain
-        # of guesses behind them is read as they are.
+        # The end of the prompt is in this round's pass, so its time says nothing about a usual round. It has many rows,
+        # and a chain of guesses after them is read in the same way.
         joined = len(session.pending) > 1
         room = session.model.context_length - len(session)
-        # The bonus token needs no guess: a path beyond what may still come would be wasted.
+        # The bonus token needs no guess, and a path longer than what may still come would be wasted.
         depth = max(min(left - 1, room), 0)
         budget = schedule.budget(runs_passes=drafter.runs_passes)  # asked in every round, whatever may come
         budget = budget if depth else 0
@@ -247,7 +247,7 @@ def _tokens(target: Target, tree: DraftTree, rows: Sequence[Row], verdict: Verdi
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """How many of a round's tokens belong to the text, what they add to it, and why it ends with them, if it does."""
+    """How many of a round's tokens belong to the text, what they add to it, and why it ends there, if it does."""
 
     count: int
     text: str
@@ -275,7 +275,7 @@ def _write(
 
 
 def _cut(verdict: Verdict, count: int) -> Verdict:
-    """The verdict as it would be if the text had to end after ``count`` of its tokens."""
+    """The verdict if the text has to end after ``count`` of its tokens."""
     if count > len(verdict.path):
         return verdict
     path = verdict.path[:count]

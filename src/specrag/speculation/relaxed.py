@@ -17,8 +17,8 @@ class Accepted:
     """How much of one candidate is kept.
 
     Attributes:
-        length: its first nodes that are kept (the paper's ``last``).
-        relaxed: those of them that do not match, in their order.
+        length: number of leading nodes that are kept (the paper's ``last``).
+        relaxed: those of them that do not match, in order.
     """
 
     length: int
@@ -34,9 +34,9 @@ def look_ahead(
 ) -> Accepted:
     """How far a candidate is kept: its matching prefix, and what a few tolerated nodes add to it.
 
-    An attempt looks at one node, the first one behind what was looked at. The node must be near, else the
-    search ends. If at least ``run`` matches follow it, everything up to the end of these is kept, nodes that
-    were provisional included, and the next attempt starts behind them. If fewer follow, the node stays
+    An attempt looks at one node, the first one not looked at yet. The node must be near, otherwise the
+    search ends. If at least ``run`` matches follow it, everything up to the end of these matches is kept, including
+    provisional nodes, and the next attempt starts after them. If fewer follow, the node stays
     provisional, and the next attempt is made one node further.
 
     Args:
@@ -69,7 +69,7 @@ def look_ahead(
 
 
 def _end_of_run(candidate: Sequence[int], matches: Callable[[int], bool], start: int) -> int:
-    """The first place from ``start`` on that does not match."""
+    """The first place at or after ``start`` that does not match."""
     end = start
     while end < len(candidate) and matches(candidate[end]):
         end += 1
@@ -81,17 +81,17 @@ class Relaxed:
     """Accept a copied guess that is near the target's choice, if matches follow it.
 
     Every candidate, a path from the root to a leaf, is judged on its own rows. The one that is kept furthest
-    wins; of equals the one with fewer relaxed tokens, then the one that was merged into the tree first.
+    wins; among equals the one with fewer relaxed tokens, then the one that was merged into the tree first.
 
-    The text may differ from plain decoding's. What is bounded is each relaxed token: it is among the target's
+    The text may differ from plain decoding's. The bound applies to each relaxed token: it is among the target's
     ``top_k`` likeliest and at most ``tau`` nats below the best, given the text before it. Meant for greedy
-    decoding; a sampled text is verified by :class:`~specrag.speculation.acceptance.Matching`.
+    decoding; sampled text is verified by :class:`~specrag.speculation.acceptance.Matching`.
 
     Args:
-        sources: whose nodes may be relaxed, whoever else guessed them; all others must match.
-        top_k: K of the paper.
+        sources: nodes of these sources may be relaxed, even if others guessed them too; all other nodes must match.
+        top_k: the paper's K.
         tau: nats.
-        attempts: relaxed checks in a round, for each candidate (Φ); 0 for none.
+        attempts: relaxed checks per round for each candidate (Φ); 0 for none.
         matches: matches that must follow a relaxed token (m).
 
     Raises:
@@ -146,7 +146,7 @@ class Relaxed:
         if not self.attempts:
             return []
         matching = set(strict.path)
-        behind: list[int] = []  # nodes of a node's path that lie behind the matching one
+        behind: list[int] = []  # nodes of a node's path that come after the matching path
         for node, parent in enumerate(tree.parents):
             behind.append(0 if node in matching else 1 + (0 if parent == ROOT else behind[parent]))
         inner = set(tree.parents)

@@ -27,21 +27,21 @@ from specrag.engine import (
 from specrag.speculation.acceptance import RowNeeds
 from specrag.speculation.tree import ROOT, DraftTree
 
-#: Streams of random numbers beside the token draws; a token id never has such a value.
+#: Streams of random numbers beside the token draws; no token id has such a value.
 _ACCEPTANCE_STREAM = np.array([2**62])
 _RESIDUAL_STREAM = 2**61
 _DRAFT_STREAM = 2**60
 
 
 class TargetView:
-    """The target's answers about a scored tree, for acceptance rules; asked in any order.
+    """The target's answers about a scored tree, for acceptance rules, which may ask in any order.
 
     Args:
         tree: what was scored.
         rows: ``[1 + len(tree)]`` answers: after the session's newest token, then after each node.
         sampling: how tokens are drawn.
         chain: the logits processors.
-        state: their state behind the session's newest token.
+        state: their state after the session's newest token.
         length: tokens of the session: the position of the draw after :data:`ROOT`.
     """
 
@@ -63,7 +63,7 @@ class TargetView:
         self._draws: dict[int, int] = {}
 
     def draw(self, node: int) -> int:
-        """The target's own token after a node, by its keyed draw; the likeliest one where it is greedy."""
+        """The target's own token after a node, by its keyed draw; the likeliest one for greedy decoding."""
         if node not in self._draws:
             row = self._rows[node + 1]
             if row.argmax is not None and self._sampling.greedy and not self._chain.processors:
@@ -73,7 +73,7 @@ class TargetView:
         return self._draws[node]
 
     def gap(self, node: int, token: int, top_k: int) -> float | None:
-        """Nats that a token's log-probability after a node lies below the likeliest one's.
+        """How far a token's log-probability after a node lies below the likeliest one's, in nats.
 
         Args:
             node: a node or :data:`ROOT`.
@@ -81,7 +81,7 @@ class TargetView:
             top_k: ``None`` is returned unless the token is among this many likeliest ones.
         """
         row = self._rows[node + 1]
-        # The top tokens are the model's own; a small vocabulary has fewer than asked for.
+        # The top tokens are the model's own; a small vocabulary has fewer than requested.
         if self._chain.processors or row.top_tokens is None:
             logits = np.asarray(self._logits(node), dtype=np.float64)
             better = np.count_nonzero(logits > logits[token]) + np.count_nonzero(
@@ -95,7 +95,7 @@ class TargetView:
     def probs(self, node: int, params: SamplingParams | None = None) -> Distribution:
         """The target's distribution after a node, after temperature, top-k, top-p and min-p.
 
-        They are the request's own, or those of ``params``.
+        These are the request's own, or those of ``params``.
         """
         return warp(self._logits(node), self._sampling if params is None else params)
 
@@ -150,7 +150,7 @@ class Alternative:
 
 
 def alternatives(row: Row) -> tuple[Alternative, ...]:
-    """The likeliest tokens of a row, as many as were asked for."""
+    """The likeliest tokens of a row, as many as were requested."""
     if row.top_tokens is None or row.top_log_probs is None:
         return ()
     pairs = zip(row.top_tokens.tolist(), row.top_log_probs.tolist(), strict=True)
@@ -167,13 +167,13 @@ class Described:
 
 @dataclass
 class Target:
-    """The target through one decoding: which outputs to ask of its rows, and the processors' state.
+    """The target during one decoding: which outputs to request for its rows, and the processors' state.
 
     Args:
         session: the sequence.
         sampling: how tokens are drawn.
         log_probs: ``None``, or how many alternatives to describe beside each token.
-        processors: logits processors of the caller's own.
+        processors: the caller's own logits processors.
         needs: what the acceptance rule reads.
         extra: what the drafter reads.
     """
@@ -204,13 +204,13 @@ class Target:
         return TargetView(tree, rows, self.sampling, self._chain, self._state, len(self.session))
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Move the processors' state behind committed tokens."""
+        """Move the processors' state past the committed tokens."""
         if self._chain.processors:
             for token in tokens:
                 self._state = self._chain.advance(self._state, token)
 
     def describe(self, row: Row, token: int) -> Described:
-        """What the caller asked to know of a token that follows a row."""
+        """What the caller asked to know about a token that follows a row."""
         if self.log_probs is None:
             return Described()
         top = alternatives(row)

@@ -17,20 +17,20 @@ ROOT = -1
 
 @dataclass(frozen=True)
 class DraftTree:
-    """A draft tree: guesses at the tokens behind the session's newest one.
+    """A draft tree: guesses at the tokens after the session's newest one.
 
     Args:
-        tokens: one token a node.
+        tokens: one token per node.
         parents: the node that each node follows, :data:`ROOT` for the first guesses; parents come before their
             children, and no two children of a node hold the same token.
         sources: who proposed each node, such as ``"suffix"``.
         grades: a small number for each node: nodes of one source and grade are accepted about equally often,
-            given that their parent is. By default all 0.
+            given that their parent is. All 0 by default.
         draft_probs: for drafts that were drawn at random, the distribution that each node was drawn from
             (float64 ``[vocab_size]``); empty for deterministic drafts.
-        opinions: the drafter's own distribution (``[vocab_size]``) behind the session's newest token and then
-            behind each node, for rules that read it; empty for all others.
-        also: the other sources that guessed each node too; empty where no node has any.
+        opinions: the drafter's own distribution (``[vocab_size]``) after the session's newest token and then
+            after each node, for rules that read it; empty for all others.
+        also: the other sources that also guessed each node; empty if no node has any.
 
     Raises:
         InputError: one of these rules is broken.
@@ -83,7 +83,7 @@ class DraftTree:
         opinions: tuple[np.ndarray, ...] = (),
         also: tuple[frozenset[str], ...] = (),
     ) -> DraftTree:
-        """A tree that need not be checked: the checks took an eighth of a proposal's time."""
+        """Build a tree without checks, which took an eighth of a proposal's time."""
         tree = object.__new__(cls)
         tree.__dict__.update(
             tokens=tokens,
@@ -105,7 +105,7 @@ class DraftTree:
         return {(parent, token): node for node, (parent, token) in enumerate(pairs)}
 
     def sources_of(self, node: int) -> frozenset[str]:
-        """All who guessed a node."""
+        """All sources that guessed a node."""
         own = frozenset((self.sources[node],))
         return own | self.also[node] if self.also else own
 
@@ -123,7 +123,7 @@ class DraftTree:
         return self.kept(nodes)
 
     def kept(self, nodes: Sequence[int]) -> DraftTree:
-        """The tree of these nodes alone, in ascending order; every node's parent must be among them."""
+        """The tree of only these nodes, given in ascending order; every node's parent must be among them."""
         if len(nodes) == len(self.tokens):
             return self
         place = {ROOT: ROOT} | {node: new for new, node in enumerate(nodes)}
@@ -144,12 +144,12 @@ EMPTY = DraftTree()
 def merge(
     trees: Sequence[DraftTree], budget: int, rate: Callable[[str, int], float] | None = None
 ) -> DraftTree:
-    """One tree that holds every path of several; a shared node is the earlier tree's, and lists the other's source.
+    """One tree that holds every path of several; a shared node stays the earlier tree's and lists the other's source.
 
     Args:
-        trees: deterministic drafts, the best first.
+        trees: deterministic drafts, best first.
         budget: nodes that do not fit are left out, those of the last trees first.
-        rate: the chance of a source and grade; a node that two trees hold takes those that promise more.
+        rate: the chance of a source and grade; a node in two trees takes the source and grade that promise more.
     """
     full = [tree for tree in trees if len(tree)]
     if len(full) == 1 and len(full[0]) <= budget:
@@ -164,7 +164,7 @@ def merge(
         place = {ROOT: ROOT}
         for node, token in enumerate(tree.tokens):
             parent = place.get(tree.parents[node])
-            if parent is None:  # left out above it
+            if parent is None:  # an ancestor was left out
                 continue
             known = children.get((parent, token))
             if known is None:
@@ -196,7 +196,7 @@ class Verdict:
     Args:
         path: accepted nodes, from a child of the root downwards.
         bonus: the token that follows the path; ``None`` only where the text was cut inside the path.
-        relaxed: those nodes of the path that are not the target's own choice.
+        relaxed: the nodes of the path that are not the target's own choice.
     """
 
     path: tuple[int, ...]

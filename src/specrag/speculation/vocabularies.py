@@ -13,7 +13,7 @@ from typing import Protocol
 from specrag.errors import InputError
 from specrag.models.chat import END_TOKENS
 
-#: Texts that a tokenizer must give back unchanged, by what they hold.
+#: Texts that a tokenizer must reproduce unchanged, by what they contain.
 _PROBES = {
     "words": "Two words and a third.",
     "capital letters": "The NASA report",
@@ -24,18 +24,18 @@ _PROBES = {
     "other scripts": "\u6771\u4eac \u041c\u043e\u0441\u043a\u0432\u0430 \u0639\u0631\u0628\u064a",
     "emoji": "\U0001f5fc\U0001f642",
 }
-#: Behind one of these a text is encoded as in the middle of another: no word goes on behind a line break, and no
-#: run of line breaks behind a letter.
+#: After one of these a text is encoded as in the middle of another: no word continues across a line break, and no
+#: run of line breaks continues across a letter.
 _ANCHORS = ("\n", "a")
-#: Characters that are encoded together, if a word begins behind them.
+#: Characters encoded together, if a word begins after them.
 _PART = 64
-#: Characters after which a text is cut where no word begins, as in Chinese: the same text, but the tokens at the cut
-#: may be others than of the whole.
+#: Characters after which a text is cut even where no word begins, as in Chinese: the text stays the same, but the
+#: tokens at the cut may differ from those of the whole text.
 _LONGEST_PART = 256
-#: Where tokens end in every common vocabulary: a space and a letter behind something that is no space. Tokenizers
-#: split a text there before they merge, or (sentencepiece) hold no token that reaches across.
+#: Where tokens end in every common vocabulary: a space and a letter after something that is not a space. Tokenizers
+#: split a text there before they merge, or (sentencepiece) have no token that spans the place.
 _WORD = re.compile(r"(?<=\S) (?=[A-Za-z])")
-#: Tokens that are looked back at for the beginning of the newest word.
+#: Maximum number of tokens searched backwards for the beginning of the newest word.
 _LONGEST_WORD = 16
 
 
@@ -54,11 +54,11 @@ class TextTokenizer(Protocol):
         """The tokens of a text; ``special`` adds those that the model expects around it."""
 
     def token_bytes(self, token: int) -> bytes:
-        """What a token stands for inside a text; nothing for a special or unknown one."""
+        """What a token stands for inside a text; empty for a special or unknown one."""
 
 
 class InnerEncoder:
-    """Encodes parts of a longer text: no space is put in front, and no special token is read out of them.
+    """Encodes parts of a longer text: without a space in front, and without recognising special tokens in them.
 
     Args:
         tokenizer: encodes whole texts.
@@ -68,7 +68,7 @@ class InnerEncoder:
         self._tokenizer = tokenizer
         self.token_bytes = tokenizer.token_bytes
         self._special = frozenset(tokenizer.special_tokens.values())
-        self._anchors: dict[str, list[int]] = {}  # where a space would be put in front of a text
+        self._anchors: dict[str, list[int]] = {}  # if the tokenizer puts a space in front of a text
         if self.spelled(tokenizer.encode("a", special=False)) != b"a":
             self._anchors = {anchor: tokenizer.encode(anchor, special=False) for anchor in _ANCHORS}
 
@@ -77,7 +77,7 @@ class InnerEncoder:
         tokens = self._plain(text)
         if self._special.isdisjoint(tokens):
             return tokens
-        # The text spells a special token without being one: no part of it does.
+        # The text spells out a special token without being one: cut it so that no part spells it.
         cuts = [0, *(found.start() + 1 for found in self._spellings.finditer(text)), len(text)]
         parts = [text[start:end] for start, end in pairwise(cuts)]
         return [token for part in parts for token in self._plain(part)]
@@ -102,12 +102,12 @@ class InnerEncoder:
 
 
 class VocabularyPair:
-    """The vocabularies of a target and a draft model. Holds nothing of a request and is shared by all.
+    """The vocabularies of a target and a draft model. Holds no request state and is shared by all requests.
 
-    A special token of the target is the draft model's of the same text, such as ``<|im_start|>``. Where there is
-    none it is left out: its text would be a riddle to a model that never saw it, while the words around it are
-    not. A token that ends the draft model's text is the target's end token of the same text, else the one that
-    ends a turn in the target's chat format.
+    A special token of the target, such as ``<|im_start|>``, maps to the draft model's special token of the same text.
+    If there is none, it is left out: its text would mean nothing to a model that never saw it, unlike the words around
+    it. A token that ends the draft model's text maps to the target's end token of the same text, or else to the one
+    that ends a turn in the target's chat format.
 
     Args:
         target: the target's tokenizer.
@@ -144,7 +144,7 @@ def check_alignment(target: TextTokenizer, draft: TextTokenizer) -> None:
     """Check that any text can be written in both vocabularies.
 
     Raises:
-        InputError: one of them loses something; says which and what.
+        InputError: one of them loses something; says which one and what it loses.
     """
     for owner, tokenizer in (("target", target), ("draft model", draft)):
         encoder = InnerEncoder(tokenizer)
@@ -175,13 +175,13 @@ def _usual_end(tokenizer: TextTokenizer) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """The state behind a part of the text that is settled.
+    """The state after a settled part of the text.
 
     Attributes:
-        read: the target's tokens read by then.
+        read: the target's tokens read so far.
         settled: the draft model's tokens in front of the open text.
-        open: the text behind them.
-        pending: bytes behind that which are no character yet.
+        open: the text after them.
+        pending: bytes after that which do not form a character yet.
     """
 
     read: int
@@ -193,13 +193,13 @@ class _Mark:
 class FollowedText:
     """The target's text in the draft model's tokens.
 
-    The text is encoded in parts, which are cut where a word begins, so that only the last part is encoded anew
-    when the text grows: its tokens may still change. Where the cuts lie depends on the text alone; after
-    :meth:`truncate` everything is as if the text had never been longer. Bytes that are no character yet are
-    left out until they are one; bytes that never become one are read as U+FFFD.
+    The text is encoded in parts that are cut where a word begins. When the text grows, only the last part is encoded
+    again, since its tokens may still change. The position of the cuts depends only on the text; after
+    :meth:`truncate` everything is as if the text had never been longer. Bytes that do not form a character yet are
+    held back until they do; bytes that never form one are read as U+FFFD.
 
     Attributes:
-        tokens: the draft model's tokens of all that was read.
+        tokens: the draft model's tokens for all that was read.
         settled: how many of them cannot change when the text grows.
     """
 
@@ -213,7 +213,7 @@ class FollowedText:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def follow(self, tokens: Sequence[int]) -> None:
-        """Read the target's tokens, all of the session's, beyond those that were read before."""
+        """Read the target's tokens that were not read before; ``tokens`` are all of the session's."""
         if len(tokens) == self._read:
             return
         del self.tokens[self.settled :]
@@ -222,9 +222,9 @@ class FollowedText:
         self.tokens += self._pair.draft.encode(self._open)
 
     def truncate(self, length: int) -> None:
-        """Forget everything behind the first ``length`` of the target's tokens.
+        """Forget everything after the first ``length`` of the target's tokens.
 
-        What stands behind the last settled part is read again with the next :meth:`follow`.
+        What follows the last settled part is read again by the next :meth:`follow`.
         """
         if length >= self._read:
             return
@@ -237,7 +237,7 @@ class FollowedText:
         self.tokens += self._pair.draft.encode(self._open)
 
     def fork(self) -> FollowedText:
-        """The same text, to be followed elsewhere."""
+        """The same text, to be followed independently."""
         other = FollowedText(self._pair)
         other.tokens, other.settled = list(self.tokens), self.settled
         other._marks = list(self._marks)
@@ -257,7 +257,7 @@ class FollowedText:
         part, self._open = self._open + self._utf8.decode(b"", final=True), ""
         if part or not self.tokens or self.tokens[-1] != special or len(self.tokens) > len(self._pair.front):
             self._settle([*self._pair.draft.encode(part), special])
-        # Else both models put the same token in front of a text.
+        # Otherwise both models put the same token in front of a text.
 
     def _settle(self, tokens: Sequence[int]) -> None:
         self.tokens += tokens
@@ -266,7 +266,7 @@ class FollowedText:
 
 
 def _cut(text: str) -> int:
-    """Characters of the first part of a text that can be settled; 0 if more text must come first."""
+    """Number of characters in the first part of a text that can be settled; 0 if more text must come first."""
     if len(text) <= _PART:
         return 0
     word = _WORD.search(text, _PART, _LONGEST_PART + 2)
@@ -276,18 +276,18 @@ def _cut(text: str) -> int:
 
 
 class Continuation:
-    """Writes what the draft model adds to a text in the target's tokens.
+    """Writes the draft model's addition to a text in the target's tokens.
 
-    The target's own tokens stay as they are. If they are how the vocabulary begins the newest word together with
-    the added text, the target's tokens of the whole are what it would most likely write. If they are not (it
-    wrote ``" hel"`` where ``" hello"`` is one token), it must go on with tokens of the added text alone.
+    The target's own tokens stay as they are. If the vocabulary would begin the newest word, extended by the added text,
+    with exactly these tokens, the encoding of the whole is what the target would most likely write. If not (it
+    wrote ``" hel"`` where ``" hello"`` is one token), the added text is encoded separately.
 
     Args:
         encoder: the target's.
         tokens: of the target's session.
 
     Attributes:
-        pending: the target's last bytes, if they are the beginning of a character only.
+        pending: the target's last bytes, if they are only the beginning of a character.
     """
 
     def __init__(self, encoder: InnerEncoder, tokens: Sequence[int]) -> None:
@@ -296,7 +296,7 @@ class Continuation:
         spelled: list[bytes] = []
         for token in reversed(tokens[-_LONGEST_WORD:]):
             piece = encoder.token_bytes(token)
-            if not piece:  # nothing reaches across a special token
+            if not piece:  # nothing spans a special token
                 break
             word.append(token)
             spelled.append(piece)
@@ -308,14 +308,14 @@ class Continuation:
         self.pending = utf8.getstate()[0]
 
     def fits(self, added: bytes) -> bool:
-        """Whether the added text may complete the character that is pending."""
+        """Whether the added text may complete the pending character."""
         return added.startswith(self.pending) or self.pending.startswith(added)
 
     def tokens(self, added: bytes) -> list[int]:
-        """The target's tokens of the whole characters of a text that follows the last whole character.
+        """The target's tokens for the whole characters in a text that follows the last whole character.
 
-        Together they spell the text, or a first part of it where the vocabulary cannot spell all. The last one
-        may be another when the text goes on.
+        Together they spell the text, or its beginning if the vocabulary cannot spell all of it. The last token may
+        change when the text grows.
         """
         text = _whole_characters(added)
         data = text.encode()
@@ -326,11 +326,11 @@ class Continuation:
         return [] if self.pending else self._spelling(self._encoder.encode(text), data)
 
     def spells(self, tokens: Sequence[int], added: bytes) -> bool:
-        """Whether these tokens are all of the added text."""
+        """Whether these tokens spell all of the added text."""
         return self.pending + self._encoder.spelled(tokens) == added
 
     def _spelling(self, tokens: Sequence[int], data: bytes) -> list[int]:
-        """The first of the tokens, as far as they spell ``data``: not all tokenizers keep every text."""
+        """The leading tokens that spell ``data``: not all tokenizers preserve every text."""
         place = 0
         for count, token in enumerate(tokens):
             piece = self._encoder.token_bytes(token)

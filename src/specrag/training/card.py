@@ -1,4 +1,4 @@
-"""What every training run writes beside its weights: curves, and a card that says how they came about."""
+"""What every training run writes beside its weights: curves, and a card that documents the run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CARD, CURVE, LOSS = "README.md", "training.jsonl", "loss.png"
 
 
 def check_plotting() -> None:
-    """Fail before hours of training, not behind them.
+    """Fail before hours of training, not after them.
 
     Raises:
         SpecragError: matplotlib is not installed.
@@ -48,7 +48,7 @@ def draw(
     """Draw curves over training.
 
     Args:
-        series: points by the curve's name; one without points is left out.
+        series: points by curve name; a curve without points is left out.
         x, y: labels of the axes.
 
     Raises:
@@ -64,7 +64,7 @@ def draw(
 
 
 def write_card(out: Path, parts: Sequence[str], command: str) -> None:
-    """Write the card from its parts in Markdown, with the command that repeats the run at its end.
+    """Write the card from its Markdown parts, with the command that repeats the run at the end.
 
     Raises:
         SpecragError: the disk refuses.
@@ -75,6 +75,6 @@ def write_card(out: Path, parts: Sequence[str], command: str) -> None:
 
 
 def settings_table(title: str, settings: Mapping[str, Any]) -> str:
-    """A part of a card: settings in a table under a title."""
+    """A part of a card: a table of settings under a title."""
     rows = "\n".join(f"| {key} | {value} |" for key, value in settings.items())
     return f"## {title}\n\n| setting | value |\n|---|---|\n{rows}"

@@ -1,6 +1,6 @@
-"""A training run in one file: trained weights, AdamW's moments, the best weights so far and how far the run is.
+"""A training run in one file: trained weights, AdamW's moments, the best weights so far and the run's progress.
 
-Safetensors with a JSON text in the header, so that resuming unpickles nothing; replaced as a whole.
+The file is safetensors with JSON in the header, so that resuming unpickles nothing; it is replaced as a whole.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ M = TypeVar("M")
 P = TypeVar("P", bound="Progress[Any]")
 
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
-_ENOUGH = 0.999  # of the best held-back loss: less than this lowers it enough
+_ENOUGH = 0.999  # share of the best held-back loss below which a loss counts as an improvement
 
 
 @dataclass(slots=True)
@@ -31,11 +31,11 @@ class Progress(ABC, Generic[M]):
 
     Attributes:
         step: steps done.
-        tokens: trained on so far, prompts included; those of later epochs count again.
-        seconds: of training and measuring, of all processes that worked at the run.
+        tokens: trained on so far, prompts included; tokens of later epochs count again.
+        seconds: of training and measuring, over all processes that worked on the run.
         since: steps since the last measurement.
         best: the lowest held-back loss.
-        best_at: place in ``history`` of the measurement that found it.
+        best_at: index in ``history`` of the measurement that found it.
         stale: measurements since one that lowered it enough.
         ended: why the run is over; empty while it is not.
         history: all measurements.
@@ -57,10 +57,10 @@ class Progress(ABC, Generic[M]):
         return self.history[self.best_at] if self.history else None
 
     def judge(self, loss: float, patience: int) -> bool:
-        """Take note of the held-back loss of the newest measurement; whether it is the lowest.
+        """Record the held-back loss of the newest measurement; returns whether it is the lowest.
 
         Args:
-            patience: measurements in a row without a lower loss that end the run.
+            patience: end the run after this many measurements in a row without a lower loss.
         """
         before = self.best
         self.stale = 0 if before is None or loss < _ENOUGH * before else self.stale + 1
@@ -76,7 +76,7 @@ class Progress(ABC, Generic[M]):
         """The progress that a checkpoint holds.
 
         Raises:
-            TypeError, KeyError: it is none.
+            TypeError, KeyError: the values are not a progress.
         """
         history = [cls.measured_from_json(each) for each in values.pop("history")]
         return cls(**values, history=history)
@@ -106,7 +106,7 @@ class Checkpoint(Generic[P]):
         """Replace the file.
 
         Raises:
-            SpecragError: the disk refuses; the file is as it was.
+            SpecragError: the disk refuses; the old file is intact.
         """
         tensors = {f"best.{name}": tensor for name, tensor in self.best.items()}
         for name, parameter in self.trained.items():
@@ -118,10 +118,10 @@ class Checkpoint(Generic[P]):
             replace_tensors(path, tensors, {"progress": json.dumps(asdict(self.progress))})
 
     def load(self, path: Path) -> None:
-        """Take over what the file holds, if there is one.
+        """Restore from the file, if there is one.
 
         Raises:
-            SpecragError: it is damaged, or of other weights.
+            SpecragError: it is damaged, or belongs to other weights.
         """
         if not path.is_file():
             return

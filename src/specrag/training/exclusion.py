@@ -1,4 +1,4 @@
-"""Keeping evaluation data out of training data, whatever form the data sets have."""
+"""Keeps evaluation data out of training data, whatever the format of the data sets."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from specrag.bench.data import read_json_lines
 from specrag.bench.metrics import normalize_answer
 from specrag.errors import InputError
 
-#: Texts that share this many words in a row are taken for the same. The usual length for finding test data in
-#: training data (Brown et al. 2020, appendix C).
+#: Texts that share this many words in a row count as the same. The usual length for finding test data in training
+#: data (Brown et al. 2020, appendix C).
 SHARED_WORDS = 13
 
 _QUESTIONS = ("question", "claim", "query", "prompt", "input", "turns")
@@ -35,14 +35,14 @@ _WORD = re.compile(r"\w+")
 
 
 class EvaluationRows:
-    """Questions, and answers with their passages, of JSON lines files, gzipped or not.
+    """Questions, and answers with their passages, from JSON lines files, gzipped or not.
 
     Fields are found by their usual names: ``question``, ``claim``, ``turns`` and such; ``answers`` or ``answer`` with
     ``choices``; ``passages``, ``evidences``, ``ctxs`` and such. Passages are the same if they share thirteen words in
-    a row, since sets cut the same articles at different places; a shorter one if all of it is the same.
+    a row, since data sets cut the same articles at different places; shorter passages if they are equal throughout.
 
     Args:
-        paths: the files; read when this is made.
+        paths: the files; read on construction.
 
     Raises:
         InputError: a file cannot be read, or holds no questions.
@@ -53,7 +53,7 @@ class EvaluationRows:
         self._questions: set[str] = set()
         #: The normalised answers of each row that has passages; ``None`` for any answer to a claim.
         self._rows: list[frozenset[str | None]] = []
-        #: By run of words (its hash): the rows whose passages hold it.
+        #: By hash of a run of words: the rows whose passages contain it.
         self._holders: dict[int, tuple[int, ...]] = {}
         for path in paths:
             found = sum(self._add(row) for row in read_json_lines(path))
@@ -62,14 +62,14 @@ class EvaluationRows:
                 raise InputError("--exclude", str(path), f"there are no questions in it (fields {names})")
 
     def asks(self, question: str) -> bool:
-        """Whether a question, or claim, is among those evaluated on, but for case, marks and articles."""
+        """Whether a question or claim is in the evaluation data, ignoring case, punctuation and articles."""
         return normalize_answer(question) in self._questions
 
     def answers(self, answer: str | None, passages: Sequence[str]) -> bool:
         """Whether an evaluated question has this answer and one of these passages.
 
         Args:
-            answer: in words; ``None`` for a claim, of which any with the same passage counts.
+            answer: in words; ``None`` for a claim, which matches any claim with the same passage.
         """
         wanted = None if answer is None else normalize_answer(answer)
         return any(
@@ -80,7 +80,7 @@ class EvaluationRows:
         )
 
     def _add(self, row: Mapping[str, object]) -> int:
-        """Note a row; how many questions it holds."""
+        """Record a row; returns how many questions it holds."""
         questions = [
             text for name in _QUESTIONS for text in map(normalize_answer, _strings(row.get(name))) if text
         ]
@@ -111,7 +111,7 @@ def _row_answers(row: Mapping[str, object]) -> Iterator[str]:
 
 
 def _passage_texts(value: Any) -> Iterator[str]:
-    """A text; or an object's text; or a list of either."""
+    """The texts in a text, an object with a text, or a list of these."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):

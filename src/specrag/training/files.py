@@ -1,4 +1,4 @@
-"""Writing of long runs: a kill leaves the old file or the new one, and a full disk is told in one line."""
+"""File writing for long runs: a kill leaves the old file or the new one, and a full disk gives a one-line error."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from specrag.errors import InputError, SpecragError
 
 
 def write_errors(path: Path, what: str) -> contextlib.AbstractContextManager[None]:
-    """Turn the refusals of a disk into one-line errors.
+    """Turn disk errors into one-line errors.
 
     Args:
-        path: what is written.
+        path: the file that is written.
         what: its name in the error, such as ``checkpoint``.
 
     Raises:
@@ -46,7 +46,7 @@ def write_errors(path: Path, what: str) -> contextlib.AbstractContextManager[Non
 
 @contextlib.contextmanager
 def locked(out: Path) -> Iterator[None]:
-    """Hold the folder of a run, made if need be, against other processes.
+    """Lock the folder of a run, created if needed, against other processes.
 
     Raises:
         InputError: another process holds it.
@@ -65,12 +65,12 @@ def locked(out: Path) -> Iterator[None]:
 
 
 def replace_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write an object as JSON, whole or not at all."""
+    """Write an object as JSON, completely or not at all."""
     atomic_write_json(path, content, indent=2)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in a JSON file; ``None`` where there is no file.
+    """The object in a JSON file; ``None`` if there is no file.
 
     Raises:
         SpecragError: it holds something else.
@@ -89,26 +89,26 @@ def read_json(path: Path) -> dict[str, Any] | None:
 def replace_tensors(
     path: Path, tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write torch tensors as safetensors, whole or not at all.
+    """Write torch tensors as safetensors, completely or not at all.
 
     Raises:
-        OSError: the disk refuses; the old file, if there is one, is intact.
+        OSError: the disk refuses; the old file, if any, is intact.
     """
     from safetensors.torch import save
 
-    # Not save_file: its files are readable by their owner alone, and its errors hide the system's number.
+    # Not save_file: only their owner can read its files, and its errors hide the system's error number.
     atomic_write(path, save(dict(tensors), dict(metadata) if metadata else None))
 
 
 class LineFile:
-    """JSON objects, one a line, in a file that grows batch by batch; read when this is made.
+    """JSON objects, one per line, in a file that grows batch by batch and is read on construction.
 
     Args:
-        path: made with its first lines. A torn last line, which a kill or a full disk leaves, is cut off.
+        path: created with its first lines. An incomplete last line, left by a kill or a full disk, is cut off.
         what: the lines' name in errors.
 
     Raises:
-        SpecragError: a line before the last is no JSON object, or the file cannot be read.
+        SpecragError: a line before the last is not a JSON object, or the file cannot be read.
     """
 
     def __init__(self, path: Path, what: str = "rows") -> None:

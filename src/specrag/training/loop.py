@@ -1,8 +1,8 @@
 """The training loop.
 
-It is written out because the usual ones resume through an unpickler, even if a restricted one, and write a
-checkpoint in several steps that a kill can tear apart (docs/decisions/0005). Everything random is a function of
-the seed and the step, so that a resumed run is the run that was never stopped.
+It is our own because the usual loops resume through an unpickler, even if a restricted one, and write a checkpoint in
+several steps, so that a kill can leave it incomplete (docs/decisions/0005). Everything random is a function of the seed
+and the step, so a resumed run equals one that was never stopped.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ P_contra = TypeVar("P_contra", bound=Progress[Any], contravariant=True)
 
 
 def learning_rate(highest: float, done: float) -> float:
-    """The learning rate when this share of the run is done: a linear rise, then a cosine to a tenth."""
+    """The learning rate when the share ``done`` of the run is done: a linear rise, then a cosine to a tenth."""
     if done < _WARM_UP:
         return highest * done / _WARM_UP
     wave = (1 + math.cos(math.pi * min((done - _WARM_UP) / (1 - _WARM_UP), 1.0))) / 2
@@ -41,10 +41,10 @@ class Objective(Protocol[P_contra]):
         """The share of the run that counts for the next step's learning rate."""
 
     def learn(self, batch: Sequence[int], progress: P_contra) -> float:
-        """Add up the gradients of a step, note its losses in ``progress``, and return its loss."""
+        """Accumulate a step's gradients, record its losses in ``progress``, and return its loss."""
 
     def measure(self, progress: P_contra) -> float:
-        """Add a measurement on what is held back to ``progress``, and return the held-back loss."""
+        """Add a measurement on the held-back data to ``progress``, and return the held-back loss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ class Plan:
     """What a run does.
 
     Attributes:
-        epochs: for each of them its steps, and for each of those the numbers of what it reads.
-        evaluations: measurements in an epoch.
+        epochs: for each epoch its steps, and for each step the numbers of the items that it reads.
+        evaluations: measurements per epoch.
         learning_rate: the highest.
         largest_gradient: norm to which gradients are clipped.
         patience: end when this many measurements in a row have not lowered the held-back loss by 0.1 %.
@@ -72,7 +72,7 @@ class Plan:
         return [step for epoch in self.epochs for step in epoch]
 
     def measured(self) -> set[int]:
-        """Numbers of steps, counted from 1, behind which is measured: evenly over each epoch."""
+        """Steps, counted from 1, that are followed by a measurement: spread evenly over each epoch."""
         found: set[int] = set()
         before = 0
         for epoch in self.epochs:
@@ -87,15 +87,15 @@ class Plan:
 
 
 class TrainingLoop(Generic[P]):
-    """Trains until all epochs are done, or the held-back loss falls no more.
+    """Trains until all epochs are done or the held-back loss stops falling.
 
     Args:
-        objective: where there is a checkpoint, its parameters get the checkpoint's values.
+        objective: if there is a checkpoint, its parameters get the checkpoint's values.
         progress: of a run that begins.
         path: the checkpoint.
         clock: seconds.
         checkpoint_seconds: between checkpoints.
-        adamw: options of the optimizer, beside the learning rate.
+        adamw: options of the optimizer besides the learning rate.
     """
 
     def __init__(
@@ -140,11 +140,11 @@ class TrainingLoop(Generic[P]):
         """Train until the run is over; :attr:`progress` says why.
 
         Args:
-            proceed: told after each step how far the run is; whether to go on. After a no the checkpoint is
-                written.
+            proceed: called with the progress after each step; returns whether to go on. If not, training stops
+                after writing the checkpoint.
 
         Raises:
-            SpecragError: a checkpoint cannot be written, or the loss is no number any more.
+            SpecragError: a checkpoint cannot be written, or the loss is no longer finite.
         """
         progress = self.progress
         if progress.ended:
@@ -192,7 +192,7 @@ class TrainingLoop(Generic[P]):
 
     @torch.no_grad()
     def _measure(self) -> None:
-        """Measure, and keep a copy of the weights if they are the best."""
+        """Measure, and keep a copy of the weights if they are the best so far."""
         loss = self.objective.measure(self.progress)
         self.progress.since = 0
         if self.progress.judge(loss, self._plan.patience):

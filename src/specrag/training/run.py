@@ -12,7 +12,7 @@ from specrag.training.files import read_json, replace_json, write_errors
 
 M = TypeVar("M")
 
-#: Types in which forward and backward passes are computed; weights and moments that are trained are always fp32.
+#: Types in which forward and backward passes are computed; trained weights and their moments are always fp32.
 PRECISIONS = ("bf16", "fp32")
 
 
@@ -22,7 +22,7 @@ class Status(Generic[M]):
 
     Attributes:
         stage: such as ``training``.
-        done, total: of the stage.
+        done, total: units of work of the stage.
         measured: the newest measurement, while training.
     """
 
@@ -37,11 +37,11 @@ class Run:
     """Arguments that every training run has.
 
     Args:
-        data: files that it learns from.
-        exclude: files of what must not be trained on, such as a benchmark.
+        data: files to learn from.
+        exclude: files with what must not be trained on, such as a benchmark.
         out: the folder of the run.
-        fresh: train anew in it.
-        minutes: stop after so long, in good order; ``None`` for no limit.
+        fresh: start training over in it.
+        minutes: stop in good order after this time; ``None`` for no limit.
         checkpoint_minutes: between checkpoints.
         command: that repeats the run, for the card.
 
@@ -65,7 +65,7 @@ class Run:
     def watched(
         self, report: Callable[[Status[M]], None], clock: Callable[[], float]
     ) -> Callable[[Status[M]], bool]:
-        """``report`` with an answer: whether there is still time. The time limit begins now."""
+        """Wrap ``report`` so that it returns whether there is still time. The time limit starts now."""
         deadline = None if self.minutes is None else clock() + 60 * self.minutes
 
         def proceed(status: Status[M]) -> bool:
@@ -80,7 +80,7 @@ def silent(_status: Status[Any]) -> None:
 
 
 def check_least(settings: object, least: float, *names: str) -> None:
-    """Make sure that some of the settings are at least this, and finite.
+    """Check that some of the settings are at least ``least``, and finite.
 
     Raises:
         InputError: one is not.
@@ -92,7 +92,7 @@ def check_least(settings: object, least: float, *names: str) -> None:
 
 
 def check_precision(precision: str) -> None:
-    """Make sure that it is one of :data:`PRECISIONS`.
+    """Check that it is one of :data:`PRECISIONS`.
 
     Raises:
         InputError: it is not.
@@ -102,15 +102,15 @@ def check_precision(precision: str) -> None:
 
 
 def check_same(path: Path, mine: Mapping[str, Any], remedy: str) -> None:
-    """Note the settings of a run, or make sure that they are those noted before.
+    """Record the settings of a run, or check that they equal the recorded ones.
 
     Args:
-        path: the note.
-        remedy: what else to do than to repeat the settings noted.
+        path: the record.
+        remedy: what to do other than repeat the recorded settings.
 
     Raises:
         InputError: they differ; the message says in what.
-        SpecragError: the note cannot be read or written.
+        SpecragError: the record cannot be read or written.
     """
     noted = read_json(path)
     if noted is None:

@@ -1,7 +1,7 @@
 """Attention by the compiled CPU loops: which segments they serve, and the arguments that they take.
 
-:class:`CompiledRows` serves few rows of any session; :class:`InvariantRows` serves a whole pass in batch-invariant
-mode, where a row has the same bits whatever else is in its pass.
+:class:`CompiledRows` serves segments of few rows; :class:`InvariantRows` serves a whole pass in batch-invariant mode,
+where a row has the same bits whatever else is in its pass.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from specrag.engine.cpu.row_attention import LoopArguments as At
 from specrag.engine.cpu.threads import LoopThreads
 from specrag.engine.kv import KeyValueShape
 
-#: From so much work in a layer on, rows times keys times heads, threads share it (two Xeon cores: a pass of one row
+#: From this much work in a layer on (rows times keys times heads), threads share it (two Xeon cores: a pass of one row
 #: behind 7,000 tokens takes 38 against 45 ms, of 32 requests behind 300 53 against 73; nothing is lost at 300).
 SHARED_WORK = 500
 
 
 class ThreadedLoop:
-    """A compiled attention loop with its arguments, run on torch's OpenMP threads; each layer sets a few of them anew.
+    """A compiled attention loop with its arguments, run on torch's OpenMP threads; each layer resets a few of them.
 
     Args:
         loop: compiled by :func:`~specrag.engine.compiling.threaded`.
         kv_heads: of the model.
         work: rows times keys of each unit.
-        room: rows times group and keys of the largest unit.
-        arrays: the loop's own arguments, by their places.
-        buffers: the place of the addresses of keys and values, and these, ``[layers, ...]``.
+        room: the most rows times group, and the most keys, of a unit.
+        arrays: the loop's own arguments, by argument place.
+        buffers: the argument place for the addresses of keys and values, and these addresses, ``[layers, ...]``.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class ThreadedLoop:
         self._loop = loop
         self._threads = LoopThreads(shared=int(work.sum()) * kv_heads >= SHARED_WORK)
         self.parts = self._threads.size
-        # Kept, since the loop has only their addresses.
+        # Kept alive, since the loop has only their addresses.
         self._arrays = {
             **arrays,
             At.SCORES: np.empty((self.parts, *room), dtype=np.float32),
@@ -69,7 +69,7 @@ class ThreadedLoop:
         self._given[place] = value
 
     def run(self, layer: int, queries: torch.Tensor, out: torch.Tensor) -> None:
-        """Compute a layer.
+        """Compute one layer.
 
         Args:
             layer: its index.
@@ -87,23 +87,25 @@ class ThreadedLoop:
 
 
 def borders(work: np.ndarray, parts: int) -> np.ndarray:
-    """Split units into parts of about the same work: where parts begin and end, ``[parts + 1]``, int64."""
+    """Split units into parts of about equal work: where the parts begin and end, ``[parts + 1]``, int64."""
     done = np.cumsum(work)
     inner = np.searchsorted(done, done[-1] * np.arange(1, parts) / parts, side="left") + 1
     return np.array([0, *np.minimum(inner, len(work)), len(work)], dtype=np.int64)
 
 
-#: A segment of more rows times keys is left to torch, whose products use all cores (two Zen 4 cores: 5 rows behind
+#: A segment with more rows times keys is left to torch, whose products use all cores (two Zen 4 cores: 5 rows behind
 #: 2,000 keys take 0.45 ms either way).
 MOST_WORK = 4096
 
-#: Of keys in 8 bits, so many rows are served behind any context, since torch's products need a copy of them all (4 rows
-#: behind 7,000 keys: a pass of SmolLM2 takes 37 against 58 ms; 16 rows behind 1,000: 28 against 23).
+#: With 8-bit keys, segments of up to this many rows are served whatever the context, since torch's products need a
+#: copy of all keys (4 rows behind 7,000 keys: a pass of SmolLM2 takes 37 against 58 ms; 16 rows behind 1,000: 28
+#: against 23).
 FEW_ROWS = 6
 
-#: Without matrix tiles so many rows are served behind any context, more of them where torch would have to join the
-#: scores of several extents (two Zen 4 cores, SmolLM2 behind 7,200 keys: a pass of 2 rows takes 38 ms in place of 46,
-#: of extents that a fork shares 38 in place of 69 to 83; from 6 rows, 14 of several extents, torch is as fast).
+#: Without matrix tiles, segments of up to this many rows are served whatever the context: of one extent, and of several
+#: extents, whose scores torch would have to join (two Zen 4 cores, SmolLM2 behind 7,200 keys: a pass of 2 rows takes
+#: 38 ms instead of 46, with extents shared by a fork 38 instead of 69 to 83; from 6 rows, or 14 with several extents,
+#: torch is as fast).
 FEW_OWN, FEW_JOINED = 4, 8
 
 
@@ -113,7 +115,7 @@ def has_loops(shape: KeyValueShape) -> bool:
 
 
 def compile_loops(shape: KeyValueShape, group: int) -> None:
-    """Compile the loops, or load them from the disk cache, so that no pass waits for it."""
+    """Compile the loops, or load them from the disk cache, so that no pass waits for them."""
     numbers = np.zeros((2, shape.head_dim), dtype=np.uint16)
     places, none = np.array([numbers.ctypes.data]), np.zeros(0, dtype=np.int64)
     row_attention.write(shape.head_dim, shape.int8)(places[0], places[0], 0, 1, none, none, none, none)
@@ -124,7 +126,7 @@ def serves(plan: SegmentPlan, shared: bool, matrix_tiles: bool) -> bool:
     """Whether the loops are faster than torch for this segment.
 
     Args:
-        shared: whether another segment of the pass reads one of its extents too: torch's products then read it once.
+        shared: whether another segment of the pass also reads one of its extents, which torch then reads only once.
         matrix_tiles: whether torch multiplies in matrix tiles.
     """
     keys = plan.used + sum(rows for _, rows in plan.runs)
@@ -150,7 +152,7 @@ class Writer:
         self._counts = np.array([plan.count for plan in plans])
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Write ``[rows, kv_heads, head_dim]`` each, of whatever distance from row to row, behind their sessions."""
+        """Write keys and values, each ``[rows, kv_heads, head_dim]`` with any row stride, behind their sessions."""
         shape = self._shape
         if keys.stride() != values.stride() or keys.stride()[1:] != (shape.head_dim, 1):
             keys, values = keys.contiguous(), values.contiguous()
@@ -161,7 +163,7 @@ class Writer:
 
 
 class CompiledRows:
-    """Attention of those segments of a pass that the loops serve.
+    """Attention of the segments of a pass that the loops serve.
 
     Args:
         plans: the segments; :func:`serves` holds for each.
@@ -205,7 +207,7 @@ class CompiledRows:
 
 
 def _masks(plan: SegmentPlan) -> np.ndarray:
-    """For each row which rows of its tree it sees, the first by the lowest bit."""
+    """For each row, a bit mask of the tree rows that it sees; the lowest bit is the first row."""
     if plan.ancestors is None:
         return np.array([(2 << row) - 1 for row in range(plan.count)], dtype=np.uint64)
     bits = np.left_shift(np.uint64(1), np.arange(plan.ancestors.shape[1], dtype=np.uint64))
@@ -217,7 +219,7 @@ class InvariantRows:
     """Batch-invariant attention of all segments of a pass.
 
     Args:
-        plans: the segments; each session's keys and values lie in one extent of its own.
+        plans: the segments; each session's keys and values lie in one own extent.
         group: query heads for each key/value head.
     """
 
@@ -257,7 +259,7 @@ class InvariantRows:
 
 
 def _units(plan: SegmentPlan) -> list[tuple[int, int, int, np.ndarray]]:
-    """For each unit its first row in the pass, its rows, how many keys the first of them sees, and the path behind."""
+    """Each unit's first row in the pass, number of rows, keys that the first of them sees, and path behind those."""
     first, none = plan.rows.start, np.zeros(0, dtype=np.int64)
     if plan.ancestors is None:
         starts = range(0, plan.count, CHAIN_ROWS)

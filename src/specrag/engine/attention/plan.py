@@ -1,8 +1,8 @@
 """Attention over the rows of a packed pass: trees, many sessions, shared prefixes.
 
 All rows of a pass lie side by side. Each segment attends to its own chain of extents and, under a mask that
-follows the tree, to its own rows. torch's products serve every segment on any device; on the CPU in bf16, compiled
-loops serve those that they are faster for, and whatever must be batch invariant.
+follows the tree, to its own rows. torch's products can serve any segment on any device; on the CPU in bf16, compiled
+loops serve the segments for which they are faster, and everything that must be batch invariant.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class AttentionPlan:
         segments: the pass's segments, in row order; their caches are :class:`KeyValueCache`.
         group: query heads for each key/value head.
         invariant: give a row the same bits whatever else is in the pass.
-        compiled: let compiled loops serve the segments that they are faster for (:meth:`attend_rows`); where they
-            are available, for models without windows and caps.
+        compiled: let compiled loops serve the segments for which they are faster (:meth:`attend_rows`); for models
+            without windows and caps, where the loops are available.
 
     Attributes:
         positions: of each row in its sequence.
@@ -67,7 +67,7 @@ class AttentionPlan:
             plan.own.write(layer, plan.offset, fresh[:, :, plan.rows])
 
     def attend_rows(self, layer: int, queries: torch.Tensor, *, window: int | None = None) -> torch.Tensor:
-        """Attention of all rows, after :meth:`write`, by whichever way is the faster for each segment.
+        """Attention of all rows, after :meth:`write`, by the fastest backend for each segment.
 
         Args:
             layer: index of the layer.
@@ -105,7 +105,7 @@ class AttentionPlan:
         return self.products.attend(layer, queries, window=window, softcap=softcap)
 
     def _choose(self, rows: int) -> None:
-        """Which loops serve which segments of a pass of so many rows."""
+        """Choose which loops serve which segments of a pass of ``rows`` rows."""
         readers = Counter(id(extent) for plan in self.segments for extent, _ in plan.runs)
         has_tiles = tiles.available(self.segments[0].own.shape)
         tiled: list[SegmentPlan] = []

@@ -1,13 +1,13 @@
 """Attention by torch's products, for the segments of a pass that no compiled loop serves, on any device.
 
 The query heads of a group are folded into rows, so that keys and values are never repeated: queries are
-``[kv_heads, rows * group, head_dim]``, row ``r`` of head ``g`` at ``r * group + g``. The products read a number of keys
-that is rounded up to :data:`~specrag.engine.kv.ROW_UNIT`, and the surplus is masked.
+``[kv_heads, rows * group, head_dim]``, with row ``r`` of head ``g`` at ``r * group + g``. The number of keys read is
+rounded up to :data:`~specrag.engine.kv.ROW_UNIT`, and the surplus is masked.
 
-An extent that several segments read is read once, for the rows of all of them. Where torch's fused kernel is the
-faster, attention over such an extent and over a segment's own one is joined: with the logarithm of a part's sum of
-exponentials beside its weighted mean of values, parts join to the attention over all keys (Dao et al. 2022,
-FlashAttention, section 3.1), so that every part is read where it lies, and no matrix of scores is made.
+An extent that several segments read is read once, for the rows of all of them. Where torch's fused kernel is faster,
+attention over shared extents and over a segment's own extent is computed in parts and joined: from each part's weighted
+mean of values and the logarithm of its sum of exponentials follows the attention over all keys (Dao et al. 2022,
+FlashAttention, section 3.1). Every part is then read in place, and no score matrix is built.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ import torch.nn.functional as F
 from specrag.engine.attention.segments import SMALL_KEYS, SegmentPlan, find_shared, readable
 from specrag.engine.kv import ROW_UNIT, KeyValueShape
 
-#: Rows of one attention product; bounds the score matrix to ROWS * keys * heads numbers.
+#: Rows of one attention product; bounds the score matrix to BLOCK_ROWS * keys * heads numbers.
 BLOCK_ROWS = 128
 
-#: Up to so many rows, and up to SMALL_KEYS keys, torch's fused attention is faster than separate products (two
-#: Zen 4 cores: 21 against 43 microseconds for one row and 128 keys, even at 512 keys or 16 rows). Where the processor
-#: has matrix tiles it is always the faster (two Xeon cores: 512 rows behind 512 keys 2.1 against 8.3 milliseconds).
+#: Up to this many rows, and up to SMALL_KEYS keys, torch's fused attention is faster than separate products (two Zen 4
+#: cores: 21 against 43 microseconds for one row and 128 keys, break-even at 512 keys or 16 rows). If the processor has
+#: matrix tiles, it is always faster (two Xeon cores: 512 rows behind 512 keys 2.1 against 8.3 milliseconds).
 SMALL_ROWS = 8
 
 
 class TorchAttention:
-    """Attention by torch's products, of some of a pass's segments or of all.
+    """Attention by torch's products, for some or all segments of a pass.
 
     Args:
         plans: the segments, in row order.
@@ -57,7 +57,7 @@ class TorchAttention:
     def attend(
         self, layer: int, queries: torch.Tensor, *, window: int | None = None, softcap: float | None = None
     ) -> torch.Tensor:
-        """Attention over keys and values that are written.
+        """Attention over keys and values already written.
 
         Args:
             layer: index of the layer.
@@ -66,7 +66,7 @@ class TorchAttention:
             softcap: scores pass ``softcap * tanh(score / softcap)``; ``None`` for no cap.
 
         Returns:
-            ``[kv_heads, rows * group, head_dim]``; rows of other segments hold nothing.
+            ``[kv_heads, rows * group, head_dim]``; rows of other segments are undefined.
         """
         if window is None and softcap is None and self.shared and _fuses(self._plans[0].own.shape):
             return self._attend_parts(layer, queries)
@@ -92,7 +92,7 @@ class TorchAttention:
         return result
 
     def _attend_parts(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
-        """:meth:`attend` with the fused kernel over every shared extent, then over every segment's own one."""
+        """:meth:`attend` with the fused kernel: over every shared extent, then over every segment's own extent."""
         read = []
         for item in self.shared:
             keys, values = item.extent.read(layer, item.rows).unbind(0)
@@ -114,7 +114,7 @@ class TorchAttention:
         softcap: float | None,
         behind_shared: Callable[[SegmentPlan, torch.Tensor], torch.Tensor],
     ) -> torch.Tensor:
-        """All segments' rows at their places in the pass; ``behind_shared`` computes those that read shared extents."""
+        """All segments' rows at their places in the pass; ``behind_shared`` serves those that read shared extents."""
         bundled = window is None and softcap is None
         out = []
         for plan in self._plans:
@@ -139,7 +139,7 @@ class TorchAttention:
         return result
 
     def _find_bundles(self) -> None:
-        """Group the sessions of one row and few keys by the number of keys."""
+        """Group the sessions with one row and few keys by their number of keys."""
         alike: dict[int, list[SegmentPlan]] = {}
         for plan in self._plans:
             if self._is_small(plan) and plan.count == 1 and not plan.runs and not plan.written:
@@ -164,7 +164,7 @@ class TorchAttention:
         blocks = []
         for start in range(0, count, BLOCK_ROWS):
             rows = slice(start, min(start + BLOCK_ROWS, count))
-            # A chain's earlier rows see nothing of the later ones: leave those keys out.
+            # A chain's earlier rows do not see the later ones: leave those keys out.
             seen = plan.keys
             if plan.ancestors is None:
                 seen = readable(-(-(plan.offset + rows.stop) // ROW_UNIT) * ROW_UNIT, plan.keys)
@@ -216,8 +216,8 @@ class TorchAttention:
     def _workspace(self, number: int, like: torch.Tensor, keys: int) -> torch.Tensor:
         """``[kv_heads, rows * group, keys]`` that lives as long as the pass.
 
-        Matrices of megabytes made anew in every layer go back to the system each time, and the page faults then
-        take as long as the products (measured: 64 rows behind 1,024 keys 1.45 against 0.62 ms a layer).
+        Matrices of megabytes allocated in every layer go back to the system each time, and the page faults then take
+        as long as the products (measured: 64 rows behind 1,024 keys, 1.45 against 0.62 ms a layer).
         """
         size = (like.shape[0], like.shape[1], keys)
         needed = math.prod(size)
@@ -267,7 +267,7 @@ class Bundle:
         self._out: torch.Tensor | None = None
 
     def attend(self, plan: SegmentPlan, layer: int, queries: torch.Tensor) -> torch.Tensor:
-        """This session's ``[kv_heads, group, head_dim]``; the first one asked computes all."""
+        """This session's ``[kv_heads, group, head_dim]``; the first call in a layer computes all sessions."""
         if self._layer != layer or self._out is None:
             both = torch.stack([other.own.read(layer, self._keys) for other in self._plans], dim=1)
             own = queries.unflatten(1, (-1, self._group)).index_select(1, self._rows).transpose(0, 1)
@@ -277,7 +277,7 @@ class Bundle:
 
 
 class Part(NamedTuple):
-    """Attention of some rows over a part of their keys.
+    """Attention of some rows over part of their keys.
 
     Attributes:
         mixed: ``[kv_heads, rows, head_dim]``, the values under a softmax over this part alone.
@@ -295,12 +295,12 @@ class Part(NamedTuple):
 def attend_part(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None = None
 ) -> Part:
-    """Attention over a part, on the CPU.
+    """Attention over one part of the keys, on the CPU.
 
     Args:
         queries: ``[kv_heads, rows, head_dim]``, already scaled.
         keys: ``[kv_heads, keys, head_dim]``; ``values`` alike.
-        mask: added to the scores, ``[rows, keys]``; every row sees a key.
+        mask: added to the scores, ``[rows, keys]``; every row sees at least one key.
     """
     mixed, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         queries[None], keys[None], values[None], 0.0, False, attn_mask=mask, scale=1.0
@@ -309,7 +309,7 @@ def attend_part(
 
 
 def join(parts: Sequence[Part]) -> torch.Tensor:
-    """The attention over all parts' keys: ``[kv_heads, rows, head_dim]``."""
+    """The attention over the keys of all parts: ``[kv_heads, rows, head_dim]``."""
     shares = torch.softmax(torch.stack([part.log_sum for part in parts]), dim=0)
     mixed = torch.stack([part.mixed for part in parts])
     joined: torch.Tensor = (mixed * shares[..., None]).sum(dim=0).to(mixed.dtype)

@@ -1,4 +1,4 @@
-"""One segment of a pass: where it reads and writes, and what its rows may see; the same in every layer."""
+"""One segment of a pass: where it reads and writes, and what its rows may see. The same in every layer."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import torch
 from specrag.engine.kv import ROW_UNIT, Extent, KeyValueCache
 from specrag.engine.passes import Segment
 
-#: Up to so many keys torch's fused attention is used, which reads any layout.
+#: Up to this many keys, torch's fused attention is used, which reads any layout.
 SMALL_KEYS = 256
 
-#: Largest share of rows that are read in vain rather than copied.
+#: Largest share of surplus rows that are read to avoid a copy.
 WASTE = 0.15
 
 
 def ancestor_matrix(parents: Sequence[int]) -> np.ndarray:
-    """The tree mask: bool ``[rows, rows]``, each row sees itself and its ancestors."""
+    """The tree mask, bool ``[rows, rows]``: each row sees itself and its ancestors."""
     count = len(parents)
     sees = np.zeros((count, count), dtype=bool)
     for row, parent in enumerate(parents):
@@ -32,9 +32,9 @@ def ancestor_matrix(parents: Sequence[int]) -> np.ndarray:
 def readable(needed: int, capacity: int) -> int:
     """How many rows of a buffer to read, if ``needed`` of them matter.
 
-    torch's batched product copies keys that are not contiguous, and the first rows of every head are not unless
-    they are all rows. Where few would be read in vain, reading all of them is cheaper than the copy (16 rows
-    behind 4,000 keys: 12 of 62 ms).
+    torch's batched product copies keys that are not contiguous, and only a whole buffer is contiguous, not the first
+    rows of every head. If few rows are surplus, reading all of them is cheaper than the copy (16 rows behind 4,000
+    keys: 12 of 62 ms).
     """
     return capacity if needed > SMALL_KEYS and capacity <= needed * (1 + WASTE) else needed
 
@@ -47,11 +47,11 @@ class SegmentPlan:
         rows: its rows in the pass.
         own: the extent that it writes.
         offset: row of the own extent where its first row is written.
-        written: rows of its tree that lie in front of that row already.
+        written: rows of its tree already written in front of that row.
         base: position of the own extent's first row.
         keys: rows of the own extent that are read, a multiple of ``ROW_UNIT`` (:func:`readable`).
-        runs: shared extents before the own one, with the rows that are read of each.
-        depths: distance of each row of the tree from the cache's last token, minus one; those written come first.
+        runs: shared extents before the own one, with the number of rows read of each.
+        depths: distance of each tree row from the cache's last token, minus one; rows already written come first.
         ancestors: bool ``[rows, written + rows]``; ``None`` for a chain.
     """
 
@@ -97,12 +97,12 @@ class SegmentPlan:
 
     @property
     def used(self) -> int:
-        """Rows of the own extent that hold something when the segment's rows are written."""
+        """Rows of the own extent in use once the segment's rows are written."""
         return self.offset + self.count
 
     @property
     def tree_start(self) -> int:
-        """Row of the own extent where its tree begins: what lies in front of it is committed and always seen."""
+        """Row of the own extent where its tree begins: the rows in front of it are committed and always seen."""
         return self.offset - self.written
 
     @property
@@ -112,10 +112,10 @@ class SegmentPlan:
         return [start + depth for depth in self.depths[self.written :]]
 
     def hide(self, scores: torch.Tensor, group: int, window: int | None, rows: slice) -> None:
-        """Set to -inf, in place, what these rows may not see of the own extent.
+        """Set the scores of own-extent keys that these rows may not see to -inf, in place.
 
         Args:
-            scores: ``[kv_heads, rows * group, keys]``, of the extent's first ``keys`` rows.
+            scores: ``[kv_heads, rows * group, keys]``, for the extent's first ``keys`` rows.
         """
         view = scores.unflatten(1, (-1, group))
         keys = scores.shape[-1]
@@ -128,7 +128,7 @@ class SegmentPlan:
             view[..., self.tree_start :] += self._mask[rows, None, : keys - self.tree_start]
 
     def tree_mask(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """``[rows, keys - tree_start]``: 0 where a row sees a row of its tree, -inf elsewhere."""
+        """``[rows, keys - tree_start]``: 0 where a row sees a tree row, -inf elsewhere."""
         mask = torch.full((self.count, self.keys - self.tree_start), float("-inf"), dtype=dtype)
         if self.ancestors is None:
             mask = torch.triu(mask, diagonal=1)
@@ -137,7 +137,7 @@ class SegmentPlan:
         return mask.to(device)
 
     def folded_mask(self, group: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """``[rows * group, keys]``, for the fused kernel, which takes no broadcast over the group."""
+        """``[rows * group, keys]``, for the fused kernel, which cannot broadcast over the group."""
         if self._folded is None:
             seen = torch.zeros(self.count, self.keys, dtype=dtype, device=device)
             seen[:, self.tree_start :] = self.tree_mask(dtype, device)
@@ -169,7 +169,7 @@ class SegmentPlan:
 
 @dataclass(frozen=True, slots=True)
 class SharedExtent:
-    """An extent, how many of its rows are read, and the rows of the pass that read it."""
+    """An extent, the number of its rows that are read, and the rows of the pass that read it."""
 
     extent: Extent
     rows: int
@@ -179,10 +179,11 @@ class SharedExtent:
 def find_shared(
     plans: Sequence[SegmentPlan], group: int
 ) -> tuple[list[SharedExtent], dict[int, list[tuple[int, slice]]]]:
-    """The extents that several segments read, to the same row.
+    """The shared extents that segments read, grouped by extent and number of rows read.
 
     Returns:
-        The extents, and for each plan that reads some, by its ``id``, which of them, and its rows in their products.
+        The extents; and, by the ``id`` of each plan that reads any, their indices with the plan's rows in their
+        products.
     """
     readers: dict[tuple[int, int], list[SegmentPlan]] = {}
     for plan in plans:

@@ -14,7 +14,7 @@ from specrag.engine.cpu.tile_attention import TileArguments as At
 from specrag.engine.cpu.tile_attention import attend, pack, packed_bytes, room_bytes
 from specrag.engine.kv import KeyValueShape
 
-#: Fewer rows are not worth bringing all keys into another order.
+#: Fewer rows are not worth repacking all keys.
 LEAST_ROWS = 16
 
 
@@ -30,7 +30,7 @@ def serves(plan: SegmentPlan) -> bool:
 
 
 class TileAttention:
-    """Attention of those segments of a pass that the AMX loops serve.
+    """Attention of the segments of a pass that the AMX loops serve.
 
     Args:
         plans: the segments; :func:`serves` holds for each.
@@ -47,7 +47,7 @@ class TileAttention:
         sizes = [2 * shape.kv_heads * packed_bytes(count, shape.head_dim) for count in steps]
         self._packed = np.empty(sum(sizes) + 64, dtype=np.uint8)
         start = _aligned(self._packed)
-        # The rows that see most come first, so that no thread is left with one of them at the end.
+        # The rows that see the most keys come first, so that no thread is left with one of them at the end.
         units = [
             (-(count - plan.count + row), segment, head, row)
             for segment, (plan, count) in enumerate(zip(plans, keys, strict=True))
@@ -57,7 +57,7 @@ class TileAttention:
         self._threads = LoopThreads()
         each_room = -(-room_bytes(shape.head_dim) // 64) * 64
         self._room = np.empty(self._threads.size * each_room + 64, dtype=np.uint8)
-        # Kept, since the loops have only their addresses.
+        # Kept alive, since the loops have only their addresses.
         self._arrays = {
             At.FIRSTS: np.cumsum([0, *map(len, pieces)]),
             At.PACKED: start + np.cumsum([0, *sizes[:-1]]),
@@ -97,5 +97,5 @@ class TileAttention:
 
 
 def _aligned(memory: np.ndarray) -> int:
-    """The first address of a cache line in it."""
+    """The address of the first cache line that begins in it."""
     return -(-memory.ctypes.data // 64) * 64

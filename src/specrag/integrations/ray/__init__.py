@@ -1,7 +1,7 @@
 """specrag on a Ray cluster: the server as a Ray Serve application, and passages encoded on all nodes.
 
 ``serve run specrag.integrations.ray:app config=gateway.toml`` serves what ``specrag serve --config gateway.toml`` does,
-by as many replicas as it takes. ``specrag index --ray ADDRESS`` encodes by a :class:`ClusterEncoder`.
+with as many replicas as needed. ``specrag index --ray ADDRESS`` encodes with a :class:`ClusterEncoder`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Encoders and rerankers as deployments of Ray Serve of their own, which gateways ask instead of loading them."""
+"""Encoders and rerankers as separate Ray Serve deployments, which gateways call instead of loading the models."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ with needed_by("ray"):
     from ray.exceptions import RayError, RayTaskError
     from ray.serve.exceptions import RayServeException
 
-#: A call has no effect but its result: what a dying replica had is asked again, so often.
+#: Tries of a call: it has no effect but its result, so it is repeated if a replica dies.
 _TRIES = 3
 
-#: Seconds for a call, the loading of a model before it included.
+#: Seconds for a call, including the loading of a model before it.
 _SECONDS = 120.0
 
 
 class EncoderReplica:
-    """A replica's work: vectors and scores by models that it loads when they are first asked for."""
+    """A replica's work: vectors and scores from models that it loads when they are first needed."""
 
     def __init__(self) -> None:
         self._encoders = Encoders()
@@ -52,13 +52,13 @@ class EncoderReplica:
 
 
 class DeployedEncoders(Encoders):
-    """Encoders and rerankers whose work deployments of this application do.
+    """Encoders and rerankers whose work is done by deployments of this application.
 
-    The models' files must be on this node too: how texts are prepared and what a knowledge base was made with is read
-    from them; their weights are not loaded.
+    The models' files must be on this node too: they tell how texts are prepared and what a knowledge base was made
+    with. Their weights are not loaded.
 
     Args:
-        deployments: there are, of ``encoder`` and ``reranker``; the other one's work is done here.
+        deployments: which of ``encoder`` and ``reranker`` are deployed; the work of the other is done here.
     """
 
     def __init__(self, deployments: Collection[str]) -> None:
@@ -77,17 +77,17 @@ class DeployedEncoders(Encoders):
 
 
 class Deployment:
-    """Another deployment of the application that this process is a replica of."""
+    """Another deployment of the application to which this replica belongs."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._handle: Any = serve.get_deployment_handle(name)
 
     def call(self, method: str, *given: Any) -> Any:
-        """Call a method that has no effect but its result; waits for it in this thread.
+        """Call a method that has no effect but its result, and wait for it in this thread.
 
         Raises:
-            UpstreamError: no replica has answered.
+            UpstreamError: no replica answered.
             SpecragError: a replica cannot do it.
         """
         reason = ""
@@ -100,7 +100,7 @@ class Deployment:
             except TimeoutError:
                 reason = f"no answer within {_SECONDS:g} seconds"
                 break
-            except (RayError, RayServeException):  # its replica died, or there is none at the moment
+            except (RayError, RayServeException):  # the replica died, or there is none at the moment
                 reason = "no replica answered"
         raise UpstreamError(self.name, reason, status=503, retry_after=5)
 
@@ -110,10 +110,10 @@ class DeployedEncoder(Encoder):
 
     Args:
         name, files, settings, dtype: of the encoder.
-        deployment: computes.
+        deployment: computes the vectors.
 
     Raises:
-        SpecragError: it has another encoder under this name, or cannot load it.
+        SpecragError: the deployment has another encoder under this name, or cannot load it.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class DeployedEncoder(Encoder):
             )
 
     def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
-        """See :class:`~specrag.retrieval.encoder.encoder.Encoder`; all of them are one call."""
+        """See :class:`~specrag.retrieval.encoder.encoder.Encoder`; all texts go in one call."""
         if not texts or not all(isinstance(text, str) for text in texts):
             return super().encode_queries(texts)  # refuses
         vectors: np.ndarray = self._deployment.call("encode_queries", self.name, self.dtype, list(texts))

@@ -1,7 +1,7 @@
-"""Passages encoded on all nodes of a Ray cluster.
+"""Encodes passages on all nodes of a Ray cluster.
 
-The knowledge base is written by one process, as ever. A task encodes one batch and touches nothing else, so that it may
-run twice; Ray runs it again where its node has died.
+The knowledge base is still written by one process. A task encodes one batch and touches nothing else, so it may run
+twice; Ray runs it again if its node has died.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ with needed_by("ray"):
 if TYPE_CHECKING:
     from ray import ObjectRef
 
-#: Passages of a task: a second or so of one processor, and a result that Ray sends without storing it on a node.
+#: Passages of a task: about a second on one processor, and a result that Ray sends without storing it on a node.
 BATCH = 64
 
-#: Seconds without a finished task after which the cluster is looked at.
+#: Seconds without a finished task after which the cluster is checked.
 _LOOK_SECONDS = 10.0
 
 
@@ -34,7 +34,7 @@ def connect(address: str) -> None:
     """Join a cluster.
 
     Args:
-        address: ``HOST:PORT`` or ``ray://HOST:PORT`` of its head, ``auto`` for the one that this machine is part of,
+        address: ``HOST:PORT`` or ``ray://HOST:PORT`` of its head, ``auto`` for the cluster that this machine is in,
             ``local`` to start one here.
 
     Raises:
@@ -56,8 +56,8 @@ class ClusterEncoder(Encoder):
     """An encoder whose passages are encoded by tasks on all nodes; each node needs specrag and the encoder's files.
 
     Args:
-        here: the same encoder on this machine, for queries, and whose vectors the nodes' must equal.
-        batch: passages of a task. Their vectors' last bits depend on it, and on nothing that may happen to a node.
+        here: the same encoder on this machine; it encodes queries, and the nodes' vectors must equal its own.
+        batch: passages of a task. The last bits of the vectors depend on it, but not on what happens to the nodes.
     """
 
     def __init__(self, here: Encoder, batch: int = BATCH) -> None:
@@ -107,10 +107,10 @@ def _result(reference: ObjectRef[np.ndarray]) -> np.ndarray:
 
 
 def _check_nodes() -> None:
-    """Make sure that somebody may still run tasks.
+    """Check that some node can still run tasks.
 
     Raises:
-        SpecragError: nobody does.
+        SpecragError: none can.
     """
     if not ray.cluster_resources().get("CPU"):
         raise SpecragError("no node of the cluster has a processor left: start one, and index again")
@@ -126,5 +126,5 @@ def _encode(name: str, dtype: str, fingerprint: str, texts: list[str]) -> np.nda
 
 @lru_cache(maxsize=1)
 def _loaded(name: str, dtype: str) -> Encoder:
-    """The encoder of this worker's process."""
+    """The encoder of this worker process."""
     return load_encoder(name, dtype=dtype)

@@ -1,6 +1,6 @@
-"""The server as a Ray Serve application: replicas of a gateway, or of the engine, scaled by the requests that wait."""
+"""The server as a Ray Serve application: replicas of a gateway or of the engine, scaled by ongoing requests."""
 
-# No `from __future__ import annotations` here: Ray reads the type of the builder's argument as it is.
+# No `from __future__ import annotations` here: Ray needs the type of the builder's argument, not a string.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -26,8 +26,8 @@ class Replicas(BaseModel):
 
     Args:
         min_replicas, max_replicas: how many there are.
-        target_ongoing_requests: of one replica, above which another is started.
-        num_cpus, num_gpus: that a replica takes of its node.
+        target_ongoing_requests: requests of one replica above which another is started.
+        num_cpus, num_gpus: what a replica takes of its node.
     """
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=(), hide_input_in_errors=True)
@@ -45,7 +45,7 @@ class Replicas(BaseModel):
         return self
 
     def options(self) -> dict[str, Any]:
-        """The same as options of ``serve.deployment``."""
+        """The options for ``serve.deployment``."""
         return {
             "autoscaling_config": {
                 "min_replicas": self.min_replicas,
@@ -59,13 +59,13 @@ class Replicas(BaseModel):
 class AppArgs(Replicas):
     """Arguments of :func:`app`.
 
-    They stand as ``args`` of an application in a file of Ray Serve, or as ``NAME=VALUE`` behind ``serve run``.
+    They are the ``args`` of an application in a Ray Serve file, or follow ``serve run`` as ``NAME=VALUE``.
 
     Args:
         config: a TOML file of ``specrag serve``, read where the application is built.
-        settings: the same, one by one; they win over the file. Ray shows them to whoever sees its dashboard: name
+        settings: single settings, which override the file. Anyone with access to Ray's dashboard can see them: give
             keys by ``key_file``.
-        encoder, reranker: replicas that encode and that rerank for all others; by default each does it itself.
+        encoder, reranker: replicas that encode or rerank for all others; by default each replica does so itself.
     """
 
     config: Path | None = None
@@ -75,10 +75,10 @@ class AppArgs(Replicas):
 
 
 def app(args: AppArgs) -> Application:
-    """Build the application; a builder of Ray Serve.
+    """Build the application; an application builder for Ray Serve.
 
-    With ``upstreams`` among its settings its replicas are gateways, which share nothing that an answer depends on;
-    else each of them loads the model. A replica takes requests once all is loaded.
+    With ``upstreams`` among the settings, its replicas are gateways, which share nothing that an answer depends on;
+    otherwise each of them loads the model. A replica takes requests once everything is loaded.
 
     Raises:
         InputError: an argument or a setting cannot be used.
@@ -102,7 +102,7 @@ def app(args: AppArgs) -> Application:
 
 
 def _beside(name: str, replicas: Replicas) -> Application:
-    """Replicas that encode or rerank for the others, one call after the other each."""
+    """Replicas that encode or rerank for the others, each one call after the other."""
     from specrag.integrations.ray.encoders import EncoderReplica
 
     made = serve.deployment(EncoderReplica, name=name, **replicas.options())
@@ -110,10 +110,10 @@ def _beside(name: str, replicas: Replicas) -> Application:
 
 
 class _Replica:
-    """What Ray asks of a replica beside its answers.
+    """What Ray requires of a replica besides its answers.
 
     Args:
-        deployments: that it calls; they belong to its application by being named here.
+        deployments: the deployments that it calls; naming them here makes them part of its application.
     """
 
     app: "FastAPI"
@@ -122,7 +122,7 @@ class _Replica:
         self._deployments = deployments
 
     def check_health(self) -> None:
-        """Raise where only a restart helps; endpoints that do not answer are none of these cases."""
+        """Raise if only a restart helps; endpoints that do not answer are not such a case."""
         service = self.app.state.service
         if service.state == "failed":
             raise SpecragError(f"the replica cannot answer: {service.failure}")
@@ -138,7 +138,7 @@ def _checked(values: Any) -> AppArgs:
 
 
 def _values(args: AppArgs) -> dict[str, Any]:
-    """The settings as every replica gets them; what they say of files holds on each node."""
+    """The settings as every replica gets them; file paths in them apply on each node."""
     with needed_by("serve"):
         from specrag.serving.settings import read_toml
 
@@ -147,10 +147,10 @@ def _values(args: AppArgs) -> dict[str, Any]:
 
 
 def _builder(values: dict[str, Any], deployments: list[str]) -> "Callable[[], FastAPI]":
-    """Makes the server's application on a replica.
+    """Returns a function that makes the server's application on a replica.
 
     Args:
-        deployments: that encode or rerank.
+        deployments: the deployments that encode or rerank.
     """
 
     def build() -> "FastAPI":

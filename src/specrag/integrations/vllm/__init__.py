@@ -1,7 +1,7 @@
 """A proposer for vLLM's speculative decoding, named on its command line.
 
-``--speculative-config '{"method": "custom_class", "model": "specrag.integrations.vllm.Drafter", ...}'``. Needs neither
-torch nor vLLM to be imported.
+``--speculative-config '{"method": "custom_class", "model": "specrag.integrations.vllm.Drafter", ...}'``. Importing this
+needs neither torch nor vLLM.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""The class that is named in vLLM's ``--speculative-config``."""
+"""The class to name in vLLM's ``--speculative-config``."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from specrag.integrations.vllm.settings import Settings
 from specrag.integrations.vllm.stats import Stats
 from specrag.speculation.suffix import SuffixCorpus
 
-# vLLM shows what is logged below its own name.
+# vLLM shows what is logged under its own name.
 _log = logging.getLogger("vllm.specrag")
 
-#: Matches of a row's own text that no other text is asked beside.
+#: From this match length in a row's own text on, no other text is searched.
 _LONG_ENOUGH = 16
-#: Tokens of a row that are looked up in other texts.
+#: Most tokens of a row that are looked up in other texts.
 _TAIL = 64
 _LOG_SECONDS = 10.0
 
 
 class Drafter:
-    """Proposes what followed the newest tokens where they stood before; guesses no more than pays.
+    """Proposes what followed earlier occurrences of the newest tokens; guesses no more than pays off.
 
-    It copies from each request's prompt and output, from passages that the request names (``specrag_passages`` in its
-    ``vllm_xargs``), from a corpus on disk and from earlier answers of the same tenant; the last two as
-    :class:`Settings` say. Guesses are verified by vLLM, so that they change no output.
+    It copies from each request's prompt and output, from passages that the request gives (``specrag_passages`` in its
+    ``vllm_xargs``), and, as :class:`Settings` say, from a corpus on disk and from earlier answers of the same tenant.
+    vLLM verifies the guesses, so they change no output.
 
     Args:
         config: vLLM's ``VllmConfig``.
@@ -70,22 +70,22 @@ class Drafter:
         self._begin()
 
     def _begin(self) -> None:
-        """Know of no row yet."""
+        """Start without any row."""
         self._acceptance = Acceptance.of_all()
         self._rows = Rows()
         self._pace = Pace(self._clock)
         self._stats = Stats()
-        self._seen: dict[str, Request] = {}  # that have not ended, by name
+        self._seen: dict[str, Request] = {}  # requests that have not ended, by name
         self._names: Sequence[str] = ()
         self._logged = self._clock()
 
     @property
     def stats(self) -> Stats:
-        """What was done so far; also in the log, every ten seconds while there is work."""
+        """Counts so far; also logged every ten seconds while there is work."""
         return self._stats
 
     def load_model(self, *args: object, **kwargs: object) -> None:
-        """Begin to watch requests, and compile the loops, so that no request waits for it; no model is loaded."""
+        """Start watching requests, and compile the loops so that no request waits for that; no model is loaded."""
         del args, kwargs
         reason = watch_requests()
         if reason:
@@ -93,7 +93,7 @@ class Drafter:
         self._rehearse()
 
     def _rehearse(self) -> None:
-        """Propose for a made-up row, which compiles what was not compiled before, and forget it."""
+        """Propose for a made-up row, which compiles what is not compiled yet, and forget the row."""
         memory, self._memory = self._memory, AnswerMemory(1000)
         self._logged = math.inf
         tokens = np.tile(np.arange(8, dtype=np.int32), 8)[None]
@@ -110,7 +110,7 @@ class Drafter:
         self._begin()
 
     def see_requests(self, names: Sequence[str], known: Mapping[str, Any]) -> None:
-        """Be shown the requests of the batch that is proposed for next (:func:`watch_requests`).
+        """Receive the requests of the batch for the next proposal (:func:`watch_requests`).
 
         Args:
             names: by row.
@@ -134,13 +134,13 @@ class Drafter:
         """Guess what follows in each row.
 
         Args:
-            sampled_token_ids: by row the tokens of the last step; none while a prompt is being read.
-            num_tokens_no_spec: int ``[rows or more]``, tokens of each row, those included.
+            sampled_token_ids: by row, the tokens of the last step; none while a prompt is being read.
+            num_tokens_no_spec: int ``[rows or more]``, tokens of each row, including those.
             token_ids_cpu: int32 ``[rows or more, most tokens]``.
             slot_mappings: not used.
 
         Returns:
-            By row the guesses, at most ``num_speculative_tokens``; none where none pays.
+            By row, the guesses, at most ``num_speculative_tokens``; none if none pays off.
         """
         del slot_mappings
         count = len(sampled_token_ids)
@@ -154,7 +154,7 @@ class Drafter:
         if count and not self._pace.rests(count):
             try:
                 guesses = self._guess(batch)
-            except Exception as error:  # nobody else catches it, and the server would end
+            except Exception as error:  # nothing else catches it, and the server would end
                 self._forget(error)
         guessed = sum(map(len, guesses))
         self._note(count, guessed, self._clock() - began)
@@ -176,7 +176,7 @@ class Drafter:
         return [row.chain.tokens[: row.sent].tolist() for row in rows]
 
     def _learn(self, row: Row, batch: Batch, place: int) -> None:
-        """Compare the last guesses with what came."""
+        """Compare the last guesses with the tokens that came."""
         sent, row.sent = row.sent, 0
         chain, row.chain = row.chain, NO_CHAIN
         if not len(chain.tokens):
@@ -193,11 +193,11 @@ class Drafter:
         if not found.match.length:
             return NO_CHAIN
         chain = found.chain(most, row.acceptance, self._acceptance)
-        # vLLM ends at a token that the model does not have, as a corpus of another model's tokens may.
+        # vLLM crashes on a token that the model does not have, which a corpus of another model's tokens may hold.
         return chain if max(chain.tokens.tolist(), default=0) < self._vocabulary else NO_CHAIN
 
     def _longest(self, row: Row) -> Found:
-        """Where the longest suffix of a row's text stands; the row's own text goes before other texts."""
+        """Where the longest suffix of a row's text occurs; on a tie, the row's own text goes before other texts."""
         automaton = row.text.automaton
         best = Found(automaton, row.tokens, automaton.longest_match(), "request", row.tokens)
         others = self._corpus is not None or self._settings.answer_memory > 0
@@ -217,7 +217,7 @@ class Drafter:
         return row.request.tenant or self._settings.tenant
 
     def _end(self, gone: Sequence[Row]) -> None:
-        """Remember the answers of rows that left, and forget those that will not return."""
+        """Remember the answers of rows that left, and drop rows that will not return."""
         for row in gone:
             added = self._memory.add(self._tenant_of(row), row.answer())
             if added and self._file is not None:
@@ -226,7 +226,7 @@ class Drafter:
         self._rows.drop(lambda row: bool(row.request.name) and row.request.name not in self._seen)
 
     def _encoder(self) -> Callable[[str], Sequence[int]] | None:
-        """What encodes passages; opened when the first request names some."""
+        """The encoder of passages; opened when the first request gives some."""
         if self._encode is None:
             tokenizer = open_tokenizer(self._config)
             if tokenizer is None:
@@ -256,7 +256,7 @@ class Drafter:
         return AnswerFile(Path(folder), model, self._vocabulary)
 
     def _forget(self, error: Exception) -> None:
-        """Begin anew rather than stop the server, for which a guess is never needed."""
+        """Start over rather than stop the server, which never needs a guess."""
         self._rows = Rows()
         if not self._failed:
             unexpected = not isinstance(error, SpecragError)

@@ -1,4 +1,4 @@
-"""Earlier answers that requests of the same tenant may copy from, in memory and, where a folder is named, on disk."""
+"""Earlier answers that requests of the same tenant may copy from, in memory and, if a folder is given, on disk."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from specrag.speculation.suffix import SuffixAutomaton
 
 _log = logging.getLogger("vllm.specrag")
 
-#: Tokens of a row that are looked up.
+#: Most tokens of a row that are looked up.
 _LONGEST = 32
-#: File of a folder, and the layout of its content.
+#: The file in the folder, and the format of its content.
 FILE = "answers.specrag"
 FORMAT = "specrag answers 1"
-#: Seconds from the first answer that the disk does not have to its being written: what a kill may cost.
+#: Seconds until an answer that is not on disk yet is written: what a kill may lose.
 DELAY = 5.0
 
 
@@ -31,8 +31,8 @@ class Part(NamedTuple):
     """Some answers of a tenant.
 
     Attributes:
-        tenant: whose they are.
-        tokens: int32 ``[tokens]``, a negative number at the end of each answer.
+        tenant: who owns them.
+        tokens: int32 ``[tokens]``, with a negative number at the end of each answer.
     """
 
     tenant: str
@@ -42,11 +42,12 @@ class Part(NamedTuple):
 class AnswerMemory:
     """The answers of each tenant, indexed.
 
-    A suffix automaton forgets its newest tokens only, so answers are kept in parts of half the size, and the oldest
-    part goes as a whole, whoever's it is. One thread adds and finds; another may ask for the parts meanwhile.
+    A suffix automaton can forget only its newest tokens, so answers are kept in parts of half the total size, and the
+    oldest part is dropped as a whole, whichever tenant owns it. One thread adds and finds; another may read the parts
+    meanwhile.
 
     Args:
-        tokens: the most that are kept, of all tenants together; 0 for none.
+        tokens: most tokens to keep, for all tenants together; 0 for none.
     """
 
     def __init__(self, tokens: int) -> None:
@@ -58,7 +59,7 @@ class AnswerMemory:
         return sum(len(part) for _, part in self._parts)
 
     def add(self, tenant: str, answer: Ints) -> bool:
-        """Keep an answer, as much of it as there is room for; returns whether it was: none is without a tenant."""
+        """Keep as much of an answer as fits; returns whether any was kept. Without a tenant, none is."""
         size = self._most // 2
         answer = answer[: size - 1]
         if not tenant or len(answer) < 2 or len(answer) >= size:
@@ -75,7 +76,7 @@ class AnswerMemory:
         return True
 
     def find(self, tenant: str, tail: Ints) -> Found | None:
-        """The longest suffix of ``tail`` in the answers of a tenant, the newest answers first."""
+        """The longest suffix of ``tail`` in a tenant's answers; on a tie, the newest part wins."""
         best: Found | None = None
         for owner, part in reversed(self._parts):
             if tenant and owner == tenant:
@@ -91,16 +92,16 @@ class AnswerMemory:
 
 
 class AnswerFile:
-    """Keeps a memory's answers in a file over restarts; written by a thread of its own, so that no step waits.
+    """Keeps a memory's answers in a file across restarts; its own thread writes, so that no step waits.
 
-    The file is a checksum of all that follows, a line of JSON (layout, model, and the parts' tenants and tokens), and
-    the tokens as little-endian int32. It is replaced as a whole. What is damaged, of another model, or of a
-    process that has the folder already is left out, with a line in the log: answers are only a help.
+    The file holds a checksum of all that follows, a line of JSON (format, model, and the parts' tenants and sizes), and
+    the tokens as little-endian int32. It is replaced as a whole. A file that is damaged or of another model is not
+    read, and a folder that another process holds is not written, each with a line in the log: answers are only a help.
 
     Args:
-        folder: made where it is missing, for its owner only.
-        model: what tells the model and its tokenizer from others.
-        vocabulary: tokens that the model has.
+        folder: created if missing, for its owner only.
+        model: what distinguishes the model and its tokenizer from others.
+        vocabulary: number of tokens in the model's vocabulary.
     """
 
     def __init__(self, folder: Path, model: Mapping[str, str], vocabulary: int) -> None:
@@ -111,7 +112,7 @@ class AnswerFile:
         self._thread: threading.Thread | None = None
 
     def read(self, memory: AnswerMemory) -> None:
-        """Fill a memory with what the file has, as much of it as there is room for, the newest answers last."""
+        """Fill a memory from the file with as much as fits, the newest answers last."""
         path = self._folder / FILE
         try:
             data = path.read_bytes()
@@ -131,7 +132,7 @@ class AnswerFile:
         _log.info("specrag: %d tokens of earlier answers from %s", len(memory), path)
 
     def keep(self, memory: AnswerMemory) -> None:
-        """Have a memory's answers written soon."""
+        """Arrange for a memory's answers to be written soon."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._write_on, args=(memory,), daemon=True)
             self._thread.start()

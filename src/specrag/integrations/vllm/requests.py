@@ -1,8 +1,8 @@
-"""Whose row is whose, and what a request says in ``vllm_xargs``.
+"""Which request each row belongs to, and what a request says in ``vllm_xargs``.
 
-vLLM gives a proposer the tokens alone. Its runner knows the requests, and calls the proposer from
-``GPUModelRunner.propose_draft_token_ids``: that method is wrapped, once a process, so that the runner shows them to
-the drafter first. Where a version of vLLM has no such method, or keeps its requests elsewhere, rows stay unnamed.
+vLLM gives a proposer only the tokens. Its runner knows the requests and calls the proposer from
+``GPUModelRunner.propose_draft_token_ids``: that method is wrapped, once per process, so that the runner first shows the
+requests to the drafter. If a version of vLLM has no such method, or keeps its requests elsewhere, rows stay unnamed.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _log = logging.getLogger("vllm.specrag")
 
 #: Fields of a request's ``vllm_xargs``.
 PASSAGES, TENANT = "specrag_passages", "specrag_tenant"
-#: Tokens of a request's passages that are taken.
+#: Most tokens taken from a request's passages.
 MOST_PASSAGE_TOKENS = 1 << 13
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """What is known of a request beside its tokens.
+    """What is known about a request besides its tokens.
 
     Attributes:
-        name: vLLM's id of it; empty where that cannot be seen.
+        name: vLLM's id of it; empty if that cannot be seen.
         extra: its ``vllm_xargs``.
         encode: text to tokens; without it there are no passages.
     """
@@ -41,12 +41,12 @@ class Request:
 
     @property
     def tenant(self) -> str:
-        """Whom it names; empty for nobody."""
+        """The tenant that it names; empty for none."""
         named = (self.extra or {}).get(TENANT)
         return named if isinstance(named, str) else ""
 
     def passages(self) -> list[list[int]]:
-        """The tokens of its passages; what is no text is left out, as is what comes after too many."""
+        """The tokens of its passages; values that are not text and tokens beyond the limit are left out."""
         given = (self.extra or {}).get(PASSAGES)
         if self.encode is None or not isinstance(given, str | list):
             return []
@@ -67,14 +67,14 @@ class Sees(Protocol):
     """A drafter that wants to be shown the requests."""
 
     def see_requests(self, names: Sequence[str], known: Mapping[str, Any]) -> None:
-        """Names by row, and vLLM's state of every request that has not ended."""
+        """Receive the names by row, and vLLM's state of every request that has not ended."""
 
 
 def watch_requests() -> str:
     """Have vLLM's runner show its requests to its drafter before each proposal.
 
     Returns:
-        Why it cannot; empty where it can.
+        Why this is not possible; empty if it is.
     """
     try:
         from vllm.v1.worker.gpu_model_runner import GPUModelRunner  # type: ignore[import-not-found]
@@ -109,12 +109,12 @@ def extra_of(state: Any) -> Mapping[str, Any] | None:
 
 
 def asked(extra: Mapping[str, Any] | None) -> Collection[str]:
-    """The fields of ours that a request gives."""
+    """Which of our fields a request gives."""
     return {PASSAGES, TENANT} & (extra or {}).keys()
 
 
 def open_tokenizer(config: Any) -> Tokenizer | None:
-    """The served model's tokenizer, from its files on this machine; ``None`` where there is no ``tokenizer.json``.
+    """The served model's tokenizer, from its files on this machine; ``None`` if there is no ``tokenizer.json``.
 
     Args:
         config: vLLM's ``VllmConfig``.
@@ -130,7 +130,7 @@ def open_tokenizer(config: Any) -> Tokenizer | None:
 
 
 def _folder(name: str, revision: str | None) -> Path | None:
-    """Where a model's ``tokenizer.json`` lies: its folder, or its place in the hub's cache."""
+    """The folder of a model's ``tokenizer.json``: the model's own, or one in the hub's cache."""
     if (Path(name) / "tokenizer.json").is_file():
         return Path(name)
     from huggingface_hub import try_to_load_from_cache

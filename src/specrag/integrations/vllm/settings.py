@@ -1,4 +1,4 @@
-"""What an operator sets: in the environment, or under ``specrag`` in vLLM's ``--additional-config``."""
+"""Settings for the operator: in the environment, or under ``specrag`` in vLLM's ``--additional-config``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from specrag.checks import check_whole
 from specrag.errors import InputError
 
-#: Environment variables by the field that they set.
+#: Environment variables, by the field that they set.
 VARIABLES = {
     "corpus": "SPECRAG_CORPUS",
     "answer_memory": "SPECRAG_ANSWER_MEMORY",
@@ -21,16 +21,16 @@ VARIABLES = {
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the drafter copies from beside each request's own text.
+    """What the drafter copies from besides each request's own text.
 
     Args:
         corpus: folder of a corpus that all requests may copy from; empty for none.
-        answer_memory: tokens of earlier answers that are kept, of all tenants together; 0 for none.
-        tenant: of requests that name none. Empty: such a request is not remembered and copies from no memory.
-        answer_folder: where answers are kept over restarts; empty: in memory only.
+        answer_memory: tokens of earlier answers to keep, for all tenants together; 0 for none.
+        tenant: of requests that name none. If empty, such a request is not remembered and copies from no memory.
+        answer_folder: where answers are kept across restarts; empty for in memory only.
 
     Raises:
-        InputError: a value has the wrong type or is negative, or a folder is named for answers that are not kept.
+        InputError: a value has the wrong type or is negative, or a folder is given but no answers are kept.
     """
 
     corpus: str = ""
@@ -54,7 +54,7 @@ class Settings:
         """The settings of a server.
 
         Args:
-            config: vLLM's ``VllmConfig``; what its ``additional_config`` has under ``specrag`` goes before the
+            config: vLLM's ``VllmConfig``; values under ``specrag`` in its ``additional_config`` override the
                 environment.
             environment: with the variables of :data:`VARIABLES`.
 

@@ -11,12 +11,12 @@ class Stats:
     """Counts since the start.
 
     Attributes:
-        calls: of vLLM, one for each of its steps.
-        rows: asked for in them.
+        calls: by vLLM, one for each of its steps.
+        rows: in those calls.
         drafted: guesses given to vLLM.
-        accepted: of them, those that came true. A guess that vLLM cut off counts as accepted if it was right.
+        accepted: those of them that came true. A guess that vLLM cut off counts as accepted if it was right.
         sources: guesses given to vLLM, by where they were copied from.
-        reasons: calls by what decided over guesses.
+        reasons: calls, by what decided how much to guess.
         seconds: spent proposing.
     """
 

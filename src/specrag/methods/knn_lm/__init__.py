@@ -1,6 +1,6 @@
-"""kNN-LM: each token is weighed with its nearest neighbours in a datastore (Khandelwal et al. 2020).
+"""kNN-LM: each token is weighed against its nearest neighbours in a datastore (Khandelwal et al. 2020).
 
-Its searches are speculated on as RaLMSpec does (Zhang et al. 2024), unless ``stride`` is ``sequential``.
+Its searches are speculated on as in RaLMSpec (Zhang et al. 2024), unless ``stride`` is ``sequential``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class KnnLM(DecodingMethod):
     needs = Needs.SESSIONS | Needs.DATASTORE
 
     class Options(MethodOptions):
-        """Of kNN-LM, and of the speculation on its searches (RaLMSpec)."""
+        """Options of kNN-LM, and of the speculation on its searches (RaLMSpec)."""
 
         datastore: Annotated[str, Field(max_length=4096)] | None = Field(
             None,

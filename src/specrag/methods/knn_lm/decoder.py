@@ -35,10 +35,10 @@ from specrag.speculation.schedule.strides import (
 if TYPE_CHECKING:
     from specrag.models.loading import LoadedModel
 
-#: How many guesses a round has.
+#: The number of guesses in a round.
 Stride: TypeAlias = CountedStride | Literal["cost-aware"]
 
-#: Neighbours whose followers are kept, unless the caller knows better.
+#: Neighbours whose followers are kept by default.
 PREFETCH = 32
 
 
@@ -47,9 +47,9 @@ class KnnRecord:
     """What a request cost.
 
     Attributes:
-        rounds: of a method that may speculate; none without.
-        timing: where the time went; ``decode`` is the model's, ``searching`` the datastore's.
-        timeline: when what ran; an activity's place is the position in the sequence.
+        rounds: of a method that may speculate; empty otherwise.
+        timing: where the time went; ``decode`` is the model's time, ``searching`` the datastore's.
+        timeline: what ran when; an activity's place is the position in the sequence.
     """
 
     rounds: tuple[StrideRound, ...]
@@ -60,32 +60,32 @@ class KnnRecord:
 class KnnDecoder:
     """A :class:`~specrag.methods.base.Decoder` that searches a datastore for every token.
 
-    The next token's distribution is ``weight * p_kNN + (1 - weight) * p_LM``; every option of sampling applies to it as
+    The next token's distribution is ``weight * p_kNN + (1 - weight) * p_LM``; every sampling option applies to it as
     it does to the model's own in plain decoding, and log-probabilities are the mixture's.
 
-    Two kinds of guesses: searches are spared by guessing tokens from the cache, a stride of them verified in one
-    search (RaLMSpec); passes of the model by reading several tokens at once, where the drafter of another method
-    foresees what the cache gives. Both give the same tokens as one search after the other, with the same seed and the
-    same index; with a ``decoder`` the model must be loaded with ``batch_invariant`` for that, as for every method that
+    There are two kinds of guesses. Guessing tokens from the cache saves searches: a stride of them is verified in one
+    search (RaLMSpec). Reading several tokens at once saves passes of the model, where the drafter of another method
+    predicts what the cache gives. Both give the same tokens as one search after the other, with the same seed and the
+    same index; with a ``decoder`` this requires a model loaded with ``batch_invariant``, as for every method that
     reads several guesses in a pass.
 
     Args:
-        datastore: open; stays its owner's.
+        datastore: open; remains its owner's.
         mixture: how much the neighbours count; by default 1,024 of them, or all if there are fewer.
         index: of the datastore: ``flat``, ``hnsw`` or ``pq``; or another one over the same keys.
         stride: tokens of a round, verified in one search: a number, ``os3``, or a function that makes a schedule for a
             request; ``cost-aware`` guesses nothing where no stride pays
-            (:class:`~specrag.speculation.schedule.strides.CostAwareStride`). Tokens that cost no pass are added to
+            (:class:`~specrag.speculation.schedule.strides.CostAwareStride`). Tokens that cost no pass come on top of
             it. ``None`` searches one token after the other and guesses nothing.
-        decoder: whose drafter guesses what is read in a pass, a method's name or a decoder; ``plain`` or ``None`` reads
-            one token a pass, as in the paper. Not asked with a stride of ``None``.
-        prefetch: neighbours whose followers a search brings into the cache; by default k, but at most 32: those of
-            farther ones are not worth the time that keeping them takes.
+        decoder: a method's name or a decoder, whose drafter guesses what is read in a pass; ``plain`` or ``None`` reads
+            one token per pass, as in the paper. Not used with a stride of ``None``.
+        prefetch: neighbours whose followers a search brings into the cache; by default k, but at most 32: the followers
+            of more distant ones are not worth the time that storing them takes.
         asynchronous: read the last guess while the search runs.
-        max_match: OS3's cap of the match rate that it reckons with; ``None`` is no cap but a confidence bound.
-        followers: entries behind each neighbour that the cache keeps (n).
-        capacity: most entries in a request's cache.
-        watch: is told what each request cost, when it has ended.
+        max_match: OS3's cap on the match rate that it assumes; ``None`` uses a confidence bound instead of a cap.
+        followers: entries after each neighbour that the cache keeps (n).
+        capacity: maximum number of entries in a request's cache.
+        watch: receives what each request cost, when it has ended.
 
     Raises:
         InputError: a value cannot be used, or the datastore has fewer than k entries or no such index.
@@ -129,13 +129,13 @@ class KnnDecoder:
         self._shared = SharedStrides()
         self._worth = SharedStrideStats()
         self._checked: LoadedModel | None = None
-        # What is wrong with the schedule or the cache is said now, not in mid-request.
+        # Report errors in the schedule or the cache now, not in the middle of a request.
         self._schedule()
         FollowerCache(datastore, followers, capacity)
 
     @property
     def prompt_needs(self) -> PromptNeeds:
-        """The decoder's, where there is one."""
+        """The decoder's needs, if there is one."""
         return PromptNeeds() if self.decoder is None else self.decoder.prompt_needs
 
     def check(self, loaded: LoadedModel) -> None:
@@ -178,7 +178,7 @@ class KnnDecoder:
         return reason
 
     def _guessing(self, searching: Searching) -> Searching:
-        """With a cache for one request."""
+        """Add a cache for one request."""
         return replace(
             searching,
             prefetch=min(self.mixture.k, PREFETCH) if self.prefetch is None else self.prefetch,
@@ -200,7 +200,7 @@ def speculative(decoder: str | Decoder) -> SpeculativeDecoder:
     """A decoder whose guesses this method can read.
 
     Raises:
-        InputError: it has none, or there is no method of this name.
+        InputError: it offers none, or there is no method of this name.
     """
     made = make_decoder(decoder, Resources()) if isinstance(decoder, str) else decoder
     if not isinstance(made, SpeculativeDecoder):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from specrag.engine.processors import Logits
 from specrag.errors import InputError
 
-#: Most neighbours, as in the paper.
+#: Maximum number of neighbours, as in the paper.
 MOST_NEIGHBOURS = 1024
 
 
@@ -26,14 +26,15 @@ class Mixture:
     Args:
         k: neighbours, 1 to 1,024.
         weight: of the neighbours' distribution, 0 to 1 (lambda).
-        temperature: divides the squared distances; above 0. The keys are not normalised, so that what fits depends on
-            the model: ``specrag perplexity`` finds out.
-        reach: squared distance of the nearest neighbour at which they count e times less; ``None``: they count the
-            same at any distance, as in the paper. A text from elsewhere helps more with it (Drozdov et al. 2022,
-            "You can't pick your neighbors, or can you?", make the weight depend on the distance too, in steps).
+        temperature: divides the squared distances; above 0. The keys are not normalised, so the best value depends on
+            the model: ``specrag perplexity`` finds it.
+        reach: squared distance of the nearest neighbour at which the neighbours count e times less; ``None``: they
+            count the same at any distance, as in the paper. A text from another domain benefits more with it (Drozdov
+            et al. 2022, "You can't pick your neighbors, or can you?", make the weight depend on the distance too, in
+            steps).
 
     Raises:
-        InputError: a value is out of its range.
+        InputError: a value is out of range.
     """
 
     k: int = MOST_NEIGHBOURS
@@ -52,7 +53,7 @@ class Mixture:
             raise InputError("reach", self.reach, "give a squared distance above 0, or leave it out")
 
     def weights_at(self, nearest: NDArray[np.floating]) -> NDArray[np.float64]:
-        """The neighbours' weights where the nearest of them have these squared distances."""
+        """The neighbours' weights for these squared distances of the nearest neighbour."""
         if self.reach is None:
             return np.full(nearest.shape, float(self.weight))
         weights: NDArray[np.float64] = self.weight * np.exp(-nearest.astype(np.float64) / self.reach)
@@ -61,10 +62,10 @@ class Mixture:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NeighbourTokens:
-    """The neighbours' distribution: tokens that follow them.
+    """The neighbours' distribution over the tokens that follow them.
 
     Args:
-        tokens: int64 [n], ascending, each once.
+        tokens: int64 [n], ascending, without duplicates.
         log_probs: float64 [n].
     """
 
@@ -88,7 +89,7 @@ def neighbour_tokens(
     weights = np.exp(scores)
     tokens, places = np.unique(values, return_inverse=True)
     sums = np.bincount(places, weights=weights, minlength=len(tokens))
-    with np.errstate(divide="ignore"):  # the farthest neighbours may count for nothing
+    with np.errstate(divide="ignore"):  # the farthest neighbours may have a weight of 0
         return NeighbourTokens(tokens, np.log(sums) - math.log(float(weights.sum())))
 
 
@@ -101,8 +102,8 @@ def normaliser(logits: Logits) -> float:
 def mix(logits: Logits, log_sum: float, neighbours: NeighbourTokens, weight: float) -> Logits:
     """Logits of ``weight * p_kNN + (1 - weight) * p_LM``, float32 [vocab_size].
 
-    They are the logarithm of the mixture plus ``log_sum``: with a weight of 0 the model's own logits, so that
-    penalties do what they do in plain decoding. Without neighbours they are the model's own too.
+    They are the logarithm of the mixture plus ``log_sum``: with a weight of 0 they are the model's own logits, so
+    that penalties act as in plain decoding. Without neighbours they are the model's own too.
 
     Args:
         logits: the model's, float32 [vocab_size]; not written to.

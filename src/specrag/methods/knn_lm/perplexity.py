@@ -1,7 +1,7 @@
 """The perplexity of a text under a language model, with and without the neighbours of a kNN-LM datastore.
 
-The model reads the text in windows, many positions a pass, and the neighbours of a window are found in one search. What
-is kept of them answers for every weight, temperature and smaller k, so that a sweep searches once.
+The model reads the text in windows, many positions per pass, and the neighbours of a window are found in one search.
+What is kept of them serves every weight, temperature and smaller k, so a sweep searches only once.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Measured:
     hits: NDArray[np.bool_]
 
     def token_log_probs(self, mixture: Mixture | None = None) -> NDArray[np.float64]:
-        """The log-probability of each token, nats; ``None`` is the model alone.
+        """The log-probability of each token, in nats; ``None`` is the model alone.
 
         Raises:
             InputError: fewer neighbours were measured than the mixture takes.
@@ -65,7 +65,7 @@ class Measured:
         ]
 
     def _shares(self, k: int, temperature: float) -> NDArray[np.float64]:
-        """Each token's probability by its neighbours alone."""
+        """Each token's probability according to its neighbours alone."""
         if k > self.distances.shape[1]:
             raise InputError("k", k, f"{self.distances.shape[1]} neighbours were measured")
         near = self.distances[:, :k].astype(np.float64)
@@ -98,11 +98,11 @@ def measuring(
     Args:
         model: reads them.
         documents: the tokens of each text.
-        settings: how they are cut; as the datastore's text was, or else the keys have other contexts.
+        settings: how they are cut; use the datastore's, otherwise the keys have other contexts.
         datastore: where the neighbours are; ``None`` measures the model alone.
         index: of the datastore.
-        k: neighbours to keep of each token.
-        progress: told how many tokens of how many are done.
+        k: neighbours to keep for each token.
+        progress: receives the number of tokens done and their total.
 
     Raises:
         InputError: there are no two tokens, or k is more than the datastore has.
@@ -134,11 +134,11 @@ def measuring(
 
 
 def _read(model: SessionModel, window: Window) -> Coroutine[list[Row]]:
-    """Answers for the window's tokens that make entries."""
+    """The answers for the window's tokens that make entries."""
     wanted = [Outputs(log_probs_of=(token,), hidden=(HIDDEN,)) for token in window.values.tolist()]
     session = Session(model)
     try:
-        # A session holds its newest token back, so that one more is given; it is never read.
+        # A session holds its newest token back, so one more is given, which is never read.
         rows = yield from session.extend([*window.tokens.tolist(), 0], [NOTHING] * window.skipped + wanted)
     finally:
         session.close()

@@ -1,4 +1,4 @@
-"""Reads the states that kNN-LM searches for: one a pass, or several where a drafter guesses the tokens between them."""
+"""Reads the states that kNN-LM searches for: one per pass, or several if a drafter guesses the tokens between them."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Beside:
     """What a pass has read beside the newest token.
 
     Attributes:
-        proposed: who guessed each token.
-        followed: who guessed each of those that came.
+        proposed: the source of each guessed token.
+        followed: the sources of the guesses that came true.
     """
 
     proposed: tuple[str, ...] = ()
@@ -46,13 +46,13 @@ class Beside:
 
 
 class Reader:
-    """Feeds a session's newest token, and with it a tree of tokens that may follow.
+    """Feeds a session's newest token, together with a tree of tokens that may follow.
 
     The tokens that it is told to follow need not be final: kNN-LM guesses them too, and may take them back.
 
     Args:
         session: holds the prompt.
-        speculation: whose drafter and schedule guess; ``None`` feeds one token a pass.
+        speculation: whose drafter and schedule guess; ``None`` feeds one token per pass.
         clock: seconds.
 
     Attributes:
@@ -79,10 +79,10 @@ class Reader:
             self.reading = self._clock() - began
 
     def read(self, most: int) -> Coroutine[Row]:
-        """The row behind the newest token.
+        """The row after the newest token.
 
         Args:
-            most: guesses that may stand behind it.
+            most: maximum number of guesses after it.
         """
         began = self._clock()
         self._proposed = self._tree = EMPTY
@@ -98,7 +98,7 @@ class Reader:
         return self._rows[0]
 
     def follow(self, token: int) -> Row | None:
-        """The row behind a token that follows the last row given, if it was read too."""
+        """The row after a token that follows the last row returned, if it was read too."""
         node = self._tree.child(self._path[-1] if self._path else ROOT, token)
         if node is None:
             return None
@@ -106,7 +106,7 @@ class Reader:
         return self._rows[node + 1]
 
     def commit(self, token: int) -> Beside:
-        """Add what was followed, and a token behind it that is still to be read."""
+        """Add the tokens that were followed, and a token after them that is still to be read."""
         beside = Beside(self._tree.sources, tuple(self._tree.sources[node] for node in self._path))
         self._session.commit(self._path, token)
         if self._speculation is not None:
@@ -122,7 +122,7 @@ class Reader:
     def take_back(self, length: int, token: int) -> None:
         """Keep ``length`` tokens, the last of which becomes ``token`` and is still to be read."""
         self._session.truncate(length)
-        self._session.tokens[-1] = token  # the cache holds what is in front of it only
+        self._session.tokens[-1] = token  # the cache holds only what is in front of it
         if self._speculation is not None:
             self._speculation.drafter.truncate(length - 1)
 
@@ -175,7 +175,7 @@ class Searching:
 
 @dataclass(slots=True, eq=False)
 class Head:
-    """A place that a token is drawn for.
+    """A position that a token is drawn for.
 
     Attributes:
         logits: the model's.
@@ -183,7 +183,7 @@ class Head:
         query: the hidden state, float32 [dimension].
         state: of the logits processors.
         position: of the draw.
-        span: number of the pass's time.
+        span: number of the span that timed the pass.
         seconds: of the pass.
     """
 
@@ -202,10 +202,10 @@ class Drafts:
 
     Attributes:
         length: tokens of the session before it.
-        heads: one a query.
-        guesses: one a query; none in a round in which each token is searched for in turn.
+        heads: one per query.
+        guesses: one per query; none in a round in which each token is searched for in turn.
         looking: seconds of each look-up.
-        ahead: the head behind the last guess, if it was fed during the search.
+        ahead: the head after the last guess, if it was fed during the search.
         found: what was searched for one after the other, in a round without guesses.
         read_by: what the last pass read beside its newest token.
     """
@@ -220,18 +220,18 @@ class Drafts:
 
     @property
     def step_seconds(self) -> float:
-        """Of one speculation step: what passes and look-ups took, by token."""
+        """Seconds of one speculation step: the time of passes and look-ups per token."""
         return sum(head.seconds for head in self.heads) / len(self.heads) + self.look_up_seconds
 
     @property
     def look_up_seconds(self) -> float:
-        """Mean of a look-up; 0 if there was none."""
+        """Mean seconds of a look-up; 0 if there was none."""
         return sum(self.looking) / len(self.looking) if self.looking else 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Verified:
-    """What one search has decided, or several.
+    """What one search, or several, have decided.
 
     Attributes:
         tokens: the true ones, up to the first that differs from its guess.
@@ -248,7 +248,7 @@ class Verified:
     times: tuple[Clocked, ...]
 
     def then(self, later: Verified) -> Verified:
-        """Both, one behind the other."""
+        """Both results, one after the other."""
         return Verified(
             self.tokens + later.tokens,
             self.matched + later.matched,
@@ -268,7 +268,7 @@ class Guess:
 
     @property
     def seconds(self) -> float:
-        """How long that took."""
+        """How long the look-up took."""
         return self.end - self.start
 
 
@@ -277,15 +277,15 @@ SOURCE = "knn-cache"
 
 
 class KnnRequest:
-    """Decodes behind a session's tokens.
+    """Decodes after a session's tokens.
 
     Args:
         session: holds the prompt.
-        settings: what the caller asks.
+        settings: what the caller asks for.
         text: turns tokens into characters.
         searching: where neighbours come from.
         schedule: chooses strides.
-        timeline: is told when what ran, and tells the time.
+        timeline: records what ran when, and provides the clock.
         reader: reads the session.
 
     Attributes:
@@ -315,12 +315,12 @@ class KnnRequest:
         self._state = self._chain.start(session.tokens)
         self._checker = StopChecker(settings.stop)
         self._left = settings.stop.max_tokens
-        self._ready: Head | None = None  # behind the newest token, if it was read during a search
+        self._ready: Head | None = None  # after the newest token, if it was read during a search
         self._last = timeline.began
         self._told_reading = False
 
     def run(self) -> Coroutine[FinishReason]:
-        """Decode until a stop condition holds; emits a :class:`~specrag.speculation.decode.Step` a round."""
+        """Decode until a stop condition holds; emits one :class:`~specrag.speculation.decode.Step` per round."""
         while True:
             began = self._clock()
             drafts = yield from self._speculate(self._schedule.next())
@@ -338,7 +338,7 @@ class KnnRequest:
     # -- a round --------------------------------------------------------------------------------------------
 
     def _speculate(self, wanted: int) -> Coroutine[Drafts]:
-        """Read hidden states behind the newest token and behind guesses; ends sooner where the text may.
+        """Read hidden states after the newest token and after guesses; ends sooner where the text may end.
 
         Args:
             wanted: the schedule's stride; with 0 every token is searched for at once instead of guessed.
@@ -361,7 +361,7 @@ class KnnRequest:
             state = self._chain.advance(state, token)
             ends = len(drafts.heads) >= most or token in self._settings.stop.stop_tokens
             row = None if ends else self._reader.follow(token)
-            if row is not None:  # it was read with the token before, so that it costs no pass
+            if row is not None:  # it was read together with the token before, so it costs no pass
                 self._ready = _head(row, state, head.position + 1, head.span, 0.0)
                 continue
             drafts.read_by = self._reader.commit(token)
@@ -369,7 +369,7 @@ class KnnRequest:
                 return drafts
 
     def _read(self, state: State, most: int) -> Coroutine[Head]:
-        """Feed the newest token and at most so many guesses: the head behind it."""
+        """Feed the newest token and at most ``most`` guesses; returns the head after the newest token."""
         position = len(self._session)
         with self._timeline.measure("decode", position) as measured:
             row = yield from self._reader.read(most)
@@ -378,7 +378,7 @@ class KnnRequest:
         return replace(head, span=span, seconds=self._timeline.seconds([span]))
 
     def _guess(self, cache: FollowerCache, drafts: Drafts) -> Coroutine[int]:
-        """The token that the cache's neighbours give; the model's own where it holds none."""
+        """The token that the cache's neighbours give; the model's own if the cache holds none."""
         head = drafts.heads[-1]
 
         def look_up() -> Guess:
@@ -394,13 +394,13 @@ class KnnRequest:
         return guess.token
 
     def _search_alone(self, drafts: Drafts) -> Coroutine[int]:
-        """The true token behind the newest head."""
+        """The true token after the newest head."""
         found = yield from self._search(Drafts(drafts.heads[-1].position, [drafts.heads[-1]]))
         drafts.found = found if drafts.found is None else drafts.found.then(found)
         return found.tokens[-1]
 
     def _verify(self, drafts: Drafts) -> Coroutine[Verified]:
-        """One search for all queries of the round; the last guess is read meanwhile, if that was asked for."""
+        """One search for all queries of the round; the last guess is read meanwhile if that was requested."""
         if drafts.found is not None:
             return drafts.found
         searching = self._search(drafts)
@@ -458,7 +458,7 @@ class KnnRequest:
         return choose(processed, self._settings.sampling, head.position)
 
     def _settle(self, drafts: Drafts, verified: Verified) -> None:
-        """Make the session hold the true tokens, the newest of them pending."""
+        """Make the session hold the true tokens, with the newest of them pending."""
         tokens = verified.tokens
         if verified.matched == len(drafts.guesses):
             self._ready = drafts.ahead
@@ -473,7 +473,7 @@ class KnnRequest:
         fed = len(drafts.heads) - 1 + (drafts.ahead is not None)
         drafted = {SOURCE: fed} if fed else {}
         accepted = min(verified.matched, fed)
-        if drafts.found is not None:  # what was guessed is what was read in vain or not
+        if drafts.found is not None:  # the guesses are those of the pass, followed or not
             drafted, accepted = dict(Counter(drafts.read_by.proposed)), len(drafts.read_by.followed)
         shown, reason, count = "", None, 0
         for count, token in enumerate(verified.tokens, start=1):
@@ -510,7 +510,7 @@ class KnnRequest:
         )
 
     def _told(self, drafts: Drafts, verified: Verified, place: int, guessed: bool) -> DecodedToken:
-        """A token with what the caller asked to know of it: log-probabilities are the mixture's."""
+        """A token with the information the caller asked for: log-probabilities are the mixture's."""
         token, source = verified.tokens[place], TARGET
         if guessed:
             source = SOURCE if drafts.found is None else drafts.read_by.followed[place]

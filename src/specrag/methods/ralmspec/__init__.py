@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     Model: TypeAlias = SessionGenerator | TokenEndpoint
 
-#: Sessions that guesses of a round may keep with a schedule that chooses their number.
+#: Sessions that a round's guesses may keep with a schedule that chooses their number.
 _MOST_SESSIONS = {"os3": 8, "cost-aware": 5}
 
 #: Options of a local model's decoding and memory.
@@ -83,7 +83,7 @@ class _Iterative(Method):
         return Plan(begin, self._sessions() * each)
 
     def _model(self, given: Resources) -> Model:
-        """Who writes: the local model, or one behind endpoints, which is its own master.
+        """The model that writes: the local one, or one behind endpoints, which makes its own decisions.
 
         Raises:
             InputError: an option is for a local model, or the endpoints' tokenizer is not known.
@@ -101,12 +101,12 @@ class _Iterative(Method):
         raise NotImplementedError
 
     def _sessions(self) -> int:
-        """How many a request may keep at a time."""
+        """How many sessions a request may keep at a time."""
         raise NotImplementedError
 
 
 class Sequential(_Iterative):
-    """Iterative RaLM, one retrieval after the other: what RaLMSpec must equal, and is measured against.
+    """Iterative RaLM, one retrieval after the other: RaLMSpec must equal it, and is measured against it.
 
     Args:
         options: :class:`Sequential.Options`.
@@ -116,7 +116,7 @@ class Sequential(_Iterative):
     summary = "Iterative RaLM: a passage every few tokens, each waited for"
 
     class Options(_Iterative.Options):
-        """Of sequential retrieval."""
+        """Options of sequential retrieval."""
 
         reuse: bool = Field(
             True,
@@ -148,7 +148,7 @@ class RaLMSpec(_Iterative):
     summary = "RaLMSpec: guesses the passage of every few tokens from a cache, verifies several in one search"
 
     class Options(_Iterative.Options):
-        """Of RaLMSpec."""
+        """Options of RaLMSpec."""
 
         stride: Annotated[int, Field(ge=1, le=16)] | Literal["os3", "cost-aware"] = Field(
             "os3",

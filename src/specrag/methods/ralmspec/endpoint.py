@@ -1,7 +1,7 @@
 """Chunks of iterative retrieval by a model behind endpoints: one call of ``/v1/completions`` each.
 
-A chunk is a function of the passage and of the text so far, as with a local model. What was read of a prompt is
-remembered by the endpoint, whose prefix cache takes the place of sessions.
+A chunk is a function of the passage and of the text so far, as with a local model. The endpoint remembers what it has
+read of a prompt; its prefix cache takes the place of sessions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class EndpointWriter:
         settings: what the caller asks of the whole text.
         options: the same, as every call takes it.
         interval: tokens of a chunk.
-        timeline: is told when what ran.
+        timeline: records what ran when.
     """
 
     def __init__(
@@ -67,15 +67,15 @@ class EndpointWriter:
         return id_of(passage) in self._sent
 
     def keep(self, passages: Collection[Passage | None]) -> None:
-        """What is remembered is the endpoint's business."""
+        """Do nothing: the endpoint decides what it remembers."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: nothing is held."""
 
     def _written(self, tokens: list[int], place: int) -> Coroutine[Written]:
-        """The next tokens; more than a chunk's where these are only the beginning of a character."""
+        """The next tokens; more than a chunk's if those are only the beginning of a character."""
         left = self._settings.stop.max_tokens - place
-        # A seed has 64 bits here, and 63 at vLLM.
+        # A seed has 64 bits here, and 63 in vLLM.
         seed = chunk_seed(self._settings.sampling.seed, place) >> 2
         options: Options = {**self._options, "seed": seed}
         most = min(self._interval, left)

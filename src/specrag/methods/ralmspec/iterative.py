@@ -1,4 +1,4 @@
-"""What the methods share that retrieve anew every few tokens: their settings, their calls, their checks."""
+"""Shared by the methods that retrieve again every few tokens: their settings, their calls, their checks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from specrag.speculation.decode import Settings
 if TYPE_CHECKING:
     from specrag.retrieval.knowledge_base import KnowledgeBase
 
-#: New tokens of an answer, as in the paper.
+#: Default number of new tokens of an answer, as in the paper.
 DEFAULT_MAX_TOKENS = 128
 
 #: The clock of :class:`specrag.LanguageModel`.
@@ -42,7 +42,7 @@ class IterativeRequest:
         prompts: of the question.
         settings: what the caller asks of the whole text.
         options: the same, unchecked.
-        tenant: whose earlier prompts may be gone on from.
+        tenant: whose earlier prompts may be continued.
         timeout: seconds.
     """
 
@@ -67,11 +67,11 @@ class IterativeMethod(ABC):
     """Answers a question with a retrieval every few tokens.
 
     Args:
-        llm: the language model, local or behind endpoints; the latter decodes and remembers as it likes.
+        llm: the language model, local or behind endpoints; the latter decodes and remembers in its own way.
         retriever: where the passages are.
         limits: how often to retrieve and how much to read.
         prefetch: passages that a search asks for.
-        reuse: keep the keys and values of the newest passages, and go on from those that other requests have read.
+        reuse: keep the keys and values of the newest passages, and continue from those that other requests have read.
         decoder: how the tokens between two retrievals are decoded, a name or a configured method.
         system: a system message in front of the question.
         clock: seconds, the executor's.
@@ -106,9 +106,9 @@ class IterativeMethod(ABC):
         self._clock = clock
 
     def answering(self, question: str, **options: Unpack[Options]) -> Coroutine[IterativeAnswer]:
-        """A coroutine for the model's executor that answers a question; emits a step a chunk.
+        """A coroutine for the model's executor that answers a question; emits one step per chunk.
 
-        Everything that can be wrong is checked at the call; a timeout is the business of who submits it.
+        Errors in the values are found by the call itself; the submitter is responsible for a timeout.
 
         Args:
             question: in words.

@@ -1,7 +1,7 @@
 """The prompts and queries of iterative retrieval (Ram et al. 2023, "In-Context Retrieval-Augmented Language Models").
 
 One passage stands in front of the question and is replaced at every retrieval; the query is the end of the text so far.
-Both are functions of the question and the tokens generated, so that any way to the same tokens asks the same.
+Both are functions of the question and the generated tokens, so any way to reach the same tokens asks the same.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from specrag.errors import ContextLengthError, InputError
 from specrag.models.tokenizer import Tokenizer
 from specrag.retrieval.passage import Passage, passage_text
 
-#: Where the prompt has room for fewer tokens of a passage than this, a passage says nothing.
+#: If the prompt has room for fewer tokens of a passage than this, the passage is useless.
 FEWEST_PASSAGE_TOKENS = 16
 
 
@@ -24,12 +24,12 @@ class RetrievalLimits:
 
     Args:
         interval: new tokens between two retrievals.
-        query_tokens: a query is the last so many tokens of question and output.
-        passage_tokens: most tokens of a passage; the rest is cut.
-        prompt_tokens: most tokens of passage and question together, template included.
+        query_tokens: a query is this many tokens from the end of question and output.
+        passage_tokens: maximum tokens of a passage; the rest is cut.
+        prompt_tokens: maximum tokens of passage and question together, including the template.
 
     Raises:
-        InputError: a value is no whole number from 1 upwards.
+        InputError: a value is not a whole number from 1 upwards.
     """
 
     interval: int = 4
@@ -45,7 +45,7 @@ class RetrievalLimits:
 
 
 def id_of(passage: Passage | None) -> int | None:
-    """A passage's id; ``None`` for none."""
+    """A passage's id; ``None`` if there is no passage."""
     return None if passage is None else passage.id
 
 
@@ -58,22 +58,22 @@ class TokenModel(Protocol):
 
     @property
     def context_length(self) -> int:
-        """Largest number of tokens of prompt and output together."""
+        """Maximum number of tokens of prompt and output together."""
 
 
 class PassagePrompts:
     """The prompts of one question, one for each passage.
 
-    Where the model has a chat template, passage and question are the user's message and the output follows behind
+    If the model has a chat template, passage and question are the user's message and the output follows
     the template's end; other models continue the bare text.
 
     Args:
         llm: whose tokens and template are used.
         question: in words.
         limits: how much to read.
-        max_tokens: that the output may have; the model's context must hold them too.
+        max_tokens: maximum tokens of the output, which the model's context must hold too.
         system: a system message in front.
-        raw: take the bare text in any case.
+        raw: use the bare text in any case.
 
     Raises:
         ContextLengthError: the question leaves no room for a passage.
@@ -96,7 +96,7 @@ class PassagePrompts:
         self._chat = not raw and self._tokenizer.has_chat_template
         if system is not None and not self._chat:
             raise InputError("system", system, "leave it out; this model gets a bare text without roles")
-        # What a chat model writes is a new paragraph; other models go on in the question's line.
+        # A chat model writes a new paragraph; other models continue the question's line.
         self._asked = self._tokenizer.encode(f"{question}\n" if self._chat else question, special=False)
         self._room = min(limits.prompt_tokens, llm.context_length - max_tokens)
         self._known: dict[int | None, list[int]] = {}
@@ -110,7 +110,7 @@ class PassagePrompts:
         return self._known[key]
 
     def query(self, generated: Sequence[int]) -> str:
-        """What to search with behind these output tokens: the end of the text, never blank."""
+        """The search text after these output tokens: the end of the text, never blank."""
         whole = [*self._asked, *generated]
         window = self._tokenizer.decode(whole[-self._limits.query_tokens :]).strip()
         return window or self._tokenizer.decode(whole).strip() or self._question
@@ -119,7 +119,7 @@ class PassagePrompts:
         text = passage_text(passage.title, passage.text)
         words = self._tokenizer.encode(text, special=False)[: self._limits.passage_tokens]
         while True:
-            # The cut may leave a part of a character behind.
+            # The cut may leave part of a character at the end.
             kept = self._tokenizer.decode(words).rstrip("\ufffd").strip()
             tokens = self._build(kept)
             over = len(tokens) - self._room

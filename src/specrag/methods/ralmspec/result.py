@@ -1,4 +1,4 @@
-"""What iterative retrieval gives back: the text, which passage each part of it rests on, and what it cost."""
+"""The result of iterative retrieval: the text, the passage that each part of it rests on, and what it cost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Retraction(Event):
 
     Attributes:
         text: the last characters shown, which are to be removed.
-        tokens: how many tokens of the steps before are taken back.
+        tokens: how many tokens of the previous steps are taken back.
     """
 
     text: str
@@ -50,8 +50,8 @@ class RetrievedChunk:
         first: the output token that it begins with.
         tokens: how many it has.
         query: what was searched with before it.
-        source: number of the passage in front of the prompt; ``None`` where nothing was found.
-        verified: the knowledge base has said that this is the passage; false behind a failure only.
+        source: number of the passage in front of the prompt; ``None`` if nothing was found.
+        verified: the knowledge base has confirmed this passage; false only after a failure.
     """
 
     first: int
@@ -67,8 +67,8 @@ class ChunkCounts:
 
     Attributes:
         kept: parts of the text.
-        discarded: written to their end behind a passage that turned out wrong.
-        aborted: cut off while they were written.
+        discarded: written to their end after a passage that turned out wrong.
+        aborted: cut off while they were being written.
         discarded_tokens: tokens of the discarded ones.
     """
 
@@ -84,16 +84,16 @@ class IterativeAnswer(Details):
 
     Attributes:
         text: without stop token or stop string.
-        tokens: every token with its source and, if asked for, its log-probability.
+        tokens: every token with its source and, if requested, its log-probability.
         finish_reason: ``"stop"`` or ``"length"``.
         sources: the passages used, each once, in the order of their first use.
-        chunks: which passage each part of the text was written behind.
-        rounds: of speculation; none without it.
-        counts: of chunks, also of those taken back.
+        chunks: which passage each part of the text was written after.
+        rounds: of speculation; empty without it.
+        counts: of chunks, including those taken back.
         usage: of the tokens kept; ``prompt_tokens`` are those of the first prompt.
         timing: where the time went.
-        timeline: when what ran.
-        failure: why the knowledge base could not be asked any more, if the text went on without it.
+        timeline: what ran when.
+        failure: why the knowledge base could no longer be asked, if the text continued without it.
     """
 
     text: str
@@ -114,7 +114,7 @@ class IterativeAnswer(Details):
         return self.usage.completion_tokens / self.timing.total if self.timing.total else 0.0
 
     def result(self) -> Result:
-        """The answer as every method's is."""
+        """The answer in the form common to all methods."""
         timing = self.timing
         return Result(
             text=self.text,
@@ -178,8 +178,8 @@ class Record:
         timeline: of the request.
 
     Attributes:
-        text: what is settled.
-        failure: as of :class:`IterativeAnswer`.
+        text: the settled text.
+        failure: see :class:`IterativeAnswer`.
     """
 
     def __init__(self, text: Text, timeline: Timeline) -> None:
@@ -213,7 +213,7 @@ class Record:
         )
 
     def accept(self, chunk: Chunk, query: str, found: Found) -> None:
-        """The chunk is part of the text."""
+        """Add the chunk to the text."""
         first = len(self.text.tokens)
         verified = self.failure is None
         self._retrieved.append(RetrievedChunk(first, len(chunk.tokens), query, self._number(found), verified))
@@ -222,15 +222,15 @@ class Record:
         self.text = chunk.text
 
     def discard(self, chunk: Chunk) -> None:
-        """The chunk was written in vain."""
+        """Count a chunk that was written in vain."""
         self._discarded.append(chunk)
 
     def abort(self) -> None:
-        """A chunk was cut off."""
+        """Count a chunk that was cut off."""
         self._aborted += 1
 
     def observe(self, round: StrideRound) -> None:
-        """A round of speculation has ended."""
+        """Add a round of speculation that has ended."""
         self._rounds.append(round)
 
     def answer(self) -> IterativeAnswer:

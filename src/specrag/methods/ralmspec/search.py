@@ -1,4 +1,4 @@
-"""One request's way to passages: encode a query, guess from the cache, search the knowledge base."""
+"""One request's access to passages: encode a query, guess from the cache, search the knowledge base."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from specrag.retrieval.passage import Passage
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Guess:
-    """What the cache answers to a query.
+    """The cache's answer to a query.
 
     Attributes:
-        text: that was searched with.
+        text: the text that was searched with.
         query: the same, encoded; verified as it is.
-        passage: the cache's best, ``None`` where it holds none that could be found.
+        passage: the cache's best, ``None`` if it holds none that could be found.
         times: of encoding and look-up.
         failure: why the knowledge base could not rank the cache; the passage is then the newest one.
     """
@@ -33,16 +33,16 @@ class Guess:
 
     @property
     def seconds(self) -> float:
-        """Of encoding and look-up."""
+        """Seconds of encoding and look-up."""
         return sum(time.end - time.start for time in self.times)
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What the knowledge base answers to a query.
+    """The knowledge base's answer to a query.
 
     Attributes:
-        passage: its best, ``None`` where it finds nothing.
+        passage: its best, ``None`` if it finds nothing.
         score: of this passage.
     """
 
@@ -55,8 +55,8 @@ class Searched:
     """A search of the knowledge base.
 
     Attributes:
-        found: one for each query; none where it failed.
-        times: of encoding, where the search did it, and of searching.
+        found: one for each query; empty if the search failed.
+        times: of encoding, if the search did it, and of searching.
         failure: why there is no answer.
     """
 
@@ -66,7 +66,7 @@ class Searched:
 
     @property
     def seconds(self) -> float:
-        """Of the search alone."""
+        """Seconds of the search alone."""
         return self.times[-1].end - self.times[-1].start
 
 
@@ -80,7 +80,7 @@ class PassageFinder:
         retriever: the knowledge base.
         clock: seconds.
         prefetch: passages that a search brings into the cache for each query.
-        capacity: most passages in the cache, which are kept as text too.
+        capacity: maximum number of passages in the cache, which are kept as text too.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class PassageFinder:
         return Searched(searched.found, (encoded, *searched.times), searched.failure)
 
     def search(self, queries: Sequence[Query]) -> Searched:
-        """Search with a batch of queries; what it finds comes into the cache."""
+        """Search with a batch of queries and put what is found into the cache."""
         began = self._clock()
         try:
             rankings = self._retriever.search(queries, self._prefetch)
@@ -142,17 +142,17 @@ class PassageFinder:
         return Searched(tuple(found), (Clocked("search", began, self._clock()),))
 
     def _read(self, ids: Sequence[int]) -> dict[int, Passage]:
-        """These passages and the cache's as text, so that a guess needs nothing more of the knowledge base."""
+        """The text of these passages and of the cache's, so that a guess needs nothing else from the knowledge base."""
         missing = [id for id in dict.fromkeys(ids) if id not in self._passages]
         new = self._retriever.passages(missing) if missing else []
         return self._passages | {passage.id: passage for passage in new}
 
 
 def check_prefetch(prefetch: int, passages: int) -> None:
-    """Check how many passages a search is to bring.
+    """Check how many passages a search should return.
 
     Raises:
-        InputError: it is no whole number from 1 to the number of passages, or there are none.
+        InputError: it is not a whole number from 1 to the number of passages, or there are none.
     """
     if not passages:
         raise InputError(

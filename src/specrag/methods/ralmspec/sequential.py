@@ -1,4 +1,4 @@
-"""Iterative RaLM one retrieval after the other (Ram et al. 2023): what RaLMSpec must equal, and is measured against."""
+"""Iterative RaLM, one retrieval after the other (Ram et al. 2023): the reference for RaLMSpec's output and speed."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 
 
 class SequentialPipeline(IterativeMethod):
-    """Retrieves every few tokens and waits for it.
+    """Retrieves every few tokens and waits for the result.
 
-    Before every ``interval`` new tokens the last ``query_tokens`` of question and output are searched for; the best
-    passage stands in front of the question and replaces the one before.
+    Before every ``interval`` new tokens, the last ``query_tokens`` of question and output are searched for; the best
+    passage is put in front of the question and replaces the previous one.
 
     Args:
         llm: the language model, such as :func:`specrag.load` makes, or one behind endpoints.
-        retriever: such as a :class:`~specrag.retrieval.knowledge_base.SingleIndex`; of a knowledge base the ``flat``
+        retriever: such as a :class:`~specrag.retrieval.knowledge_base.SingleIndex`; for a knowledge base, its ``flat``
             index is searched.
         interval: new tokens between two retrievals.
-        query_tokens: most tokens of a query.
-        passage_tokens: most tokens of a passage; the rest is cut.
-        prompt_tokens: most tokens of passage and question together.
+        query_tokens: maximum tokens of a query.
+        passage_tokens: maximum tokens of a passage; the rest is cut.
+        prompt_tokens: maximum tokens of passage and question together.
         reuse: keep the keys and values of the newest passages, so that a prompt is read once while its passage stays
-            or comes back; else the prompt is encoded anew at every retrieval, as the paper runs it.
+            or comes back; otherwise the prompt is encoded again at every retrieval, as in the paper.
         decoder: how the tokens between two retrievals are decoded.
         system: a system message in front of the question.
         clock: seconds, the executor's.

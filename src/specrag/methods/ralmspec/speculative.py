@@ -1,8 +1,8 @@
 """RaLMSpec: speculative retrieval for iterative RaLM, with the output of sequential retrieval (Zhang et al. 2024).
 
-A cache of passages that this request has seen guesses what the knowledge base would return, the text goes on behind
-the guesses, and one batched search verifies several of them at once; from the first wrong guess on the text is taken
-back. Three parts can be chosen one by one: prefetching (P), the scheduler OS3 (S), asynchronous verification (A).
+A cache of passages that this request has seen guesses what the knowledge base would return, the text continues after
+the guesses, and one batched search verifies several of them at once; from the first wrong guess on, the text is taken
+back. Three parts can be chosen separately: prefetching (P), the scheduler OS3 (S), asynchronous verification (A).
 """
 
 from __future__ import annotations
@@ -43,43 +43,43 @@ if TYPE_CHECKING:
 
 __all__ = ["COST_AWARE", "MAX_MATCH", "OnFailure", "RaLMSpecPipeline", "Stride"]
 
-#: Passages that a search brings into the cache where prefetching is on (section 5.1).
+#: Passages that a search brings into the cache with prefetching (section 5.1).
 PREFETCH: Final = 20
-#: How many guesses a round has.
+#: The number of guesses in a round.
 Stride: TypeAlias = CountedStride | Literal["cost-aware"]
 
-#: What to do when the knowledge base fails in mid-request.
+#: What to do when the knowledge base fails during a request.
 OnFailure: TypeAlias = Literal["error", "cache"]
 
 
 class RaLMSpecPipeline(IterativeMethod):
     """Guesses retrievals from a cache and verifies several in one search.
 
-    A round of stride s looks up s queries and decodes behind the first s - 1 guesses; then one search verifies all s.
-    What follows the guesses that were right is decoded behind the passage that the search has returned, so that a
-    stride of 1 is sequential retrieval. The tokens and the passages are those of
+    A round of stride s looks up s queries and decodes after the first s - 1 guesses; then one search verifies all s.
+    After the right guesses, the text continues with the passage that the search has returned, so a stride of 1 is
+    sequential retrieval. The tokens and the passages are those of
     :class:`~specrag.methods.ralmspec.sequential.SequentialPipeline` with the same settings, whatever is chosen here.
 
     Args:
         llm: the language model, such as :func:`specrag.load` makes, or one behind endpoints.
-        retriever: such as a :class:`~specrag.retrieval.knowledge_base.SingleIndex`; of a knowledge base the ``flat``
+        retriever: such as a :class:`~specrag.retrieval.knowledge_base.SingleIndex`; for a knowledge base, its ``flat``
             index is searched.
         stride: queries of a round: a number, ``os3``, or a function that makes a schedule for a request;
             ``cost-aware`` decides guess by guess
             (:class:`~specrag.speculation.schedule.guesses.CostAwareGuesses`).
         prefetch: passages that a search brings into the cache for each query; 1 is the passage itself, ``None`` the
             paper's 20, or as many as there are.
-        asynchronous: decode behind the last guess while the search runs, up to the next token if a guess is wrong.
-            A cost-aware schedule decides that by itself.
-        max_match: OS3's cap of the match rate that it reckons with; ``None`` is no cap but a confidence bound.
-        learned: what requests with a cost-aware schedule learn together; by default those of this object do.
-        capacity: most passages in a request's cache, whose texts are kept too.
-        on_failure: when a search fails behind the first: ``error`` ends the request with it, ``cache`` goes on with
-            guesses that nobody verifies (the newest passage where the store does not rank the cache), and the
-            result says so.
-        early: show text at once and take it back by a :class:`~specrag.methods.ralmspec.result.Retraction`; else text
-            is shown when it is verified.
-        interval, query_tokens, passage_tokens, prompt_tokens, reuse, decoder, system, clock: as of
+        asynchronous: decode after the last guess while the search runs, stopping at the next token if a guess is wrong.
+            A cost-aware schedule decides this by itself.
+        max_match: OS3's cap on the match rate that it assumes; ``None`` uses a confidence bound instead of a cap.
+        learned: what requests with a cost-aware schedule learn together; by default shared by those of this object.
+        capacity: maximum number of passages in a request's cache, whose texts are kept too.
+        on_failure: when a search after the first one fails: ``error`` ends the request with the error, ``cache``
+            continues with unverified guesses (the newest passage if the store cannot rank the cache), and the result
+            says so.
+        early: show text at once and take it back by a :class:`~specrag.methods.ralmspec.result.Retraction`; otherwise
+            text is shown when it is verified.
+        interval, query_tokens, passage_tokens, prompt_tokens, reuse, decoder, system, clock: see
             :class:`~specrag.methods.ralmspec.sequential.SequentialPipeline`. A session is also kept while its passage
             may still turn out to be the right one.
 
@@ -132,7 +132,7 @@ class RaLMSpecPipeline(IterativeMethod):
         self.early = early
         self._shared = SharedStrides()
         self._learned = learned or SharedGuesses()
-        # What is wrong with the schedule or the cache is said now, not in mid-request.
+        # Report errors in the schedule or the cache now, not in the middle of a request.
         self._schedule()
         PassageFinder(retriever, clock, self.prefetch, capacity)
 
@@ -162,7 +162,7 @@ class RaLMSpecPipeline(IterativeMethod):
         return work.record.answer()
 
     def _first(self, work: Work, finder: PassageFinder) -> Coroutine[None]:
-        """The first retrieval fills the cache: there is nothing to guess from before it."""
+        """The first retrieval, which fills the cache: before it there is nothing to guess from."""
         query = work.prompts.query(())
         searched: Searched = yield Search(lambda: finder.find(query), finder.remote)
         work.timeline.add(searched.times, 0)
@@ -171,7 +171,7 @@ class RaLMSpecPipeline(IterativeMethod):
         yield from self._write(work, query, searched.found[0])
 
     def _round(self, work: Work, finder: PassageFinder, schedule: GuessSchedule) -> Coroutine[None]:
-        """Guess, verify, keep what was right, and decode behind the first passage that is known to be."""
+        """Guess, verify, keep what was right, and decode after the first passage that is known to be right."""
         drafts = _Drafts(work.record.text)
         yield from self._speculate(work, finder, drafts, schedule)
         searched = yield from self._verify(work, finder, drafts, schedule)
@@ -200,9 +200,9 @@ class RaLMSpecPipeline(IterativeMethod):
     def _speculate(
         self, work: Work, finder: PassageFinder, drafts: _Drafts, schedule: GuessSchedule
     ) -> Coroutine[None]:
-        """Look queries up and decode behind all guesses but the last, as many as the schedule wants.
+        """Look up queries and decode after all guesses but the last, as many as the schedule wants.
 
-        Ends sooner where the text does, where the cache has no guess, or where the store does not answer.
+        Ends sooner if the text ends, the cache has no guess, or the store does not answer.
         """
         while True:
             guess = yield from _look_up(work, finder, drafts.text)
@@ -259,12 +259,12 @@ class RaLMSpecPipeline(IterativeMethod):
             yield Emit(Retraction(text, sum(len(chunk.tokens) for chunk in wrong)))
 
     def _unverified(self, work: Work, finder: PassageFinder) -> Coroutine[None]:
-        """One chunk behind a guess that nobody will verify."""
+        """One chunk after a guess that will not be verified."""
         guess = yield from _look_up(work, finder, work.record.text)
         yield from self._write(work, guess.text, Found(guess.passage))
 
     def _write(self, work: Work, query: str, found: Found) -> Coroutine[Chunk]:
-        """Decode behind a passage that nothing will take back."""
+        """Decode after a passage that will not be taken back."""
         chunk = yield from work.writer.write(work.record.text, found.passage)
         work.writer.keep([found.passage])
         work.record.accept(chunk, query, found)
@@ -274,15 +274,15 @@ class RaLMSpecPipeline(IterativeMethod):
 
 @dataclass(slots=True)
 class _Drafts:
-    """A round's guesses and what was written behind them.
+    """A round's guesses and what was written after them.
 
     Attributes:
         text: the output with all of the chunks.
-        guesses: one a query.
+        guesses: one per query.
         fresh: whether the prompt of each guess had to be read, or would have to be.
-        chunks: behind the first of the guesses.
+        chunks: those written after the first guesses.
         seconds: of writing each chunk.
-        alone: chunks that nothing ran beside, with their look-ups.
+        alone: timings of the chunks that ran with nothing beside them, including their look-ups.
         beside_seconds: of the search and the decoding beside it, if there was any.
     """
 
@@ -295,23 +295,23 @@ class _Drafts:
     beside_seconds: float | None = None
 
     def add(self, chunk: Chunk, seconds: float) -> None:
-        """A chunk has been written to its end."""
+        """Add a chunk that has been written to its end."""
         self.text = chunk.text
         self.chunks.append(chunk)
         self.seconds.append(seconds)
 
     def note_alone(self, guess: Guess) -> None:
-        """Nothing ran beside the newest chunk."""
+        """Record that nothing ran beside the newest chunk."""
         self.alone.append(ChunkTime(self.fresh[-1], guess.seconds + self.seconds[-1]))
 
     def note_right(self, fresh: bool, seconds: float, guess: Guess) -> None:
-        """A chunk was written behind a passage that is known to be right; its time stands in where no guess has one."""
+        """Record a chunk after a passage known to be right; its time is used if no guess was timed."""
         self.alone.append(ChunkTime(fresh, guess.seconds + seconds))
         if not self.seconds:
             self.seconds.append(seconds)
 
     def round(self, found: Sequence[Found], search_seconds: float) -> StrideRound:
-        """What the round gave and took."""
+        """What the round gained and cost."""
         return StrideRound(
             len(self.guesses),
             self.matched(found),
@@ -324,7 +324,7 @@ class _Drafts:
 
     @property
     def guessed(self) -> tuple[Found, ...]:
-        """The guesses, taken for the truth."""
+        """The guesses, treated as the truth."""
         return tuple(Found(guess.passage) for guess in self.guesses)
 
     def matched(self, found: Sequence[Found]) -> int:
@@ -335,7 +335,7 @@ class _Drafts:
 
     @property
     def step_seconds(self) -> float:
-        """Of one speculation step: encoding, look-up and writing, each a mean of the round."""
+        """Seconds of one speculation step: encoding, look-up and writing, each as the mean of the round."""
         looking = sum(guess.seconds for guess in self.guesses) / len(self.guesses)
         return looking + (sum(self.seconds) / len(self.seconds) if self.seconds else 0.0)
 

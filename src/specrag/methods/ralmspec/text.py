@@ -1,7 +1,7 @@
-"""The text of iterative retrieval: written a chunk at a time, each behind its own passage, and taken back at will.
+"""The text of iterative retrieval: written one chunk at a time, each after its own passage, and taken back at will.
 
-Nothing is undone when a chunk turns out wrong. A text is a value, the older one is still there, and a session is
-brought in line with whatever text comes next: it keeps the tokens that both begin with.
+Nothing is undone when a chunk turns out wrong. A text is a value, so the older one still exists, and a session is
+brought in line with whatever text comes next: it keeps their common beginning.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from specrag.models.tokenizer import TextStream, Tokenizer
 from specrag.retrieval.passage import Passage
 from specrag.speculation.decode import DecodedToken, Settings, Step
 
-#: Passages whose keys and values a request keeps. A quarter of those that came up had been there shortly before.
+#: Passages whose keys and values a request keeps. A quarter of the passages used had been used shortly before.
 KEPT = 3
 
 
@@ -36,7 +36,7 @@ class Text:
 
     Attributes:
         tokens: the output's tokens.
-        stream, checker: their state behind these tokens; fork them to go on.
+        stream, checker: their state after these tokens; fork them to continue.
         finish_reason: why the text has ended, if it has.
     """
 
@@ -47,20 +47,20 @@ class Text:
 
     @classmethod
     def empty(cls, tokenizer: Tokenizer, stop: StopConditions) -> Text:
-        """Nothing yet."""
+        """The text before the first token."""
         return cls((), TextStream(tokenizer), StopChecker(stop))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chunk:
-    """Tokens written behind one passage.
+    """Tokens written after one passage.
 
     Attributes:
         text: the output with them.
         steps: the rounds of the decoder.
         shown: the characters that may be shown now.
         spans: numbers of its times in the timeline.
-        prompt_tokens: tokens of the prompt that it was written behind.
+        prompt_tokens: tokens of the prompt that it was written after.
     """
 
     text: Text
@@ -79,18 +79,18 @@ class Chunk:
 class EarlierPrompts:
     """What requests of one tenant have read before.
 
-    A prompt begins with its passage, so that one that was read for another question is found up to the question.
+    A prompt begins with its passage, so one that was read for another question is reused up to the question.
 
     Args:
         prefixes: the model's.
-        tenant: whose.
+        tenant: the tenant.
     """
 
     prefixes: PrefixCache
     tenant: str = ""
 
     def start(self, model: SessionModel, tokens: Sequence[int]) -> Session:
-        """A session that holds the beginning of these tokens, as far as it is known."""
+        """A session that holds the known beginning of these tokens."""
         return self.prefixes.start(model, tokens, self.tenant)
 
     def keep(self, session: Session, length: int) -> None:
@@ -106,13 +106,13 @@ class ChunkWriter(Protocol):
     """Writes the chunks of one request."""
 
     def write(self, text: Text, passage: Passage | None) -> Coroutine[Chunk]:
-        """Write the next chunk behind a text that has not ended; emits nothing."""
+        """Write the next chunk after a text that has not ended; emits nothing."""
 
     def holds(self, passage: Passage | None) -> bool:
-        """Whether this passage's prompt need not be read again, but for what was written since."""
+        """Whether this passage's prompt need not be read again, apart from what was written since."""
 
     def keep(self, passages: Collection[Passage | None]) -> None:
-        """These passages will be needed."""
+        """Announce that these passages will be needed."""
 
     def close(self) -> None:
         """Release what is held."""
@@ -127,9 +127,9 @@ class Writer:
         prompts: the prompt for each passage.
         settings: what the caller asks of the whole text.
         interval: tokens of a chunk.
-        earlier: prompts of other requests to go on from; the sessions of the newest passages are kept then too. With
-            ``None`` every chunk reads its prompt anew, as the paper runs it.
-        timeline: is told when what ran, and tells the time.
+        earlier: prompts of other requests to continue from; the sessions of the newest passages are then kept too. With
+            ``None`` every chunk reads its prompt again, as in the paper.
+        timeline: records what ran when, and provides the clock.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class Writer:
         self._sessions: dict[int | None, Session] = {}
 
     def write(self, text: Text, passage: Passage | None) -> Coroutine[Chunk]:
-        """Write the next chunk behind a text that has not ended; emits nothing."""
+        """Write the next chunk after a text that has not ended; emits nothing."""
         tokens = [*self._prompts.tokens(passage), *text.tokens]
         key = id_of(passage)
         if self._earlier is None:
@@ -183,7 +183,7 @@ class Writer:
         return Chunk(chunk.text(), steps, chunk.shown, (prefill.number, decode.number), len(tokens) - place)
 
     def holds(self, passage: Passage | None) -> bool:
-        """Whether this passage's prompt need not be read again, but for what was written since."""
+        """Whether this passage's prompt need not be read again, apart from what was written since."""
         if self._earlier is None:
             return False
         known = id_of(passage) in self._sessions
@@ -202,7 +202,7 @@ class Writer:
             self._sessions.popitem()[1].close()
 
     def _align(self, session: Session, tokens: Sequence[int]) -> Coroutine[list[Row]]:
-        """Make the session hold these tokens; what it holds of them already is kept."""
+        """Make the session hold these tokens, keeping those that it holds already."""
         shared = next(
             (place for place, (a, b) in enumerate(zip(session.tokens, tokens, strict=False)) if a != b),
             min(len(session), len(tokens)),
@@ -234,15 +234,15 @@ class Writer:
 def chunk_seed(seed: int, place: int) -> int:
     """The seed of the chunk that begins with output token ``place``.
 
-    Draws are keyed by the session's length, and a session is as long as its passage: two chunks of one text may pass
-    through the same lengths. With a seed for each chunk their draws are independent all the same.
+    Draws are keyed by the session's length, which depends on the length of its passage: two chunks of one text may pass
+    through the same lengths. With a seed for each chunk their draws are still independent.
     """
     text = f"{seed:x}/chunk/{place:x}"
     return int.from_bytes(hashlib.blake2b(text.encode("ascii"), digest_size=8).digest(), "little")
 
 
 class Growing:
-    """A text while a chunk is written behind it: follows every token as it comes."""
+    """A text while a chunk is written after it: follows every token as it comes."""
 
     def __init__(self, text: Text, stop_tokens: Collection[int]) -> None:
         self.tokens = list(text.tokens)
@@ -253,7 +253,7 @@ class Growing:
         self._reason: FinishReason | None = None
 
     def push(self, tokens: Sequence[int]) -> bool:
-        """Take the newest of a session's tokens; whether the text ends with it."""
+        """Take the newest of a session's tokens; returns whether the text ends with it."""
         token = tokens[-1]
         self.tokens.append(token)
         piece = self._checker.push(token, "" if token in self._stop_tokens else self._stream.push(token))
@@ -264,7 +264,7 @@ class Growing:
         return self._reason is not None
 
     def end(self, reason: FinishReason) -> None:
-        """The text has ended; what was held back is shown."""
+        """End the text; what was held back is shown."""
         end = self._checker.finish(self._stream.finish())
         self.shown += end.text
         self._reason = end.finish_reason or reason
@@ -287,7 +287,7 @@ class _Silent:
 
 @dataclass(frozen=True, slots=True)
 class _Resumed:
-    """Processors in the middle of an output: the tokens behind the prompt are output that they have seen."""
+    """Processors in the middle of an output: tokens after the prompt are output that they have already seen."""
 
     chain: Chain
     prompt_tokens: int

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ContextOptions(MethodOptions):
-    """How the relevant part of a long context is found, and what is done with one that is too long."""
+    """How the relevant part of a long context is found, and what happens to a context that is too long."""
 
     retrieval_tokens: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(
         None,
@@ -47,7 +47,7 @@ class ContextOptions(MethodOptions):
     )
 
     def settings(self) -> ContextSettings:
-        """For the retriever of parts."""
+        """The settings for the retriever of parts."""
         from specrag.methods.rapid.context.retriever import ContextSettings
 
         found = ContextSettings(self.chunk_tokens, self.threshold, scoring=self.scoring, pooling=self.pooling)
@@ -99,19 +99,19 @@ class _Contextual(Method):
         return Plan(begin, 2 * (tokens + options["max_tokens"] + GUESSES))
 
     def _check(self, request: Request) -> None:
-        """Refuse what does not fit this method alone."""
+        """Refuse what does not fit this method in particular."""
 
     def _method(self, given: Resources) -> ContextMethod | Decoder | ReadsPart:
-        """Decodes, or drafts from the part."""
+        """The object that decodes, or drafts from the part."""
         raise NotImplementedError
 
 
 class LongContext(_Contextual):
-    """The model reads the whole context, or the relevant part of it alone.
+    """The model reads the whole context, or only the relevant part of it.
 
     Args:
         options: :class:`LongContext.Options`.
-        decoding: a decoder that takes the place of the one that the options name.
+        decoding: a decoder that replaces the one named by the options.
     """
 
     name = "long-context"
@@ -148,7 +148,7 @@ class RAPID(_Contextual):
     """Retrieval-augmented speculative decoding: a drafter that reads the relevant part guesses for the model.
 
     Args:
-        options: :class:`RAPID.Options`; the defaults are the paper's, with the model's own text (eta 0).
+        options: :class:`RAPID.Options`; the defaults are the paper's, but produce the model's own text (eta 0).
     """
 
     name = "rapid"
@@ -157,7 +157,7 @@ class RAPID(_Contextual):
     )
 
     class Options(ContextOptions):
-        """Of RAPID."""
+        """Options of RAPID."""
 
         drafter: str = Field(
             "self",
@@ -222,7 +222,7 @@ class NaiveSD(_Contextual):
     summary = "RAPID's baseline: always gamma guesses, the model's own law"
 
     class Options(ContextOptions):
-        """Who drafts, how much."""
+        """Which model drafts, and how much."""
 
         drafter: str = Field(
             "self",
@@ -243,7 +243,7 @@ class NaiveSD(_Contextual):
 
 
 class StreamingDrafter(_Contextual):
-    """The model drafts for itself from the first tokens and the last ones (StreamingLLM; MagicDec's idea)."""
+    """The model drafts for itself from the first and the last tokens (StreamingLLM; MagicDec's idea)."""
 
     name = "streaming-drafter"
     summary = "RAPID's baseline: the model drafts for itself from a window of the text"
@@ -267,7 +267,7 @@ class StreamingDrafter(_Contextual):
 
 
 def _with_documents(request: Request) -> Request:
-    """The request with its long text as a document: all but the last paragraph, where nothing else is long."""
+    """The request with its long text as a document: all but the last paragraph, if nothing else is long."""
     if request.documents or request.history:
         return request
     text, cut, question = request.question.strip().rpartition("\n\n")
@@ -276,7 +276,7 @@ def _with_documents(request: Request) -> Request:
         raise InputError("messages", "no long text", remedy)
     system = request.system
     messages = [{"role": "system", "content": system}] if system else []
-    # A text, never the name of a file.
+    # Always a text, never the name of a file.
     return Request(
         [*messages, {"role": "user", "content": question}], request.options, request.search, (text,)
     )

@@ -1,4 +1,4 @@
-"""What RAPID is measured against: the same parts, configured as others have them."""
+"""What RAPID is measured against: the same components, configured as in other work."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ def naive_sd(drafter: str | Lends = SELF, gamma: int = GAMMA) -> RapidDecoder:
 
 @dataclass(frozen=True)
 class StreamingDecoder:
-    """The target drafts for itself from the first tokens and the last ones (StreamingLLM; MagicDec's idea).
+    """The target drafts for itself from the first and the last tokens (StreamingLLM; MagicDec's idea).
 
-    The kept tokens are read anew as one text, so that its keys know nothing of what was left out, and the room for
-    the output is a part of the window.
+    The kept tokens are read again as one text, so that its keys carry nothing of what was left out. The room for
+    the output is part of the window.
 
     Args:
-        window: entries of the drafter's cache in all.
+        window: total number of entries in the drafter's cache.
         sinks: those of them that are the prompt's first tokens.
-        gamma: guesses in a round.
+        gamma: guesses per round.
         name: in results.
 
     Raises:
-        InputError: the window holds no more than the sinks.
+        InputError: the sinks are not less than half of the window.
     """
 
     window: int = WINDOW

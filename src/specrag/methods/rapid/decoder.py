@@ -1,9 +1,9 @@
 """RAPID: a drafter that reads the retrieved part of a long context guesses for a target that reads all of it.
 
 Chen et al. 2025, "Long-Context Inference with Retrieval-Augmented Speculative Decoding". At eta = 0 the text is the
-target's own, token for token. Above, the text follows the retrieval-augmented target, in which the drafter's opinion
-of every token has its share (:mod:`specrag.speculation.augmented_target`), and may be better than either's. What the
-drafter reads is made for each request (:meth:`RAPID.reading`).
+target's own, token for token. Above 0, the text follows the retrieval-augmented target, which mixes in the drafter's
+opinion of every token (:mod:`specrag.speculation.augmented_target`), and may be better than either's. What the
+drafter reads is set for each request (:meth:`RapidDecoder.reading`).
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ from specrag.speculation.schedule.tokens import CostAware, SharedCosts
 if TYPE_CHECKING:
     from specrag.models.loading import LoadedModel
 
-#: The paper's number of guesses a round.
+#: The paper's number of guesses per round.
 GAMMA = 10
 #: Tokens that must agree before what followed them is copied.
 MIN_MATCH = 5
-#: Most tokens copied in a round by a drafter that must tell its opinion of them.
+#: Maximum number of tokens copied per round by a drafter that must give its opinion of them.
 MOST_COPIES = 20
-#: Where guesses are weighed, a chain ends behind a less probable likeliest token: the target's own weights, which only
-#: save the reading of the context, must be surer of the next guess than a model whose passes cost next to nothing.
+#: If guesses are weighed, a chain ends after a likeliest token with a lower probability than this: the target's own
+#: weights, which only save reading the context, must be surer of the next guess than a model whose passes cost almost
+#: nothing.
 _LEAST_CONFIDENCE_SELF, _LEAST_CONFIDENCE_OTHER = 0.5, 0.2
 
 
@@ -54,23 +55,23 @@ class RapidDecoder:
 
     Args:
         drafter: ``self`` for the target's own weights in a second session (self-speculation), a model's name, or a
-            loaded :class:`~specrag.LanguageModel`; it may be larger (upward speculation). One of another vocabulary
-            drafts at ``eta=0`` only.
+            loaded :class:`~specrag.LanguageModel`; it may be larger (upward speculation). A drafter with another
+            vocabulary drafts only at ``eta=0``.
         eta: strength of the knowledge transfer from the drafter (Eq. 6); 0 gives the target's own text, as does
-            temperature 0, the limit of Eq. 6 (docs/decisions/0018). The paper takes 5 to 20 for self-speculation, 40
+            temperature 0, the limit of Eq. 6 (docs/decisions/0018). The paper uses 5 to 20 for self-speculation, and 40
             and 50 for upward speculation.
-        gamma: guesses in a round, the most of them where they are weighed.
+        gamma: guesses per round; their maximum if they are weighed.
         residual: ``exact`` gives p-hat, ``paper`` what the paper prints.
-        guard: of the tail (Eq. 9): ``renormalised``, ``raw`` or ``off``; by default renormalised where the residual
-            is exact, else raw.
-        cost_aware: weigh guesses by their measured cost: at ``eta=0`` down to none, above only their number changes.
-        suffix: copy behind a repetition before the drafter guesses; above ``eta=0`` from what the drafter reads, with
-            its opinion of the copies. By default not with the paper's residual, since the paper has none. At
-            ``eta=0``, where guesses are weighed, copies and recycled tokens as ReSpec has them, and the drafter beside
-            them where it promises more.
+        guard: of the tail (Eq. 9): ``renormalised``, ``raw`` or ``off``; by default renormalised if the residual
+            is exact, otherwise raw.
+        cost_aware: weigh guesses by their measured cost: at ``eta=0`` down to none, above it only their number changes.
+        suffix: copy after a repetition before the drafter guesses; above ``eta=0`` from what the drafter reads, with
+            its opinion of the copies. By default off with the paper's residual, since the paper has no copies. At
+            ``eta=0``, if guesses are weighed, copies and recycled tokens as in ReSpec, plus the drafter where it
+            promises more.
         mask: tokens that the drafter gives less than this share of its likeliest's probability are not moved (0.1 in
             the authors' code, 0 in the paper).
-        name: in results; a baseline's own.
+        name: in results; a baseline has its own.
 
     Raises:
         InputError: a value cannot be used.
@@ -103,7 +104,7 @@ class RapidDecoder:
 
     @property
     def augmented(self) -> AugmentedSettings:
-        """What the text follows."""
+        """The settings of the target that the text follows."""
         return AugmentedSettings(self.eta, self.residual, self.guard, self.mask)
 
     @property
@@ -112,7 +113,7 @@ class RapidDecoder:
         return self.suffix if self.suffix is not None else self.eta == 0 or self.residual == "exact"
 
     def drafter_model(self, loaded: LoadedModel) -> LoadedModel:
-        """The model that drafts for a target: its tokenizer encodes what :meth:`reading` is given.
+        """The model that drafts for a target: its tokenizer encodes the input of :meth:`reading`.
 
         Raises:
             ModelFilesError: the drafter's files are missing or damaged.
@@ -124,7 +125,7 @@ class RapidDecoder:
 
         Args:
             tokens: the drafter's prompt, in tokens of :meth:`drafter_model`: the retrieved part of the context and
-                the question, behind which the answer begins.
+                the question, after which the answer begins.
 
         Raises:
             InputError: there are none.
@@ -135,7 +136,7 @@ class RapidDecoder:
         """See :class:`~specrag.methods.base.Decoder`.
 
         Raises:
-            InputError: it is not told what the drafter reads (:meth:`reading`).
+            InputError: always, since it does not know what the drafter reads (:meth:`reading`).
         """
         del loaded
         self._refuse()
@@ -166,7 +167,7 @@ class RapidDecoder:
         """Load the drafter and make sure that it fits a target.
 
         Raises:
-            InputError: it has another vocabulary, which only ``eta=0`` allows, or one that cannot be aligned.
+            InputError: its vocabulary differs, which only ``eta=0`` allows, or cannot be aligned.
             ModelFilesError: its files are missing or damaged.
         """
         fit = self._model.fit(loaded)
@@ -175,7 +176,7 @@ class RapidDecoder:
             raise InputError("eta", self.eta, remedy)
 
     def _transfers(self, sampling: SamplingParams) -> bool:
-        """Whether the drafter's opinion has a share in the text."""
+        """Whether the drafter's opinion influences the text."""
         return self.eta > 0 and not sampling.greedy
 
     def _schedule(
@@ -198,7 +199,7 @@ class RapidDecoder:
         schedule: TokenSchedule,
         watch: Stopwatch,
     ) -> Drafter:
-        """The drafter of one request; whoever asks closes it."""
+        """The drafter of one request; the caller closes it."""
         least = 0.0
         if self.cost_aware:
             least = _LEAST_CONFIDENCE_SELF if fit.model is target else _LEAST_CONFIDENCE_OTHER
@@ -234,7 +235,7 @@ class RapidDecoder:
 
 @dataclass(frozen=True)
 class Reading:
-    """RAPID for one request, which tells what the drafter reads; costs and models are the method's.
+    """RAPID for one request, with the drafter's prompt; costs and models belong to the method.
 
     Args:
         method: the configuration.
@@ -263,7 +264,7 @@ class Reading:
 
         Raises:
             InputError: the drafter does not fit the target.
-            ContextLengthError: it cannot read so much.
+            ContextLengthError: it cannot read that much.
         """
         self.method.check_drafter(loaded)
         check_room(self.method.drafter_model(loaded).model, len(self.tokens))

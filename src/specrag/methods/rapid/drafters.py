@@ -1,4 +1,4 @@
-"""Which model drafts in RAPID: the target itself, a model by name, or one that is loaded already."""
+"""Which model drafts in RAPID: the target itself, a model by name, or one that is already loaded."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from specrag.speculation.vocabularies import VocabularyPair
 if TYPE_CHECKING:
     from specrag.models.loading import LoadedModel
 
-#: The target's own weights draft, in a session of their own.
+#: The target's own weights draft, in a separate session.
 SELF = "self"
 
 
 @runtime_checkable
 class Lends(Protocol):
-    """Has a model loaded, as a :class:`~specrag.language_model.LanguageModel` has."""
+    """Holds a loaded model, as a :class:`~specrag.language_model.LanguageModel` does."""
 
     @property
     def loaded(self) -> LoadedModel:
@@ -34,7 +34,7 @@ class Fit:
 
     Attributes:
         model: computes the drafter's passes.
-        pair: aligns the vocabularies, where they differ.
+        pair: aligns the vocabularies, if they differ.
     """
 
     model: SessionModel
@@ -45,7 +45,7 @@ class DrafterModel:
     """Finds the drafter's model for a target, loads it once, and compares the vocabularies once.
 
     Args:
-        drafter: :data:`SELF`, a model's name, or what has one loaded.
+        drafter: :data:`SELF`, a model's name, or an object that holds a loaded model.
 
     Raises:
         InputError: it is none of these.
@@ -96,7 +96,7 @@ class DrafterModel:
         """The drafter for a target that was checked before; any model drafts for itself.
 
         Raises:
-            InputError: it was not.
+            InputError: the target was not checked.
         """
         if self._drafter == SELF:
             return Fit(target, None)

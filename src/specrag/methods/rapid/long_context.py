@@ -1,7 +1,7 @@
-"""Questions about long contexts: documents or a conversation that the model's window holds, answered sooner.
+"""Questions about long contexts: documents or a conversation that fit the model's window, answered sooner.
 
-The target reads everything; a drafter that reads only the relevant part guesses (RAPID); or one of the rivals: plain,
-the part alone (rag), ReSpec, naive speculation, a drafter with a window.
+The target reads everything while a drafter that reads only the relevant part guesses (RAPID); or one of the baselines
+answers: plain, the part alone, ReSpec, naive speculation, a drafter with a window.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ class LongContextPipeline:
 
     Args:
         llm: the target, such as :func:`specrag.load` makes.
-        method: ``rapid``, ``plain``, ``rag``, ``respec``, ``naive-sd``, ``streaming-drafter``, another decoding method
-            by name, or a configured one, such as ``RAPID(drafter="smollm2-135m")``.
+        method: a :class:`~specrag.methods.rapid.readers.ContextMethod`, a decoder, or one whose drafter reads the part,
+            such as ``RapidDecoder(drafter="smollm2-135m")``.
         retriever: finds the part that the drafter reads; by default one with the paper's settings.
-        truncate_middle: leave out the middle of a context that the model's window does not hold, in whole chunks;
-            otherwise it is refused.
-        memory_bytes: refuse what needs more memory; by default what the machine has free.
+        truncate_middle: leave out the middle of a context that does not fit the model's window, in whole chunks;
+            otherwise the context is refused.
+        memory_bytes: refuse requests that need more memory; by default the machine's free memory.
         reuse: hold the keys and values of the newest document, so that a second question about it does not read it
             again. Without ``batch_invariant`` a later question's text may then round differently.
-        keep_prefix: also keep them in files of this folder, for other processes; ``None`` for none.
-        prefixes: holds and keeps them in the place of these two.
+        keep_prefix: also store them in files of this folder, for other processes; ``None`` for none.
+        prefixes: holds and stores them instead of these two.
         system: a system message in front of everything.
         instruction: between the documents and the question.
         clock: seconds, the executor's.
@@ -101,17 +101,17 @@ class LongContextPipeline:
     ) -> Coroutine[ContextAnswer]:
         """A coroutine for the model's executor that answers a question; emits what will be read, then steps.
 
-        What can be wrong with the values is checked at the call, what depends on the context's length before the
-        first pass; a timeout is the business of who submits it.
+        Errors in the values are found by the call itself, those that depend on the context's length before the
+        first pass; the submitter is responsible for a timeout.
 
         Args:
-            question: in words; also what the relevant part is searched with.
+            question: in words; also used to search for the relevant part.
             documents: the long context: texts, paths, or documents that have been read.
             history: earlier messages, oldest first. Without documents they are the long context themselves.
             options: of the generation; see :class:`~specrag.request.Options`. ``method`` is refused.
 
         Raises:
-            InputError: a value cannot be used, the context holds no text, or it does not fit the memory.
+            InputError: a value cannot be used, the context holds no text, or it does not fit in memory.
             ContextLengthError: the context does not fit the model's window.
         """
         return self._answering(self._request(question, documents, history, options), options)
@@ -148,7 +148,7 @@ class LongContextPipeline:
         steps: list[Step] = []
         decoding: Options = {**options, "method": plan.method}
         if not self.llm.loaded.tokenizer.has_chat_template or question.raw:
-            # Without end-of-turn tokens such a model would go on with a next question of its own.
+            # Without end-of-turn tokens such a model would continue with another question of its own.
             decoding = {"stop": "\n", **decoding}
         generation = yield from tap_steps(self.llm.generating(plan.tokens, decoding), steps)
         return _sum_up(plan, known, generation, steps)
@@ -186,7 +186,7 @@ class LongContextPipeline:
         from specrag.engine.memory import free_bytes
 
         free = free_bytes(self.llm.loaded.device)
-        # What is held serves this question too, or gives way to it.
+        # What is held already serves this question too, or is dropped for it.
         return None if free is None else free + (0 if self._prefixes is None else self._prefixes.nbytes)
 
 

@@ -1,4 +1,4 @@
-"""What is read for a question about a long context: the prompts, the part, what gives way. Runs no model."""
+"""What is read for a question about a long context: the prompts, the part, what is dropped. Runs no model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from specrag.engine.memory import MemoryNeed
     from specrag.models.loading import LoadedModel
 
-#: Why a drafter with the target's own weights does not draft from everything that the target reads.
+#: Why a drafter with the target's own weights does not draft when it would read everything that the target reads.
 NOTHING_LEFT_OUT = (
     "the relevant part is the whole context, so that the drafter would repeat the target's own work: "
     f"decoded by {FALLBACK}"
@@ -44,12 +44,12 @@ class LongQuestion:
     """A checked call.
 
     Args:
-        asked: the question and what stands around it.
-        documents: the context; empty where it is a conversation.
-        messages: the conversation that is the context; empty where it is documents.
+        asked: the question and the texts around it.
+        documents: the context; empty if it is a conversation.
+        messages: the conversation that is the context; empty if the context is documents.
         max_tokens: of the answer.
         raw: leave the chat template out.
-        tenant: who asks.
+        tenant: the tenant that asks.
     """
 
     asked: ContextQuestion
@@ -62,7 +62,7 @@ class LongQuestion:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be done: the target's prompt, and the method that decodes behind it."""
+    """What is to be done: the target's prompt, and the method that decodes after it."""
 
     reading: ContextReading
     tokens: tuple[int, ...]
@@ -70,7 +70,7 @@ class Plan:
 
 
 class Ends(NamedTuple):
-    """Numbers of chunks that stay."""
+    """Numbers of chunks to keep."""
 
     head: int
     tail: int
@@ -81,7 +81,7 @@ class _Target:
     """The target's prompt.
 
     Attributes:
-        kept: the chunks that it holds; ``None`` for everything.
+        kept: the chunks that it holds; ``None`` for all.
         left_out: tokens of the others.
     """
 
@@ -106,7 +106,7 @@ class Planner:
         method: how to answer.
         retriever: finds the part.
         truncate_middle: leave out the middle of a context that is too long.
-        free: bytes of memory that there are; ``None`` where nobody knows.
+        free: returns the bytes of free memory; ``None`` if unknown.
         clock: seconds.
     """
 
@@ -132,7 +132,7 @@ class Planner:
 
         Raises:
             ContextLengthError: the context does not fit the model's window, or the question leaves no room for it.
-            InputError: the keys and values do not fit the memory, or the context holds no text.
+            InputError: the keys and values do not fit in memory, or the context holds no text.
         """
         started = self._clock()
         drafts, fallback = self.method.part, ""
@@ -168,7 +168,7 @@ class Planner:
         return Plan(reading, tuple(target.tokens), decoding)
 
     def shared_length(self, question: LongQuestion, tokens: Sequence[int]) -> int:
-        """How many tokens of a prompt another question about the same context would begin with."""
+        """How many tokens of a prompt another question about the same context would share at its beginning."""
         if self.method.reads_part_only:
             return 0
         other = "0" if not question.asked.question.startswith("0") else "1"
@@ -220,7 +220,7 @@ class Planner:
     # -- the part -------------------------------------------------------------------------------------------
 
     def _part(self, question: LongQuestion, kept: Sequence[int] | None, reader: LoadedModel) -> _Fitted:
-        """The part, smaller than its budget where its reader's window is.
+        """The part, smaller than its budget if its reader's window requires that.
 
         Args:
             kept: the chunks to choose from; ``None`` for all.
@@ -242,7 +242,7 @@ class Planner:
                 return _Fitted(replace(part, seconds=cutting), tokens)
             if len(chunks) == 1:
                 raise self._no_room(question, room)
-            # The reader may count in another vocabulary, so that this is a guess, and always a smaller one.
+            # The reader may count in another vocabulary, so this is an estimate, but always a smaller one.
             most = min(part.tokens - 1, part.tokens * room // len(tokens))
 
     def _messages(self, question: LongQuestion, chunks: Sequence[ContextChunk]) -> tuple[Message, ...]:
@@ -272,10 +272,10 @@ class Planner:
         return ContextLengthError("question", question.asked.question, remedy)
 
     def _memory(self, question: LongQuestion, target: int, drafter: int) -> MemoryNeed:
-        """The estimate, if it fits.
+        """The memory estimate, if it fits.
 
         Raises:
-            InputError: it does not.
+            InputError: it does not fit.
         """
         from specrag.engine.memory import SessionNeed, check_memory, estimate_memory
 
@@ -293,7 +293,7 @@ class Planner:
 
 
 def both_ends(sizes: Sequence[int], room: int) -> Ends:
-    """How many of the first and of the last chunks fit together, about as many tokens of both."""
+    """How many of the first and of the last chunks fit together, with about as many tokens from each end."""
     head = tail = used = 0
     first, last = 0, 0
     while head + tail < len(sizes):

@@ -1,6 +1,6 @@
 """The prompts about a long context: everything for the target, the part for the drafter, the document always first.
 
-What does not change between two questions stands in front, so that its keys and values serve the second one too.
+What does not change between two questions comes first, so that its keys and values serve the second one too.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from specrag.retrieval.documents.reader import Document
 if TYPE_CHECKING:
     from specrag.models.tokenizer import Tokenizer
 
-#: What the model is told between the documents and the question. Of six wordings, the one with which SmolLM2-135M
-#: answered from a text of thousands of tokens most often; small models follow what they read last.
+#: Instruction between the documents and the question. Of six wordings, this is the one with which SmolLM2-135M most
+#: often answered from a text of thousands of tokens; small models follow what they read last.
 INSTRUCTION = "Use the text above to answer in a few sentences."
 
-#: Stands where the middle of a context was left out.
+#: Marks where the middle of a context was left out.
 GAP = "[...]"
 
 
 @dataclass(frozen=True, slots=True)
 class ContextQuestion:
-    """What is asked, and what is not long about it.
+    """The question and the short texts around it.
 
     Args:
         question: in words.
-        history: earlier messages about the documents; empty where the conversation itself is the long context.
+        history: earlier messages about the documents; empty if the conversation itself is the long context.
         system: a system message in front.
-        instruction: between the documents and the question.
+        instruction: placed between the documents and the question.
     """
 
     question: str
@@ -54,11 +54,11 @@ class ContextQuestion:
         return self._with_system([*messages, *turns])
 
     def after(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """The question behind a conversation, which is as it was."""
+        """An unchanged conversation, followed by the question."""
         return self._with_system([*messages, {"role": "user", "content": self.question}])
 
     def after_part(self, chunks: Sequence[ContextChunk]) -> tuple[Message, ...]:
-        """The question behind some stretches of a conversation, speakers in turns as chat templates want them."""
+        """Some stretches of a conversation and the question, with alternating speakers as chat templates require."""
         spoken = [message for chunk in chunks for message in chunk.messages]
         spoken.append({"role": "user", "content": self.question})
         turns: list[Message] = [
@@ -75,7 +75,7 @@ class ContextQuestion:
 
 
 def whole_text(documents: Sequence[Document]) -> str:
-    """All documents, word for word; several of them under their titles."""
+    """All documents, word for word; if there are several, each under its title."""
     several = len(documents) > 1
     return "\n\n".join(
         _headed(document.title, [part.text for part in document.parts], several) for document in documents
@@ -96,19 +96,19 @@ def text_of(chunks: Sequence[ContextChunk], *, several: bool) -> str:
 
 
 def text_without_middle(head: Sequence[ContextChunk], tail: Sequence[ContextChunk], *, several: bool) -> str:
-    """The beginning and the end of the documents, and a mark between them."""
+    """The beginning and the end of the documents, with a mark between them."""
     return f"\n\n{GAP}\n\n".join(text_of(chunks, several=several) for chunks in (head, tail) if chunks)
 
 
 def encode(tokenizer: Tokenizer, messages: Sequence[Message], *, raw: bool = False) -> list[int]:
-    """The conversation in the model's chat template, or as a text where it has none or ``raw`` asks for it."""
+    """The conversation in the model's chat template, or as text if it has none or ``raw`` asks for it."""
     if tokenizer.has_chat_template and not raw:
         return tokenizer.chat(messages)
     return tokenizer.encode(as_text(messages), special=True)
 
 
 def common_length(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many tokens two prompts begin with alike."""
+    """The length of the common beginning of two prompts, in tokens."""
     pairs = enumerate(zip(first, second, strict=False))
     return next((place for place, (left, right) in pairs if left != right), min(len(first), len(second)))
 

@@ -11,7 +11,7 @@ from specrag.methods.base import Decoder
 if TYPE_CHECKING:
     from specrag.models.loading import LoadedModel
 
-#: Decodes in place of a method whose drafter has nothing else to read than the target: copies cost no pass.
+#: Decodes instead of a method whose drafter would read the same as the target: copies cost no pass.
 FALLBACK = "adaptive"
 
 
@@ -21,13 +21,13 @@ class ReadsPart(Protocol):
 
     @property
     def name(self) -> str:
-        """In results."""
+        """The name in results."""
 
     def drafter_model(self, loaded: LoadedModel) -> LoadedModel:
         """The model that drafts for a target; its tokenizer encodes the part."""
 
     def check_drafter(self, loaded: LoadedModel) -> None:
-        """Load it, and make sure that it fits the target."""
+        """Load the drafter, and make sure that it fits the target."""
 
     def reading(self, tokens: Sequence[int]) -> Decoder:
         """The method for one request, whose drafter reads these tokens."""
@@ -38,11 +38,11 @@ class ContextMethod:
     """How to answer from a long context.
 
     Attributes:
-        name: as it was asked for.
-        decoding: how the target's text is decoded, a name for the default settings, whose measured costs the
-            language model keeps; for one that reads a part, where the part is everything.
-        part: drafts from the part; ``None`` where no drafter reads one.
-        reads_part_only: the target itself reads the part in place of everything.
+        name: as it was requested.
+        decoding: how the target's text is decoded; a name stands for the default settings, whose measured costs the
+            language model keeps; for a method with a drafter that reads a part, used if the part is everything.
+        part: drafts from the part; ``None`` if no drafter reads one.
+        reads_part_only: the target itself reads the part instead of everything.
     """
 
     name: str
@@ -52,7 +52,7 @@ class ContextMethod:
 
     @property
     def retrieves(self) -> bool:
-        """Whether anybody reads a part."""
+        """Whether the drafter or the target reads a part."""
         return self.part is not None or self.reads_part_only
 
     def check(self, loaded: LoadedModel) -> None:
@@ -69,7 +69,7 @@ class ContextMethod:
 
 
 def context_method(given: ContextMethod | Decoder | ReadsPart) -> ContextMethod:
-    """How to answer, from what decodes or drafts."""
+    """How to answer with an object that decodes or drafts."""
     if isinstance(given, ContextMethod):
         return given
     if isinstance(given, ReadsPart):

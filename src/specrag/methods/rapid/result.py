@@ -1,4 +1,4 @@
-"""What a question about a long context gives back: the answer, what was read for it, and the times apart."""
+"""The result of a question about a long context: the answer, what was read for it, and the individual times."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ContextReading(Event):
-    """The first event of a streamed answer: what will be read, by whom; nothing has been read yet.
+    """The first event of a streamed answer: what will be read, and by which model; nothing has been read yet.
 
     Attributes:
         question: as it was asked and searched with.
-        method: that decodes.
-        fallback: why this is another method than the one asked for; empty where it is not.
-        part: the chunks that the drafter, or with ``rag`` the target, reads; ``None`` where nobody reads a part.
-        prompt_tokens: that the target reads.
-        drafter_tokens: that the drafter reads as soon as it is asked for a guess; 0 where there is none, or it reads
-            what the target reads.
-        left_out_tokens: of the middle of the context, where it was cut to fit.
+        method: the method that decodes.
+        fallback: why this is not the method that was requested; empty if it is.
+        part: the chunks that the drafter reads, or with ``long-context`` and ``read=part`` the target; ``None`` if no
+            part is read.
+        prompt_tokens: number that the target reads.
+        drafter_tokens: number that the drafter reads as soon as it is asked for a guess; 0 if there is no drafter, or
+            it reads what the target reads.
+        left_out_tokens: number cut from the middle of the context to make it fit.
         memory: the estimate.
-        retrieval_seconds: cutting, encoding and ranking the chunks; 0 where nobody reads a part.
+        retrieval_seconds: cutting, encoding and ranking the chunks; 0 if no part is read.
         tokenizing_seconds: making the prompts.
     """
 
@@ -55,7 +56,7 @@ class ContextReading(Event):
 
     @property
     def chunks(self) -> tuple[ScoredChunk, ...]:
-        """Of the part, in document order."""
+        """The part's chunks, in document order."""
         return () if self.part is None else self.part.chunks
 
 
@@ -64,15 +65,15 @@ class ContextStats:
     """Counts and wall-clock seconds of an answer.
 
     Attributes:
-        retrieval_seconds, tokenizing_seconds: as of :class:`ContextReading`.
-        prefix_seconds: of reading keys and values from the disk, and writing them there.
+        retrieval_seconds, tokenizing_seconds: see :class:`ContextReading`.
+        prefix_seconds: of reading keys and values from disk, and writing them to it.
         prefill_seconds: of the target's prompt.
         drafter_prefill_seconds: of what the drafter read before its first guess.
         decode_seconds: of the text itself.
-        prompt_tokens: that the target read or knew.
-        cached_tokens: those of them that it knew from an earlier question or from the disk.
-        drafter_tokens: that the drafter read; 0 where it was never asked for a guess.
-        completion_tokens: generated.
+        prompt_tokens: number that the target read or knew.
+        cached_tokens: those of them that it knew from an earlier question or from disk.
+        drafter_tokens: number that the drafter read; 0 if it was never asked for a guess.
+        completion_tokens: number generated.
     """
 
     retrieval_seconds: float
@@ -88,7 +89,7 @@ class ContextStats:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of decoding alone; 0 where nothing was decoded."""
+        """Of decoding alone; 0 if nothing was decoded."""
         return self.completion_tokens / self.decode_seconds if self.decode_seconds else 0.0
 
     @property
@@ -112,7 +113,7 @@ class ContextAnswer(Details):
         text: the answer.
         reading: what was read for it.
         generation: the text as generated, with its tokens.
-        prefix_note: what was wrong with keys and values on disk, which were then computed anew; empty if nothing.
+        prefix_note: what was wrong with keys and values on disk, which were then computed again; empty if nothing.
     """
 
     text: str
@@ -122,7 +123,7 @@ class ContextAnswer(Details):
     prefix_note: str = ""
 
     def result(self) -> Result:
-        """The answer as every method's is."""
+        """The answer in the form common to all methods."""
         stats, generation = self.stats, self.generation
         phases = {
             "retrieval": stats.retrieval_seconds,

@@ -1,6 +1,6 @@
-"""ReSpec as published (Fang et al.): entropy trigger, scored copies, a tree of 60 nodes, EAGLE-2 where there is a head.
+"""ReSpec as published (Fang et al.): entropy trigger, scored copies, a tree of 60 nodes, EAGLE-2 if there is a head.
 
-What departs from the paper is an option: ``cost_aware`` weighs every guess by its measured cost.
+Departures from the paper are options: ``cost_aware`` weighs every guess by its measured cost.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from specrag.methods.resources import Resources
     from specrag.speculation.suffix.corpus import SuffixCorpus
 
-#: The drafter where nobody names one: EAGLE-2 with the head that comes with the target, else token recycling.
+#: The default drafter: EAGLE-2 with the head that comes with the target, otherwise token recycling.
 AUTO = "auto"
 
 
@@ -32,7 +32,7 @@ class ReSpec(DecodingMethod):
     summary = "ReSpec: copies from text where entropy is low, else a drafter guesses (as published)"
 
     class Options(CopyingOptions):
-        """Of ReSpec."""
+        """Options of ReSpec."""
 
         drafter: str = Field(
             AUTO,
@@ -70,7 +70,7 @@ class ReSpec(DecodingMethod):
 
 
 def _best_drafter(model: str) -> str:
-    """EAGLE-2 with the head that comes with a model; token recycling where none does."""
+    """EAGLE-2 with the head that comes with a model; token recycling if none does."""
     from specrag.methods.drafters import EAGLE_PREFIX
     from specrag.models.eagle_files import shipped_heads
 

@@ -32,7 +32,7 @@ Strategy = Literal[
     "multi-perspective", "balanced", "random", "same-cluster", "anchored", "anchored-whole", "ranked"
 ]
 
-#: What hangs on the form of drafts: the paper's values, and those that measured better for cited sentences.
+#: Defaults that depend on the form of drafts: the paper's values, and those that measured better for cited sentences.
 _USUAL: dict[Form, dict[str, Any]] = {
     "paper": {
         "strategy": "multi-perspective",
@@ -52,7 +52,7 @@ _USUAL: dict[Form, dict[str, Any]] = {
 class SpeculativeRAG(Method):
     """A drafter writes several answers, a verifier scores them all in one pass; the best is the answer.
 
-    The model verifies. SmolLM2 drafts where the model is larger and nobody else is named; else the model does.
+    The model verifies. SmolLM2 drafts if the model is larger and no drafter is named; otherwise the model drafts.
 
     Args:
         options: :class:`SpeculativeRAG.Options`; ``form="paper"`` is the paper's configuration.
@@ -64,7 +64,7 @@ class SpeculativeRAG(Method):
     reads_history = False
 
     class Options(MethodOptions):
-        """Of Speculative RAG."""
+        """Options of Speculative RAG."""
 
         drafter: Annotated[str, Field(max_length=4096)] | None = Field(
             None,
@@ -142,10 +142,10 @@ class SpeculativeRAG(Method):
         )
 
         def settled(self, form: Form | None = None) -> Self:
-            """With a value for everything that hangs on the form of drafts.
+            """The options with a value for everything that depends on the form of drafts.
 
             Args:
-                form: what a drafter writes where it is not said.
+                form: the drafter's form, used if the options name none.
             """
             form = self.form or form or "cited"
             usual: dict[str, Any] = {"form": form, **_USUAL[form]}
@@ -184,7 +184,7 @@ class SpeculativeRAG(Method):
             """What is asked.
 
             Raises:
-                InputError: a choice is no ``LETTER=TEXT``, or there is a claim as well.
+                InputError: a choice is not ``LETTER=TEXT``, or there is a claim as well.
             """
             from specrag.methods.speculative_rag.task import Task
 
@@ -242,7 +242,7 @@ class SpeculativeRAG(Method):
         return Plan(begin, _tokens(options, request, given, writer, found.k))
 
     def _writer(self, given: Resources) -> Any:
-        """Who drafts."""
+        """The model that drafts."""
         own = self.options
         return given.writer(own.drafter, own.adapter, own.form or "cited")
 
@@ -258,7 +258,7 @@ class SpeculativeRAG(Method):
             self._check_plain()
             generator: TextGenerator = writer
             return generator
-        # Decoders learn what a model's passes cost: not of another model.
+        # Decoders learn what a model's passes cost, so they must not be shared with another model.
         decoder = make_decoder(self.options.decoder, given.of(writer))
         return LocalGenerator(_Tenant(writer, request, given.executor), method=decoder)
 
@@ -266,9 +266,9 @@ class SpeculativeRAG(Method):
 def _tokens(
     options: SpeculativeRAG.Options, request: Request, given: Resources, writer: Any, passages: int
 ) -> int:
-    """That sessions may hold, in tokens of the verifier: each draft has one of the drafter and rows of its pass."""
+    """Tokens that sessions may hold, in the verifier's: per draft a session of the drafter and rows of its own pass."""
     if not hasattr(writer, "loaded") or not given.has_model:
-        return 0  # what an endpoint holds is its own business
+        return 0  # what an endpoint holds is its own concern
     from specrag.engine.memory import keys_values_bytes
 
     verifier = given.llm.loaded.model
@@ -277,7 +277,7 @@ def _tokens(
     prompt = (options.passages_per_draft + 1) * PASSAGE_TOKENS + length
     each = min(prompt, writer.context_length) + 2 * options.draft_tokens
     share: float = keys_values_bytes(writer.loaded.model, each) / keys_values_bytes(verifier, each)
-    # What one text more reads: the draft of all passages, the verifier that has some of them in front.
+    # What one more text reads: the draft of all passages, the verifier that has some of them in front.
     more = share if options.strategy == "anchored-whole" else 0.0
     more += options.evidence in ("all-passages", "best-passages")
     tokens: int = math.ceil((1 + share) * options.drafts * each + more * passages * PASSAGE_TOKENS)
@@ -285,9 +285,9 @@ def _tokens(
 
 
 class _Tenant:
-    """Who writes the drafts: the model, or another one whose passes run beside the model's.
+    """The model that writes the drafts: the model itself, or another one whose passes run beside the model's.
 
-    The model's prefix cache keeps what is read for one tenant apart from the others'; another drafter has none.
+    The model's prefix cache keeps what is read for one tenant separate from the others'; another drafter has no cache.
     """
 
     def __init__(self, llm: LocalModel, request: Request, executor: Executor) -> None:
@@ -299,6 +299,6 @@ class _Tenant:
     def generating(
         self, prompt: Prompt, options: GenerationOptions, begun: Session | None = None
     ) -> Coroutine[Result]:
-        """As the model's own."""
+        """See the model's own ``generating``; adds the tenant."""
         own: Mapping[str, Any] = {**options, "tenant": self._tenant}
         return self._llm.generating(prompt, own, begun)  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
-"""Drafts that people can use: a sentence with its citations, as standard RAG writes it, and what it was taken from.
+"""Drafts that people can use: a sentence with its citations, as in standard RAG, and what it was taken from.
 
-Small models answer better so than in the paper's form (PopQA, SmolLM2, the same passages: 76 against 52 %). The
-rationale is not the drafter's: it is the sentence of the cited passages that holds the most of the answer.
+Small models answer better this way than in the paper's form (PopQA, SmolLM2, the same passages: 76 against 52 %). The
+rationale is not the drafter's: it is the sentence of the cited passages that holds most of the answer.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from specrag.methods.wording import wording
 from specrag.models.roles import Reluctance, TextGenerator
 from specrag.retrieval.passage import Passage, passage_text
 
-#: A citation as ``CitedText`` makes it, which leaves no other.
+#: A citation as ``CitedText`` makes it; it leaves no other.
 _MARK = re.compile(r"\[(\d{1,3})\]")
 #: How a drafter that was trained on this form says that its passages do not hold the answer: none has the number 0.
 _NOT_HERE = "0]"
-#: So much surer it has to be of that than of a passage. Chosen on odd rows.
+#: How much surer it has to be of that than of a passage. Chosen on odd rows.
 RELUCTANCE = Reluctance(_NOT_HERE, 2.0)
 #: What is wrong with such a draft.
 NOT_HERE = "it says that its passages do not hold the answer"
@@ -36,7 +36,7 @@ def cited_prompt(task: Task, passages: Sequence[Passage]) -> tuple[Message, ...]
 
 
 def cited_lead(task: Task, drafter: TextGenerator) -> str:
-    """How a draft begins, if its drafter was trained so or should choose a passage first; it is not shown."""
+    """How a draft begins, if its drafter was trained that way or should choose a passage first; it is not shown."""
     return wording(task.text).lead if is_trained(drafter) or is_small(getattr(drafter, "llm", None)) else ""
 
 
@@ -47,7 +47,7 @@ def is_trained(drafter: TextGenerator) -> bool:
 
 
 def write_cited(sentence: str, number: int | None) -> str:
-    """A draft in the form, behind the lead: what a drafter is trained to write.
+    """A draft in the form, after the lead: what a drafter is trained to write.
 
     Args:
         number: of the passage that says it; ``None`` if none does.
@@ -63,12 +63,12 @@ def says_not_here(text: str) -> bool:
 def read_cited(
     task: Task, text: str, passages: Sequence[Passage], numbers: Sequence[int], lead: str
 ) -> ParsedDraft | MalformedDraft:
-    """Read what a drafter wrote behind the lead: its first line. One that no passage holds is no answer.
+    """Read what a drafter wrote after the lead: its first line. A sentence that no passage holds is not an answer.
 
     Args:
-        passages: that it read.
-        numbers: of these among the sources, which the citations give.
-        lead: what it wrote behind.
+        passages: those that it read.
+        numbers: of these among the sources, as given in the citations.
+        lead: the beginning that it continued.
     """
     line = text.split("\n", 1)[0]
     if lead and says_not_here(line):
@@ -90,7 +90,7 @@ def read_cited(
 
 
 def _held(task: Task, answer: str, sources: Sequence[str]) -> str:
-    """The sentence of the sources that holds the most of an answer."""
+    """The sentence of the sources that holds most of an answer."""
     sentences = [part.strip() for source in sources for part in _SENTENCES.split(source) if part.strip()]
     chosen = Support(task.text, sentences).choose(answer)
     return sentences[chosen[0] - 1] if chosen else sentences[0]

@@ -55,10 +55,11 @@ class Drafting:
 
     Args:
         max_tokens: of a draft, rationale and answer together.
-        rationale_tokens: most tokens of a rationale, where the drafter can be kept to the form.
+        rationale_tokens: maximum tokens of a rationale, if the drafter can be constrained to the form.
         example: show the form by an example in the prompt; ``None`` shows it to drafters that were not trained on it.
-        steer: keep a local drafter to the form (:class:`~specrag.models.roles.Cue`); an endpoint is left to the prompt.
-        quote_all: where guesses are copied from passages, also from those that a draft does not see.
+        steer: constrain a local drafter to the form (:class:`~specrag.models.roles.Cue`); an endpoint only gets the
+            prompt.
+        quote_all: if guesses are copied from passages, copy also from those that a draft does not see.
         form: the paper's, a rationale and then the answer in a few words, or a sentence with citations
             (``speculative_rag/cited.py``). Choices and claims are answered in the paper's form.
 
@@ -89,7 +90,7 @@ class Drafting:
         return not (isinstance(drafter, LocalGenerator) and drafter.llm.loaded.drafter_form == "paper")
 
     def cue(self, task: Task) -> Cue | None:
-        """The paper's form, to which a drafter is kept; its answers are the task's own, where it has them."""
+        """The paper's form, for a drafter that is constrained to it; with the task's own answers, if it has any."""
         if not self.steer:
             return None
         return Cue(CUE, self.rationale_tokens, tuple(f" {choice}" for choice in task.choices))
@@ -112,11 +113,11 @@ class DraftForm:
     """What a drafter is asked, and how its text is read.
 
     Attributes:
-        prompt: of the passages that it reads.
+        prompt: makes the prompt from the passages that it reads.
         lead: how its text begins.
-        cue: what it is kept to.
-        read: a text, with the passages that it was written from and their numbers.
-        reluctance: how it should begin more rarely.
+        cue: what it is constrained to.
+        read: reads a text, given the passages that it was written from and their numbers.
+        reluctance: a beginning that it should choose more rarely.
     """
 
     prompt: Callable[[Sequence[Passage]], TextPrompt]
@@ -128,7 +129,7 @@ class DraftForm:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A draft, and what it says if it keeps to the form."""
+    """A draft, and what it says if it follows the form."""
 
     draft: Draft
     parsed: ParsedDraft | None
@@ -184,7 +185,7 @@ def drafting(
 
 @dataclass(frozen=True, slots=True)
 class _Fitted:
-    """Passages that fit the drafter's context, and whether they were cut for it."""
+    """Passages that fit the drafter's context, and whether they were cut to fit."""
 
     passages: Sequence[Passage]
     shortened: bool
@@ -251,7 +252,7 @@ def _read(form: DraftForm, number: int, subset: Sequence[int], fit: _Fitted, tex
 def measure(text: GeneratedText, parsed: ParsedDraft) -> Measured:
     """How probable rationale and answer were, from the generation's own log-probabilities.
 
-    A token belongs to the part in which it starts, and the end of the text to none.
+    A token belongs to the part in which it starts; the end of the text belongs to none.
     """
     starts, end = [], 0
     for token in text.tokens:

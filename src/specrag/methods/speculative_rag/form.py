@@ -1,7 +1,7 @@
 """What a drafter is asked and what it must write: a rationale, then the answer; one form for each kind of task.
 
 Training writes drafts in this form (:func:`write_draft`), drafting asks for it (:func:`draft_prompt`) and reads it
-(:func:`read_draft`). The paper's prompt (Appendix H) is not printed; this one is ours.
+(:func:`read_draft`). The paper does not print its prompt (Appendix H); this one is ours.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from specrag.retrieval.passage import Passage, passage_text
 
 #: How a draft begins.
 LEAD = "Rationale:"
-#: What stands between the rationale and the answer.
+#: The text between the rationale and the answer.
 CUE = "\nAnswer:"
 
 _FORM = "Write two lines:\nRationale: one or two sentences that quote what the passages say about it.\n"
@@ -30,7 +30,7 @@ _ASKS: Mapping[TaskKind, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Characters ``start`` to ``end`` of a draft's text; with the space in front of them."""
+    """Characters ``start`` to ``end`` of a draft's text, including the space in front of them."""
 
     start: int
     end: int
@@ -38,11 +38,11 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class ParsedDraft:
-    """A draft that keeps to the form.
+    """A draft that follows the form.
 
     Attributes:
-        rationale: why.
-        answer: the letter or the label as the task gives it, where it has them.
+        rationale: the reason.
+        answer: the letter or the label as the task gives it, if it has them.
         rationale_span, answer_span: where they stand in the text; a rationale that is not the drafter's has no place.
         cited: numbers of the sources that the answer cites; ``None`` for a form without citations.
     """
@@ -56,7 +56,7 @@ class ParsedDraft:
 
 @dataclass(frozen=True, slots=True)
 class MalformedDraft:
-    """A draft that does not.
+    """A draft that does not follow the form.
 
     Attributes:
         reason: for people.
@@ -70,12 +70,12 @@ def draft_prompt(
 ) -> tuple[dict[str, str], ...]:
     """The conversation that asks for a draft; the answer begins with :data:`LEAD`.
 
-    The instruction and the question stand first, so that all drafts of a question begin alike and are read once; the
-    question stands last too, as small models follow what they read last. Passages have no numbers: small models answer
-    with them.
+    The instruction and the question come first, so that all drafts of a question begin alike and are read once; the
+    question also comes last, since small models follow what they read last. Passages have no numbers: small models
+    answer with them.
 
     Args:
-        example: show the form in an earlier turn; a drafter that was trained on it needs none.
+        example: show the form in an earlier turn; a drafter that was trained on it needs no example.
     """
     ask = _ASKS[task.kind]
     if task.kind == "claim-checking":
@@ -96,14 +96,14 @@ def _asked(task: Task, passages: Sequence[Passage], ask: str) -> str:
 
 
 def write_draft(rationale: str, answer: str) -> str:
-    """A draft in the form, behind :data:`LEAD`: what a drafter is trained to write."""
+    """A draft in the form, after :data:`LEAD`: what a drafter is trained to write."""
     return f" {' '.join(rationale.split())}{CUE} {' '.join(answer.split())}"
 
 
 def read_draft(task: Task, text: str) -> ParsedDraft | MalformedDraft:
-    """Read what a drafter wrote behind :data:`LEAD`. Strict: what is not in the form is malformed, never guessed.
+    """Read what a drafter wrote after :data:`LEAD`. Strict: what is not in the form is malformed, never guessed.
 
-    What follows the answer's line is left out. A letter may be followed by a mark or by the option's own text; a label
+    What follows the answer's line is ignored. A letter may be followed by a mark or by the option's own text; a label
     may be written in any case.
     """
     place = text.find(CUE)
@@ -130,7 +130,7 @@ def read_draft(task: Task, text: str) -> ParsedDraft | MalformedDraft:
 
 
 def _chosen(task: Task, answer: str) -> str | None:
-    """The answer in the task's own words; ``None`` if it is none of those allowed."""
+    """The answer in the task's own words; ``None`` if it is not an allowed one."""
     if task.kind == "claim-checking":
         return next((label for label in task.labels if plain(label) == plain(answer)), None)
     if task.kind == "free-form":

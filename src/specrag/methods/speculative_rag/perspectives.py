@@ -1,8 +1,8 @@
-"""Which passages each draft reads: multi-perspective sampling (Speculative RAG, section 3.2) and its rivals.
+"""Which passages each draft reads: multi-perspective sampling (Speculative RAG, section 3.2) and its alternatives.
 
 The paper clusters the passages by vectors that are conditioned on the question and takes one passage of each cluster,
-until there are m distinct subsets. What it leaves open (fewer passages than clusters, fewer subsets than drafts) is
-capped here and said in the result.
+until there are m distinct subsets. Cases it leaves open (fewer passages than clusters, fewer subsets than drafts) are
+capped here and reported in the result.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from specrag.errors import InputError
 
 #: ``multi-perspective``: one passage of each cluster. ``random``: any k passages. ``same-cluster``: all passages of one
 #: cluster (Table 3's ablation). ``anchored``, our own: the best passage and one of each cluster of the others, since a
-#: draft from the others alone may be about somebody of the same name. ``anchored-whole``: the same, but for the first
-#: draft, which reads all passages. ``balanced``, our own: as ``multi-perspective``, but a passage that lies apart from
-#: all others is no cluster of its own, which every draft would read: it joins the nearest one. ``ranked``, our own: the
-#: best passage and the next k - 1 as they were found, the k - 1 behind them, and so on; nothing is drawn or embedded.
+#: draft from the others alone may be about somebody of the same name. ``anchored-whole``: the same, except for the
+#: first draft, which reads all passages. ``balanced``, our own: like ``multi-perspective``, but a passage far from all
+#: others does not form a cluster of its own, which every draft would read: it joins the nearest one. ``ranked``, our
+#: own: the best passage and the next k - 1 as they were found, then the k - 1 after them, and so on; nothing is drawn
+#: or embedded.
 Strategy: TypeAlias = Literal[
     "multi-perspective", "random", "same-cluster", "anchored", "anchored-whole", "balanced", "ranked"
 ]
@@ -33,7 +34,7 @@ _ANCHORED = ("anchored", "anchored-whole")
 #: Restarts of K-means, as scikit-learn has had it; a few passages cost about a millisecond each.
 _RESTARTS = 4
 
-#: Up to so many subsets are written out to draw from them; from more of them drawing at random hardly ever repeats.
+#: Up to this many subsets are enumerated to draw from; with more of them, random draws hardly ever repeat.
 _ENUMERATED = 4096
 
 
@@ -43,10 +44,10 @@ class Sampled:
 
     Attributes:
         subsets: for each draft the indices of its passages; no two hold the same passages.
-        clusters: the cluster of each passage; ``None`` where nothing was clustered.
+        clusters: the cluster of each passage; ``None`` if nothing was clustered.
         possible: how many distinct subsets there are.
         shared: indices of the passages that every one of several drafts reads.
-        notes: what was asked for and could not be had, for people.
+        notes: what was requested but not possible, for people.
     """
 
     subsets: tuple[tuple[int, ...], ...]
@@ -57,16 +58,16 @@ class Sampled:
 
 
 def needs_clusters(strategy: Strategy, passages: int, k: int) -> bool:
-    """Whether a strategy must look at the passages: not if a subset holds one passage (beside the best one), or all."""
+    """Whether a strategy must look at the passages: not if a subset holds one (beside the best passage), or all."""
     drawn = strategy not in ("random", "ranked")
     return drawn and (2 if strategy in _ANCHORED else 1) < k < passages
 
 
 def cluster_for(strategy: Strategy, vectors: np.ndarray, k: int, seed: int) -> tuple[int, ...]:
-    """The cluster of each passage as a strategy wants it: of anchored drafts the best one is a cluster of its own.
+    """The cluster of each passage as a strategy needs it: for anchored drafts the best one is a cluster of its own.
 
     Args:
-        vectors, k, seed: as :func:`cluster` takes them.
+        vectors, k, seed: see :func:`cluster`.
     """
     if strategy == "balanced":
         return _balanced(vectors, k, seed)
@@ -76,7 +77,7 @@ def cluster_for(strategy: Strategy, vectors: np.ndarray, k: int, seed: int) -> t
 
 
 def cluster(vectors: np.ndarray, k: int, seed: int) -> tuple[int, ...]:
-    """K-means by scikit-learn; a cluster may stay empty where vectors are equal.
+    """K-means by scikit-learn; a cluster may stay empty if vectors are equal.
 
     Args:
         vectors: float32 ``[passages, dimension]``.
@@ -89,7 +90,7 @@ def cluster(vectors: np.ndarray, k: int, seed: int) -> tuple[int, ...]:
     from sklearn.cluster import KMeans  # a second to import
 
     exact = np.asarray(vectors, dtype=np.float64)
-    # Fewer distinct vectors than clusters: scikit-learn would warn and leave some of them empty all the same.
+    # With fewer distinct vectors than clusters scikit-learn would warn and leave some of them empty anyway.
     count = min(k, len(np.unique(exact, axis=0)))
     found = KMeans(n_clusters=count, n_init=_RESTARTS, random_state=seed).fit_predict(exact)
     numbers: dict[int, int] = {}
@@ -97,7 +98,7 @@ def cluster(vectors: np.ndarray, k: int, seed: int) -> tuple[int, ...]:
 
 
 def _balanced(vectors: np.ndarray, k: int, seed: int) -> tuple[int, ...]:
-    """Clusters of two passages or more, as far as there are enough: who would be alone joins the nearest one."""
+    """Clusters of at least two passages, as far as there are enough: a passage left alone joins the nearest one."""
     kept = list(range(len(vectors)))
     labels = cluster(vectors, k, seed)
     while True:
@@ -126,9 +127,9 @@ def sample_subsets(
     Args:
         passages: how many there are, best first; at least one.
         m: how many drafts.
-        k: passages a draft; with ``same-cluster`` the number of clusters.
-        strategy: of :data:`STRATEGIES`.
-        clusters: the cluster of each passage, where :func:`needs_clusters`.
+        k: passages per draft; with ``same-cluster`` the number of clusters.
+        strategy: one of :data:`STRATEGIES`.
+        clusters: the cluster of each passage, if :func:`needs_clusters`.
         seed: the same seed gives the same subsets.
 
     Raises:
@@ -167,7 +168,7 @@ def sample_subsets(
             notes.append(f"{len(groups)} clusters in place of {k}: passages say the same")
         draw = _draw_clusters if strategy == "same-cluster" else _draw_across
         drawn = draw(groups, dealt, generator)
-    # A draft of all passages is no other one where k is as many.
+    # If k is the number of passages, the draft of all passages is not a different one.
     subsets = tuple(dict.fromkeys([*whole, *drawn.subsets]))
     possible = drawn.possible + len(whole) * (k < passages)
     if len(subsets) < m:
@@ -185,14 +186,14 @@ def check_count(name: str, value: int) -> None:
     """Check a number of drafts, of passages or of tokens.
 
     Raises:
-        InputError: it is no whole number from 1 upwards.
+        InputError: it is not a whole number from 1 upwards.
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InputError(name, value, "give a whole number from 1 upwards")
 
 
 def check_sampling(m: int, k: int, strategy: Strategy) -> None:
-    """Check what was asked for.
+    """Check the requested sampling.
 
     Raises:
         InputError: a value cannot be used.
@@ -205,23 +206,23 @@ def check_sampling(m: int, k: int, strategy: Strategy) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Drawn:
-    """Distinct subsets, and how many there are."""
+    """Distinct subsets, and how many are possible."""
 
     subsets: Sequence[tuple[int, ...]]
     possible: int
 
 
 def _shared(strategy: Strategy, clusters: Sequence[int] | None) -> tuple[int, ...]:
-    """The passages that are alone in their cluster, where a draft takes one of each."""
+    """The passages that are alone in their cluster, if a draft takes one of each."""
     if clusters is None or strategy not in ("multi-perspective", "balanced"):
         return ()
     return tuple(passage for passage, label in enumerate(clusters) if list(clusters).count(label) == 1)
 
 
 def _groups(clusters: Sequence[int]) -> list[list[int]]:
-    """The passages of each cluster that has any, the smallest cluster first.
+    """The passages of each cluster that has any, smallest cluster first.
 
-    Drafts that begin with the same passage share its reading.
+    Drafts that begin with the same passage share the reading of it.
     """
     members: dict[int, list[int]] = {}
     for passage, label in enumerate(clusters):
@@ -230,7 +231,7 @@ def _groups(clusters: Sequence[int]) -> list[list[int]]:
 
 
 def _in_order(passages: int, size: int, m: int) -> _Drawn:
-    """The best passage with the next ones, with those behind them, and so on; each one alone where a draft has one."""
+    """The best passage with the next ones, with those after them, and so on; single passages if a draft has one."""
     best, step = (0,) if size > 1 else (), max(size - 1, 1)
     others = range(len(best), passages)
     subsets = [(*best, *others[start : start + step]) for start in range(0, len(others), step)]
@@ -238,7 +239,7 @@ def _in_order(passages: int, size: int, m: int) -> _Drawn:
 
 
 def _draw_any(passages: int, size: int, m: int, generator: random.Random) -> _Drawn:
-    """Any passages, in their order."""
+    """Any passages, in order."""
     possible = math.comb(passages, size)
     return _distinct(
         possible,
@@ -262,7 +263,7 @@ def _draw_across(groups: Sequence[Sequence[int]], m: int, generator: random.Rand
 
 
 def _draw_clusters(groups: Sequence[Sequence[int]], m: int, generator: random.Random) -> _Drawn:
-    """Whole groups."""
+    """Draw whole groups."""
     chosen = generator.sample(range(len(groups)), min(m, len(groups)))
     return _Drawn([tuple(groups[place]) for place in chosen], len(groups))
 
@@ -276,7 +277,7 @@ def _distinct(
 ) -> _Drawn:
     """At most ``m`` distinct subsets, each set equally likely.
 
-    Few are written out, many are drawn until enough differ: at least three in four draws then bring a new one.
+    Few are enumerated, many are drawn until enough differ: at least three in four draws then give a new one.
     """
     wanted = min(m, possible)
     if possible <= max(4 * m, _ENUMERATED):

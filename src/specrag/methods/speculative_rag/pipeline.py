@@ -1,8 +1,8 @@
 """Speculative RAG: drafts from different perspectives on the passages, one verification, the best draft (Wang et al.).
 
 A drafter writes m drafts side by side, each from a subset of k passages; a verifier scores them all in one pass,
-without reading a passage; the best one is the answer. Drafter and verifier are each a local model or an endpoint, and
-may be the same.
+in the paper without reading a passage; the best one is the answer. Drafter and verifier are each a local model or an
+endpoint, and may be the same.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ class SpeculativeRAGPipeline:
     Args:
         drafter: writes drafts: a loaded language model, a :class:`~specrag.methods.generator.LocalGenerator`
             that says how its tokens are decoded (such as by ReSpec), or an endpoint.
-        verifier: scores them: a loaded language model or an endpoint, or the drafter again; ``None`` where
-            ``scoring`` counts the drafter's confidence alone.
+        verifier: scores them: a loaded language model or an endpoint, or the drafter again; ``None`` if
+            ``scoring`` counts only the drafter's confidence.
         knowledge_base: where passages are found; ``None`` if every call brings its own.
-        m: drafts.
-        k: passages a draft.
+        m: number of drafts.
+        k: passages per draft.
         passages: how many to find for a question (n).
         strategy: how passages are dealt out (:data:`~specrag.methods.speculative_rag.perspectives.STRATEGIES`).
         scoring: how drafts are scored.
@@ -72,7 +72,7 @@ class SpeculativeRAGPipeline:
         seed: of clusters and subsets.
         index: which index of the knowledge base finds passages.
         where: conditions on their metadata.
-        reranker: a cross-encoder that orders them anew.
+        reranker: a cross-encoder that reorders them.
         min_score, abstain: as in :class:`~specrag.StandardPipeline`: when nothing relevant was found.
         executor: runs the coroutines; by default the drafter's own, or a new one.
         clock: seconds, the executor's.
@@ -128,7 +128,7 @@ class SpeculativeRAGPipeline:
         self.reranker = reranker
         self.min_score = min_score
         self.abstain = abstain
-        # The knowledge base's encoder is often there already.
+        # The knowledge base's encoder is often loaded already.
         known = knowledge_base.encoder if isinstance(knowledge_base, HasEncoder) else None
         self.vectors = vectors or QuestionVectors(known)
         self._executor = executor
@@ -152,12 +152,12 @@ class SpeculativeRAGPipeline:
     ) -> Coroutine[SpeculativeAnswer]:
         """A coroutine for :attr:`executor` that answers a question.
 
-        Emits sources, subsets, drafts as they grow and end, scores, the verdict. What can be wrong without asking
-        anybody is checked at the call.
+        Emits sources, subsets, drafts as they grow and end, scores, the verdict. Whatever can be checked without
+        calling a model is checked by the call itself.
 
         Args:
             question: in words, or a task of another kind.
-            passages: those to answer from, best first, in place of a search; at most the first n are used.
+            passages: those to answer from, best first, instead of a search; at most the first n are used.
 
         Raises:
             InputError: a value cannot be used, there are no passages, or the verifier cannot score.
@@ -178,7 +178,7 @@ class SpeculativeRAGPipeline:
         """Load what the first answer would otherwise wait for, and make sure that the verifier can score.
 
         Raises:
-            InputError: it cannot.
+            InputError: the verifier cannot score.
             SpecragError: an endpoint does not answer.
         """
         if self.verifier is not None:

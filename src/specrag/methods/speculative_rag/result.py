@@ -1,4 +1,4 @@
-"""What Speculative RAG gives back: drafts with their scores, the verdict, where the time went; and its events."""
+"""The result of Speculative RAG: drafts with their scores, the verdict, where the time went; and its events."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from specrag.methods.speculative_rag.perspectives import Strategy
 from specrag.methods.speculative_rag.scoring import Measured, Scores, Scoring
 from specrag.request import Details, Event, Result, Source, Table, Timing, Usage, nothing_relevant
 
-#: The answer where no draft holds any text.
+#: The answer if no draft holds any text.
 NO_DRAFT = "No draft holds an answer."
 
-#: Of a draft that does not keep to the form.
+#: Characters shown of a draft that does not follow the form.
 _SHOWN_CHARACTERS = 120
 
 
@@ -27,18 +27,18 @@ class Draft:
         sources: numbers of the passages that it was written from.
         cited: those of them that its answer cites; ``None`` in a form without citations.
         text: as the drafter wrote it.
-        rationale, answer: what it says; empty where the draft is malformed.
-        malformed: why the text is no draft; ``None`` if it is one.
-        measured: log-probabilities by drafter and verifier; ``None`` where malformed.
-        scores: the factors of its score; ``None`` until it is scored, and where malformed.
+        rationale, answer: what it says; empty if the draft is malformed.
+        malformed: why the text is not a draft; ``None`` if it is one.
+        measured: log-probabilities by drafter and verifier; ``None`` if malformed.
+        scores: the factors of its score; ``None`` until it is scored, and if malformed.
         shortened: whether its passages were cut to fit the drafter's context.
         finish_reason: ``"stop"`` or ``"length"``.
         prompt_tokens: of the drafter's prompt.
         read_tokens: those of them that were read for this draft alone; what drafts share is counted once.
         completion_tokens: of the text.
-        passes: passes of the drafter; 0 where it does not tell.
+        passes: passes of the drafter; 0 if it does not report them.
         seconds: from the beginning of drafting to the text's end.
-        drafted_by, accepted_by: tokens by the drafter that guessed them for this one.
+        drafted_by, accepted_by: tokens by the token drafter that guessed them for this draft.
     """
 
     number: int
@@ -71,11 +71,11 @@ class Sampling:
     """How the passages were dealt out.
 
     Attributes:
-        strategy: as asked for.
-        encoder: what embedded the passages; ``None`` where nothing was clustered.
-        clusters: the cluster of each passage, in their order; ``None`` where nothing was clustered.
+        strategy: as requested.
+        encoder: what embedded the passages; ``None`` if nothing was clustered.
+        clusters: the cluster of each passage, in their order; ``None`` if nothing was clustered.
         possible: how many distinct subsets there were.
-        notes: what was asked for and could not be had, for people.
+        notes: what was requested but not possible, for people.
         shared: numbers of the passages that every one of several drafts read.
     """
 
@@ -93,7 +93,7 @@ class SpeculativeTiming:
 
     Attributes:
         retrieval: of the search.
-        embedding: of the passages' vectors in the light of the question.
+        embedding: of the passages' vectors, conditioned on the question.
         clustering: of K-means and the drawing of subsets.
         drafting: of all drafts.
         verification: of the scoring pass.
@@ -109,7 +109,7 @@ class SpeculativeTiming:
 
     @property
     def without_embedding(self) -> float:
-        """The answer's time as the paper counts it: as if the vectors had been there already."""
+        """The answer's time as the paper counts it: as if the vectors had existed already."""
         return self.total - self.embedding
 
 
@@ -124,7 +124,7 @@ class SpeculativeUsage:
         drafter_passes: of all drafts; drafts share passes.
         verifier_tokens: of all texts scored.
         verifier_read_tokens: those of them that were read.
-        drafted_by, accepted_by: tokens by what guessed them for the drafter.
+        drafted_by, accepted_by: tokens by the token drafter that guessed them for the drafter.
     """
 
     drafter_prompt_tokens: int
@@ -139,20 +139,20 @@ class SpeculativeUsage:
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeAnswer(Details):
-    """The verdict, and all that led to it.
+    """The verdict, and everything that led to it.
 
     Attributes:
-        text: the best draft's answer; where no draft could be scored what `fallback` says.
-        best: the number of the draft that it is; ``None`` where there is none.
+        text: the best draft's answer; if no draft could be scored, what `fallback` says.
+        best: the number of the best draft; ``None`` if there is none.
         drafts: in the order of the subsets.
-        sources: the passages, best first; ``cited`` is said of those that the best draft cites or, in the paper's form,
+        sources: the passages, best first; ``cited`` is set for those that the best draft cites or, in the paper's form,
             was written from.
         question: as it was asked.
         abstained: nothing relevant was found and nothing was drafted, or every draft says that there is no answer.
-        fallback: why the answer is no scored draft, for people; ``None`` where it is one.
+        fallback: why the answer is not a scored draft, for people; ``None`` if it is one.
         scoring: how drafts were scored.
-        sampling: how the passages were dealt out; ``None`` where nothing was drafted.
-        drafter, verifier: the models' names; no verifier where only the drafter's confidence counts.
+        sampling: how the passages were dealt out; ``None`` if nothing was drafted.
+        drafter, verifier: the models' names; no verifier if only the drafter's confidence counts.
     """
 
     text: str
@@ -171,16 +171,16 @@ class SpeculativeAnswer(Details):
 
     @property
     def verifies_itself(self) -> bool:
-        """Whether one model drafted and verified, with an adapter or without."""
+        """Whether one model drafted and verified, with or without an adapter."""
         return self.verifier == self.drafter
 
     @property
     def malformed(self) -> int:
-        """Drafts that do not keep to the form."""
+        """Number of drafts that do not follow the form."""
         return sum(draft.malformed is not None for draft in self.drafts)
 
     def result(self) -> Result:
-        """The answer as every method's is; its tokens are those of all drafts, and the verifier's are read ones."""
+        """The answer in the form common to all methods: the tokens of all drafts; the verifier's count as read."""
         timing, usage = self.timing, self.usage
         best = None if self.best is None else self.drafts[self.best - 1]
         return Result(
@@ -319,7 +319,7 @@ class SubsetsDrawn(Event):
     """An event: which passages each draft will be written from.
 
     Attributes:
-        subsets: numbers of sources, a tuple for each draft.
+        subsets: numbers of sources, one tuple for each draft.
     """
 
     subsets: tuple[tuple[int, ...], ...]
@@ -353,7 +353,7 @@ class DraftDelta(Event):
 
 @dataclass(frozen=True, slots=True)
 class DraftDone(Event):
-    """An event: a draft is written and read; its scores are still to come."""
+    """An event: a draft is written and has been parsed; its scores are still to come."""
 
     draft: Draft
 

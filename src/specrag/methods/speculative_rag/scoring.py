@@ -1,4 +1,4 @@
-"""How good a draft is: the three factors of Speculative RAG in log space (section 3.3), which can each be left out."""
+"""How good a draft is: the three factors of Speculative RAG in log space (section 3.3); each can be left out."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from specrag.retrieval.passage import Passage, passage_text
 
 #: What the verifier reads beside the answer (Table 2): the draft's rationale, the draft's passages, or both. Our own
 #: are ``all-passages``, those of all drafts, read once in front of the question, and ``best-passages``: the first few
-#: in the prompt of standard RAG, behind which a draft is as good as it is probable as the verifier's own answer.
+#: in the prompt of standard RAG, after which a draft is as good as it is probable as the verifier's own answer.
 Evidence: TypeAlias = Literal["rationale", "passages", "both", "all-passages", "best-passages"]
 EVIDENCE: tuple[Evidence, ...] = get_args(Evidence)
 
 #: Passages that a verifier reads as it would to answer.
 _BEST = 5
 
-#: Self-reflection statements R; the first is the paper's, the others are ours in the place of Table 7's, which are not
-#: printed.
+#: Self-reflection statements R; the first is the paper's, the others are ours, replacing those of Table 7, which are
+#: not printed.
 STATEMENTS: Mapping[str, str] = {
     "explanation": "Do you think the explanation supports the answers? (Yes or No)",
     "rationale": "Does the rationale support the answer? (Yes or No)",
@@ -36,7 +36,7 @@ STATEMENTS: Mapping[str, str] = {
 }
 DEFAULT_STATEMENT = "explanation"
 
-#: What a verifier that judges is asked.
+#: The question for a verifier that judges.
 JUDGED = "Is this answer right, and does the text above say so? Answer Yes or No."
 
 
@@ -46,18 +46,18 @@ class Scoring:
 
     Args:
         draft: count rho_draft, the drafter's own confidence.
-        self_contain: count rho_SC, how probable the verifier finds answer and evidence.
-        self_reflect: count rho_SR, how probable it finds "Yes" behind the statement.
-        evidence: what the verifier reads and scores beside the answer, of :data:`EVIDENCE`.
-        length_normalized: mean log-probability a token in each factor, in place of the paper's product, which prefers
-            short drafts.
+        self_contain: count rho_SC, the verifier's probability of answer and evidence.
+        self_reflect: count rho_SR, its probability of "Yes" after the statement.
+        evidence: what the verifier reads and scores beside the answer, one of :data:`EVIDENCE`.
+        length_normalized: use the mean log-probability per token in each factor, instead of the paper's product, which
+            prefers short drafts.
         statement: a name of :data:`STATEMENTS` or a sentence that can be answered with "Yes".
         chat: put the question into the verifier's chat template; the paper's verifiers read bare text.
-        judge: in place of the paper's rho_SR the probability of "Yes" among "Yes" and "No", when the verifier is asked
-            in its chat template whether the answer is right.
-        calibrated: of a verifier that judges, by how much the evidence makes it surer: from the log-odds of "Yes" those
-            without any evidence are taken, so that an answer it likes anyway gains nothing (contextual calibration,
-            Zhao et al. 2021).
+        judge: instead of the paper's rho_SR, use the probability of "Yes" among "Yes" and "No" when the verifier is
+            asked in its chat template whether the answer is right.
+        calibrated: for a verifier that judges, count by how much the evidence makes it surer: the log-odds of "Yes"
+            without any evidence are subtracted, so that an answer it likes anyway gains nothing (contextual
+            calibration, Zhao et al. 2021).
 
     Raises:
         InputError: a value cannot be used, or no factor is left.
@@ -108,11 +108,11 @@ class Measured:
     """The log-probabilities that a score is made of.
 
     Attributes:
-        rationale: of the rationale behind question and passages, by the drafter; ``None`` where it does not tell, or
-            has not written it.
-        answer: of the answer behind all that, by the drafter.
-        self_contain: of answer and evidence behind the question, by the verifier; ``None`` where there is none.
-        self_reflect: of "Yes" behind question, answer, evidence and statement, by the verifier.
+        rationale: of the rationale after question and passages, by the drafter; ``None`` if it reports none, or has not
+            written it.
+        answer: of the answer after all that, by the drafter.
+        self_contain: of answer and evidence after the question, by the verifier; ``None`` if there is none.
+        self_reflect: of "Yes" after question, answer, evidence and statement, by the verifier.
     """
 
     rationale: PartScore | None
@@ -139,7 +139,7 @@ def score(measured: Measured, scoring: Scoring) -> Scores:
     """The factors of a draft and their product, in log space.
 
     Raises:
-        InputError: a factor counts that was not measured.
+        InputError: a factor counts but was not measured.
     """
 
     def size(part: PartScore | None, factor: str) -> float:
@@ -152,7 +152,7 @@ def score(measured: Measured, scoring: Scoring) -> Scores:
     draft = self_contain = self_reflect = None
     if scoring.draft:
         draft = size(measured.answer, "draft")
-        if measured.rationale is not None:  # a sum of two probabilities, as printed
+        if measured.rationale is not None:  # a sum of two probabilities, as printed in the paper
             draft = log_add_exp(size(measured.rationale, "draft"), draft)
     if scoring.self_contain:
         self_contain = size(measured.self_contain, "self_contain")
@@ -173,7 +173,7 @@ _ANSWER, _PASSAGES, _RATIONALE, _YES = "answer", "passages", "rationale", "yes"
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a draft says, and what it says it from."""
+    """What a draft says, and the passages it is based on."""
 
     draft: ParsedDraft
     passages: Sequence[Passage]
@@ -184,8 +184,8 @@ class Verified:
     """The verifier's log-probabilities of a draft.
 
     Attributes:
-        self_contain: of answer and evidence; ``None`` where it was not asked for.
-        self_reflect: of "Yes"; ``None`` where it was not asked for.
+        self_contain: of answer and evidence; ``None`` if not requested.
+        self_reflect: of "Yes"; ``None`` if not requested.
         tokens: tokens of the text that was scored.
         read_tokens: those of them that no other draft shared.
     """
@@ -235,7 +235,7 @@ def scoring_request(
 ) -> ScoringRequest:
     """The text of a draft as the verifier reads it.
 
-    The question stands first, for all drafts the same, behind all passages where they are the evidence; the words
+    The question comes first, the same for all drafts, and after all passages if they are the evidence; the words
     between the parts are read, not scored.
     """
     wanted = scoring.self_contain
@@ -270,7 +270,7 @@ def scoring_request(
 
 
 def judging_requests(task: Task, claim: Claim, evidence: str) -> tuple[ScoringRequest, ScoringRequest]:
-    """The verifier is asked whether a draft is right: its "Yes", and its "No"."""
+    """Ask the verifier whether a draft is right: one request for its "Yes", one for its "No"."""
     answer = without_citations(task.written(claim.draft.answer))
     content = f"{evidence}\n\n{task.asked}\nAnswer: {answer}\n\n{JUDGED}".lstrip()
     prompt = [{"role": "user", "content": content}]
@@ -290,7 +290,7 @@ def _evidence(claim: Claim, scoring: Scoring, passages: Sequence[Passage]) -> st
 
 
 def _own_prompt(task: Task, passages: Sequence[Passage]) -> Sequence[Mapping[str, str]]:
-    """What the verifier would answer to itself."""
+    """The prompt that the verifier itself would answer."""
     if task.kind == "free-form":
         return cited_prompt(task, passages)
     return [{"role": "user", "content": _behind(passages, task)}]
@@ -301,10 +301,10 @@ def _behind(passages: Sequence[Passage], task: Task) -> str:
 
 
 def _judged(verified: Verified, said: Sequence[ScoredText]) -> Verified:
-    """With the probability of "Yes" among "Yes" and "No".
+    """Add the probability of "Yes" among "Yes" and "No".
 
     Args:
-        said: "Yes" and "No", and both once more without the evidence for a verifier that is calibrated.
+        said: "Yes" and "No", and for a calibrated verifier both again without the evidence.
     """
     odds = [
         yes.parts[_YES].total - no.parts[_YES].total for yes, no in zip(said[::2], said[1::2], strict=True)

@@ -1,4 +1,4 @@
-"""The steps of Speculative RAG that are no coroutine of a model: finding passages, dealing them out, the verdict."""
+"""The steps of Speculative RAG that run no model coroutine: finding passages, dealing them out, the verdict."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a search gave, every text once.
+    """The result of a search, with every text once.
 
     Attributes:
-        similarities: cosine of each passage and the question; ``None`` where it was not asked for.
-        duplicates: passages left out, since a better one has the same text.
+        similarities: cosine of each passage and the question; ``None`` if it was not requested.
+        duplicates: number of passages left out because a better one has the same text.
     """
 
     hits: Sequence[Hit]
@@ -84,7 +84,7 @@ def find(question: str, retriever: Retriever, search: Search, clock: Callable[[]
 
 @dataclass(frozen=True, slots=True)
 class Dealing:
-    """How passages are dealt out to drafts, as ``SpeculativeRAGPipeline`` is told."""
+    """How passages are dealt out to drafts, as configured in ``SpeculativeRAGPipeline``."""
 
     m: int
     k: int
@@ -147,10 +147,10 @@ def scoring_drafts(
     written: Sequence[Written],
     scoring: Scoring,
 ) -> Coroutine[ScoredDrafts]:
-    """Verify and score every draft that keeps to the form.
+    """Verify and score every draft that follows the form.
 
     Raises:
-        InputError: the drafter's confidence counts and it gave no log-probabilities.
+        InputError: the drafter's confidence counts but it gave no log-probabilities.
     """
     drafts = [one.draft for one in written]
     claims = {
@@ -191,9 +191,9 @@ class Judged:
 
 
 def judge(drafts: Sequence[Draft]) -> Judged:
-    """The best draft's answer, the first of equal ones; where none keeps to the form the first that holds any text.
+    """The best draft's answer, the first among equals; if none follows the form, the first that holds any text.
 
-    Where all of them say that their passages do not hold the answer there is none.
+    If all of them say that their passages do not hold the answer, there is none.
     """
     scored = [draft for draft in drafts if draft.scores is not None]
     if scored:

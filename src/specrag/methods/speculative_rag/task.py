@@ -10,11 +10,11 @@ from typing import Literal, TypeAlias, get_args
 from specrag.errors import InputError
 from specrag.retrieval.passage import Passage
 
-#: A short answer in one's own words; one letter of several options; one label for a claim.
+#: A short answer in free words; one letter of several options; one label for a claim.
 TaskKind: TypeAlias = Literal["free-form", "multiple-choice", "claim-checking"]
 TASK_KINDS: tuple[TaskKind, ...] = get_args(TaskKind)
 
-#: The labels of a claim where none are given.
+#: The default labels of a claim.
 CLAIM_LABELS = ("SUPPORTED", "REFUTED", "NOT ENOUGH INFORMATION")
 
 
@@ -24,12 +24,12 @@ class Task:
 
     Args:
         text: the question or the claim.
-        kind: of :data:`TASK_KINDS`.
+        kind: one of :data:`TASK_KINDS`.
         options: of a multiple choice: letter to text.
         labels: of a claim.
 
     Raises:
-        InputError: a value cannot be used, or the kind and what is given do not go together.
+        InputError: a value cannot be used, or does not go with the kind.
     """
 
     text: str
@@ -65,7 +65,7 @@ class Task:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The answers that there are; none for a free form."""
+        """The possible answers; empty for a free-form task."""
         return tuple(self.options) or self.labels
 
     def written(self, answer: str) -> str:
@@ -101,12 +101,12 @@ def example_of(task: Task) -> Example | None:
 
 
 def plain(text: str) -> str:
-    """Without case, marks and surplus space."""
+    """The text without case, marks and surplus space."""
     return " ".join(re.sub(r"[\W_]+", " ", text).lower().split())
 
 
 def listed(labels: Sequence[str]) -> str:
-    """In words: a, b or c."""
+    """The labels in words: a, b or c."""
     return ", ".join(labels[:-1]) + f" or {labels[-1]}"
 
 

@@ -23,8 +23,8 @@ class StandardRAG(Method):
     """Answers from passages that are found once.
 
     Args:
-        given, values: as of every method; the options are :class:`StandardRAG.Options`.
-        decoding: a decoder that takes the place of the one that the options name.
+        given, values: as for every method; the options are :class:`StandardRAG.Options`.
+        decoding: a decoder that replaces the one named by the options.
     """
 
     name = "standard-rag"
@@ -32,7 +32,7 @@ class StandardRAG(Method):
     needs = Needs.GENERATOR | Needs.RETRIEVER
 
     class Options(MethodOptions):
-        """Of standard RAG."""
+        """Options of standard RAG."""
 
         decoder: str = Field(
             "adaptive",
@@ -106,7 +106,7 @@ class StandardRAG(Method):
 
 
 def _lead(llm: Any, given: str | None) -> str | None:
-    """How the model's answers begin: as it was given, else with the usual lead (``None``) or with none."""
+    """How the model's answers begin: as given, otherwise with the usual lead (``None``) or without one."""
     if given is not None:
         return given
     return None if is_small(llm) else ""

@@ -1,8 +1,8 @@
-"""A cascade: a small model answers from the passages, and the model reads them itself only where it doubts the answer.
+"""A cascade: a small model answers from the passages; the model reads them itself only if it doubts the answer.
 
-Ours, beyond the papers. The model reads the passages as it would to answer, up to the last one that the small model's
-answer cites, and is asked whether they show it to be right. How probable "Yes" is against "No" decides. Where it doubts
-the answer it goes on from there, so that nothing is read twice.
+Our own method, beyond the papers. The model reads the passages as it would to answer, up to the last one that the small
+model's answer cites, and is asked whether they show the answer to be right. The probability of "Yes" against "No"
+decides. If it doubts the answer, it continues from there, so that nothing is read twice.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
     from specrag.methods.resources import Resources
     from specrag.request import Request
 
-#: Who answers first where nobody is named.
+#: The default model that answers first.
 SMALL_MODEL = "smollm2-135m"
 
 _ASKED = "Do the passages above show that the proposed answer is right? Answer Yes or No."
 
 
 class Cascade(Method):
-    """Answers by a small model where the model agrees with it, else by the model.
+    """Answers by a small model if the model agrees with it, otherwise by the model.
 
     Args:
         options: :class:`Cascade.Options`.
@@ -55,7 +55,7 @@ class Cascade(Method):
     needs = Needs.SESSIONS | Needs.RETRIEVER
 
     class Options(StandardRAG.Options):
-        """Of the cascade."""
+        """Options of the cascade."""
 
         drafter: Annotated[str, Field(max_length=4096)] | None = Field(
             None,
@@ -88,8 +88,8 @@ class Cascade(Method):
         ours = Cascade.Options.model_fields.keys() - StandardRAG.Options.model_fields.keys()
         own = self.options.model_dump(exclude_unset=True, exclude=ours)
         standard = StandardRAG(**own)
-        alone = standard.plan(request, given)  # says what is wrong before anything runs
-        # A follow-up must be made whole before the search, and a form kept to: neither is for a small model.
+        alone = standard.plan(request, given)  # reports errors before anything runs
+        # A follow-up must be made complete before the search, and a form followed: neither is for a small model.
         if request.history or request.is_formed:
             return alone
         least = min(self.options.draft_prompt_tokens, self.options.prompt_tokens or 1_000_000)
@@ -128,10 +128,10 @@ class Cascade(Method):
         return Plan(begin, alone.tokens + self._tokens(first.tokens, small, given))
 
     def _small(self, given: Resources) -> LocalModel:
-        """Who answers first.
+        """The model that answers first.
 
         Raises:
-            InputError: nobody is smaller than the model, or it is not a model on this machine.
+            InputError: it is the model itself, or it is not a model on this machine.
         """
         name, adapter = self.options.drafter, self.options.adapter
         small: Any = given.drafter if name is None and adapter is None else None
@@ -155,12 +155,12 @@ class Cascade(Method):
 
 @dataclass(frozen=True, slots=True)
 class Checked(Event):
-    """An event: the small model has answered, and the model has judged it.
+    """An event: the small model has answered, and the model has judged the answer.
 
     Attributes:
         text: the small model's answer.
         drafter: its name.
-        confidence: how probable the model finds Yes, against No.
+        confidence: the model's probability of Yes, against No.
         taken: whether the answer is taken.
     """
 
@@ -188,10 +188,10 @@ class Checked(Event):
 
 @dataclass(frozen=True, slots=True)
 class CascadeAnswer(Details):
-    """An answer, and who gave it.
+    """An answer, and which model gave it.
 
     Attributes:
-        answer: as of standard RAG, of whoever gave it.
+        answer: as in standard RAG, from the model that gave it.
         draft: the small model's, taken or not.
         verdict: the model's.
     """
@@ -224,11 +224,11 @@ def _weights(llm: LocalModel) -> tuple[Path, Path | None]:
 
 
 class _Check:
-    """What the model reads to judge an answer; its own reading goes on from there until it is closed.
+    """What the model reads to judge an answer; until it is closed, the model's own answer can continue from there.
 
     Args:
         llm: the model.
-        tenant: who asks.
+        tenant: the tenant that asks.
     """
 
     def __init__(self, llm: LocalModel, tenant: str) -> None:
@@ -237,7 +237,7 @@ class _Check:
         self._session: Session | None = None
 
     def confidence(self, prompt: Sequence[Message]) -> Coroutine[float]:
-        """How probable the model finds Yes, against No, behind a prompt."""
+        """The model's probability of Yes, against No, after a prompt."""
         llm = self._llm
         tokens = llm.encode(prompt)
         session = self._session = llm.prefixes.start(llm.loaded.model, tokens, self._tenant)
@@ -249,16 +249,16 @@ class _Check:
         return 1 / (1 + math.exp(min(float(row.log_probs[1] - row.log_probs[0]), 700.0)))
 
     def close(self) -> None:
-        """Let go of what was read."""
+        """Release what was read."""
         if self._session is not None:
             self._llm.prefixes.release(self._session)
             self._session.close()
 
 
 def check_prompt(request: Request, answer: Answer) -> tuple[Message, ...]:
-    """What the model is asked about an answer, behind the passages up to the last one that it cites.
+    """The prompt that asks the model about an answer, after the passages up to the last one that it cites.
 
-    These stand as in the prompt of standard RAG, which begins alike.
+    The passages stand as in the prompt of standard RAG, so that both prompts begin alike.
     """
     last = max((source.number for source in answer.sources if source.cited), default=len(answer.sources))
     passages = [source.passage for source in answer.sources[:last]]
@@ -280,7 +280,7 @@ def _keep_steps(kept: list[object]) -> Any:
 
 
 def _found_anew(value: object, draft: Answer) -> Sequence[object]:
-    """Sources are told once; once more where the model reads some that the small one had no room for."""
+    """Report sources once; again only if the model reads some that the small model had no room for."""
     if not isinstance(value, Sources):
         return (value,)
     if len(value.sources) <= len(draft.sources):
@@ -289,7 +289,7 @@ def _found_anew(value: object, draft: Answer) -> Sequence[object]:
 
 
 def _as_found(sources: Sequence[Source], draft: Answer) -> tuple[Source, ...]:
-    """Sources with what the search said of them, which passages that are given have not."""
+    """Sources with the search's scores, which given passages lack."""
     found = [(source.score, source.similarity) for source in draft.sources]
     found += [(hit.score, None) for hit in draft.left_out]
     both = zip(sources, found, strict=False)
@@ -297,7 +297,7 @@ def _as_found(sources: Sequence[Source], draft: Answer) -> tuple[Source, ...]:
 
 
 def _told(result: Result, draft: Answer, verdict: Checked, phases: dict[str, float]) -> Result:
-    """The result with what the search said of its sources."""
+    """The result with the search's scores for its sources."""
     answer = result.details
     assert isinstance(answer, Answer)
     sources = _as_found(result.sources, draft)

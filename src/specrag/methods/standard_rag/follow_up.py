@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from specrag.methods.citations import content_words
 from specrag.methods.prompts import Message, plain_words
 
-#: Most tokens of a rewritten question.
+#: Maximum tokens of a rewritten question.
 MAX_TOKENS = 48
 
 #: Earlier messages that the rewriting reads.
 MESSAGES = 4
 
-# A rewriting longer than this many characters for each of the question's is an answer or a ramble.
+# A rewriting that is this many characters longer than the question is an answer or a ramble.
 _MOST_GROWTH = 200
 
 
@@ -32,10 +32,10 @@ def rewriting_prompt(question: str, history: Sequence[Message]) -> tuple[Message
 
 
 def retrieval_question(question: str, rewritten: str) -> str:
-    """What to search with: the rewritten question together with the user's own words.
+    """The search text: the rewritten question together with the user's own words.
 
-    A model may rewrite badly, so that nothing of the question is lost: its words stand behind the rewriting unless
-    the rewriting holds them all. A rewriting that is empty or far too long is not used.
+    A model may rewrite badly, so nothing of the question is lost: its words follow the rewriting unless
+    the rewriting contains them all. A rewriting that is empty or far too long is not used.
     """
     line = next((line.strip() for line in rewritten.splitlines() if line.strip()), "")
     line = line.removeprefix("User:").strip().strip('"')

@@ -46,11 +46,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What a search gave.
+    """The result of a search.
 
     Attributes:
         similarities: cosine of each passage and the question; empty without vectors.
-        nothing: nothing relevant, so that nothing is answered.
+        nothing: nothing relevant was found, so no answer is given.
     """
 
     hits: Sequence[Hit]
@@ -68,21 +68,21 @@ class StandardPipeline:
         k: how many to find.
         index: which index of the knowledge base finds them.
         where: conditions on their metadata.
-        reranker: a cross-encoder that orders them anew.
-        min_score: the least cosine similarity, -1 to 1, of the question and the most similar passage found; below it
+        reranker: a cross-encoder that reorders them.
+        min_score: the minimum cosine similarity, -1 to 1, of the question and the most similar passage found; below it
             the answer is :data:`~specrag.request.ABSTENTION` in the question's language. ``None`` for the usual
-            (:mod:`~specrag.methods.evidence`). Where nothing at all is found the answer is an abstention in any case.
+            (:mod:`~specrag.methods.evidence`). If nothing at all is found, the answer is always an abstention.
         abstain: false answers whatever is found.
-        max_prompt_tokens: most tokens of the prompt; by default what the model's context leaves.
+        max_prompt_tokens: maximum tokens of the prompt; by default what the model's context leaves.
         system: a system message in front of the conversation.
-        instruction: what stands between the passages and the question; by default to answer in one short sentence, in
+        instruction: the text between the passages and the question; by default to answer in one short sentence, in
             the question's language.
-        lead: how the answer begins; by default "According to passage [" in the question's language. One that ends in an
-            open mark makes a small model choose a passage first, and is not shown: citations stand behind the
+        lead: how the answer begins; by default "According to passage [" in the question's language. A lead that ends in
+            an open mark makes a small model choose a passage first, and is not shown: citations follow the
             sentences (:class:`CitedText`).
         rewrite: rewrite a follow-up question with the model before the search.
-        reuse: what is not read anew: ``exact``, beginnings of prompts as they have been read; or ``blocks``, passages
-            wherever they come, an approximation (:mod:`specrag.methods.blocks`).
+        reuse: what is not read again: ``exact``, beginnings of prompts as they have been read; or ``blocks``, passages
+            wherever they occur, an approximation (:mod:`specrag.methods.blocks`).
         clock: seconds, the executor's.
 
     Raises:
@@ -142,7 +142,7 @@ class StandardPipeline:
     ) -> Coroutine[Answer]:
         """A coroutine for the model's executor that answers a question; emits sources, then steps.
 
-        Everything that can be wrong is checked at the call; a timeout is the business of who submits it.
+        Errors in the values are found by the call itself; the submitter is responsible for a timeout.
 
         Args:
             question: in words.
@@ -197,7 +197,7 @@ class StandardPipeline:
             yield Emit(_said(words.abstention, "stop"))
             return _sum_up(event, None, words.abstention, ())
         prompt = encode_prompt(self.llm, fitted.messages, options, words.lead)
-        # Answers quote their passages, also those that did not fit the prompt.
+        # Answers quote their passages, including those that did not fit in the prompt.
         more: Options = {"references": [hit.passage.text for hit in found.hits]}
         passages = [hit.passage for hit in found.hits[:kept]]
         generating = self._generating(prompt.prompt, {**more, **prompt.options}, passages)
@@ -237,7 +237,7 @@ class StandardPipeline:
         return retrieval_question(question, generation.text)
 
     def _search(self, question: str) -> _Found:
-        """Runs in a thread, while other requests decode."""
+        """Search in a thread, while other requests decode."""
         started = self._clock()
         hits = self.knowledge_base.search(
             [question], self.k, index=self.index, where=self.where, reranker=self.reranker
@@ -286,7 +286,7 @@ def _sources(found: _Found, kept: int) -> tuple[Source, ...]:
 
 
 def _cited(value: object, text: CitedText) -> tuple[object, ...]:
-    """A step that shows what may be shown with citations; others as they are."""
+    """A step with the citations that may be shown now; other values unchanged."""
     if not isinstance(value, Step):
         return (value,)
     shown = text.push(value.text)
@@ -324,5 +324,5 @@ def _sum_up(event: Sources, generation: Result | None, text: str, unheld: tuple[
 
 
 def _said(text: str, reason: FinishReason | None = None) -> Step:
-    """A step of text that no model has made."""
+    """A step of text that no model generated."""
     return Step(tokens=(), text=text, drafted_by={}, accepted=0, seconds=0.0, finish_reason=reason)

@@ -1,4 +1,4 @@
-"""What standard RAG tells beside its text: what was searched for, its citations, its times."""
+"""What standard RAG reports beside its text: the question searched with, the citations, the times."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class AnswerStats:
     """Counts and wall-clock seconds of an answer.
 
     Attributes:
-        rewrite_seconds: of rewriting the question; 0 where that was not needed.
+        rewrite_seconds: of rewriting the question; 0 if that was not needed.
         retrieval_seconds: of the search.
         prefill_seconds, decode_seconds: of the answer's text.
         prompt_tokens, completion_tokens: of the answer's text, without the rewriting.
@@ -30,7 +30,7 @@ class AnswerStats:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of decoding alone; 0 where nothing was decoded."""
+        """Of decoding alone; 0 if nothing was decoded."""
         return self.completion_tokens / self.decode_seconds if self.decode_seconds else 0.0
 
     @property
@@ -44,16 +44,16 @@ class Answer(Details):
     """An answer with what it rests on.
 
     Attributes:
-        text: the answer; :data:`ABSTENTION` where nothing relevant was found.
-        sources: the passages in the prompt, best first; those found, where the answer is an abstention.
+        text: the answer; :data:`~specrag.request.ABSTENTION` in the question's language if nothing relevant was found.
+        sources: the passages in the prompt, best first; for an abstention, the passages found.
         question: as it was searched with, after rewriting.
         abstained: nothing relevant was found, and no text was generated.
-        least_similarity: as of :class:`~specrag.request.Sources`.
+        least_similarity: see :class:`~specrag.request.Sources`.
         citations: the citations in the text, checked.
         unheld: names and numbers of the text that no passage cited for them has.
         left_out: passages found for which the prompt had no room.
-        shortened: whether the best passage was cut, because it alone did not fit.
-        generation: the text as generated, with its tokens; ``None`` where the answer is an abstention.
+        shortened: whether the best passage was cut because it did not fit even alone.
+        generation: the text as generated, with its tokens; ``None`` for an abstention.
     """
 
     text: str
@@ -69,7 +69,7 @@ class Answer(Details):
     stats: AnswerStats
 
     def result(self) -> Result:
-        """The answer as every method's is."""
+        """The answer in the form common to all methods."""
         stats, generation = self.stats, self.generation
         phases = {"rewrite": stats.rewrite_seconds, "retrieval": stats.retrieval_seconds}
         return Result(
@@ -109,7 +109,7 @@ class Answer(Details):
         if self.citations.invalid:
             numbers = ", ".join(f"[{number}]" for number in self.citations.invalid)
             notes.append(f"the answer cites {numbers}, which is no source")
-        # A second passage is cited for what the first one has not.
+        # A second passage is cited for what the first one lacks.
         held = {citation.sentence for citation in self.citations.found if citation.supported}
         for citation in self.citations.unsupported:
             if citation.sentence not in held:

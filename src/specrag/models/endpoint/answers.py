@@ -1,4 +1,4 @@
-"""Strict parsing of an endpoint's answers: generated texts, and log-probabilities of given ones."""
+"""Strict parsing of an endpoint's answers: generated texts, and log-probabilities of given texts."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from specrag.engine.stopping import FinishReason
 from specrag.errors import EndpointUnavailable
 from specrag.models.roles import TextToken
 
-#: What stands for the bytes of half a character.
+#: Stands for the bytes of an incomplete character.
 _REPLACEMENT = "\ufffd"
 
 
 class NoLogProbs(EndpointUnavailable):
-    """An answer lacks the log-probabilities that were asked for."""
+    """An answer lacks the requested log-probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,8 @@ class Piece:
     """A token as an endpoint reports it.
 
     Attributes:
-        text: its characters; those of half a character are U+FFFD.
-        log_prob: nats; ``None`` for the first token of a text.
+        text: its characters; the bytes of an incomplete character are U+FFFD.
+        log_prob: in nats; ``None`` for the first token of a text.
     """
 
     text: str
@@ -38,8 +38,8 @@ class Completion:
     """A generated text.
 
     Attributes:
-        prompt_tokens: ``None`` where the endpoint does not tell.
-        cached_tokens: tokens of the prompt that it remembered.
+        prompt_tokens: number of tokens of the prompt; ``None`` if the endpoint does not tell.
+        cached_tokens: prompt tokens found in the endpoint's cache.
     """
 
     text: str
@@ -50,7 +50,7 @@ class Completion:
 
 
 def read_completion(answer: object) -> Completion:
-    """The text of a completion or of a chat completion.
+    """Read a completion or a chat completion.
 
     Raises:
         EndpointUnavailable: the answer has another form.
@@ -75,13 +75,13 @@ def read_completion(answer: object) -> Completion:
 
 
 def read_prompt_log_probs(answer: object, tokens: Sequence[int] | None) -> list[Piece]:
-    """What vLLM's ``prompt_logprobs`` gives, in a completion's choice or beside those of a chat.
+    """Read vLLM's ``prompt_logprobs``, from a completion's choice or, for a chat, from next to the choices.
 
     Args:
-        tokens: those sent, if they are known.
+        tokens: the tokens that were sent, if they are known.
 
     Raises:
-        NoLogProbs: there is none.
+        NoLogProbs: there are none.
     """
     choice = _choice(answer)
     entries = choice.get("prompt_logprobs") or _mapping(answer).get("prompt_logprobs")
@@ -91,7 +91,7 @@ def read_prompt_log_probs(answer: object, tokens: Sequence[int] | None) -> list[
         raise _unusable(f"log-probabilities for {len(tokens)} tokens, not for {len(entries)}")
     pieces = []
     for number, entry in enumerate(entries):
-        if entry is None:  # nothing stands before the first token
+        if entry is None:  # the first token follows nothing
             pieces.append(Piece("", None))
             continue
         entry = _mapping(entry)
@@ -105,15 +105,15 @@ def read_prompt_log_probs(answer: object, tokens: Sequence[int] | None) -> list[
 
 
 def read_echo(answer: object, tokens: Sequence[int] | None, text: str | None, generated: int) -> list[Piece]:
-    """What ``echo`` with ``logprobs`` gives.
+    """Read the result of ``echo`` with ``logprobs``.
 
     Args:
-        tokens: those sent, if they are known.
-        text: the text sent, if it was one.
-        generated: how many tokens behind the prompt were asked for; they are left out.
+        tokens: the tokens that were sent, if they are known.
+        text: the text that was sent, if it was a text.
+        generated: how many tokens after the prompt were asked for; they are left out.
 
     Raises:
-        NoLogProbs: there is none, or only that of generated tokens.
+        NoLogProbs: there are none, or only those of generated tokens.
     """
     pieces = _completion_pieces(_choice(answer))
     if pieces and generated:
@@ -128,27 +128,27 @@ def read_echo(answer: object, tokens: Sequence[int] | None, text: str | None, ge
 
 
 def prompt_tokens(answer: object) -> int | None:
-    """Tokens of the prompt, where the endpoint tells."""
+    """Number of tokens of the prompt; ``None`` if the endpoint does not tell."""
     return _count(_usage(answer).get("prompt_tokens"))
 
 
 def token_starts(pieces: Sequence[str], text: str) -> list[int]:
-    """Where each piece starts in a text with which the pieces, joined, end; negative for one that starts before it.
+    """Where each piece starts in ``text``, which the joined pieces end with; negative if it starts before the text.
 
-    A character of several tokens comes as pieces that hold U+FFFD: they start somewhere in a run of such pieces, the
-    first of them at its beginning.
+    A character of several tokens arrives as pieces that contain U+FFFD: they start somewhere in a run of such pieces,
+    the first of them at the run's beginning.
 
     Raises:
         EndpointUnavailable: the pieces do not spell the text.
     """
     joined = "".join(pieces)
-    # vLLM does not tell the first token of a prompt: it has no log-probability.
+    # vLLM does not report the first token of a prompt, since it has no log-probability.
     if joined.endswith(text) or (pieces and not pieces[0] and text.endswith(joined)):
         ends = accumulate((len(piece) for piece in pieces), initial=len(text) - len(joined))
         return [*(end if number else min(end, 0) for number, end in enumerate(ends))][:-1]
     starts = [0] * len(pieces)
-    position = len(text)  # of the first character that is placed already
-    run: list[str] = []  # pieces of unknown length, directly in front of it
+    position = len(text)  # of the first character that has been placed
+    run: list[str] = []  # pieces of unknown length directly before it
     for number in range(len(pieces) - 1, -1, -1):
         piece = pieces[number]
         if position <= 0 and not run:
@@ -165,7 +165,7 @@ def token_starts(pieces: Sequence[str], text: str) -> list[int]:
 
 
 def _end_in_front(text: str, position: int, piece: str, run: Sequence[str]) -> int:
-    """Where a known piece ends that stands in front of a run of unknown ones, which ends at ``position``."""
+    """Where a known piece ends that comes before a run of unknown ones, which ends at ``position``."""
     if not any(run):
         ends = [position]
     else:
@@ -182,7 +182,7 @@ def _end_in_front(text: str, position: int, piece: str, run: Sequence[str]) -> i
 
 
 def _places_in_run(text: str, start: int, run: Sequence[str]) -> list[int]:
-    """Where the pieces of a run start: known by what they begin with, else with the piece before them."""
+    """Where the pieces of a run start: found by their first characters, else right after those of the piece before."""
     found = []
     for piece in run:
         head = piece.split(_REPLACEMENT)[0]
@@ -194,7 +194,7 @@ def _places_in_run(text: str, start: int, run: Sequence[str]) -> list[int]:
 
 
 def _tokens(text: str, pieces: Sequence[Piece]) -> tuple[TextToken, ...]:
-    """Pieces whose texts, joined, begin with the text."""
+    """Tokens whose texts, joined, begin with the text."""
     if not pieces:
         return (TextToken(text, None),)
     ends = list(accumulate(len(piece.text) for piece in pieces))

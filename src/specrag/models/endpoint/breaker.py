@@ -1,20 +1,20 @@
-"""When a replica is left out, and when it comes back: a circuit breaker that only a probe closes again."""
+"""When a replica is left out and when it comes back: a circuit breaker that only a successful probe closes again."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-#: Longest rest of a replica that stays sick, in seconds.
+#: Longest rest of a replica that keeps failing, in seconds.
 LONGEST_REST = 30.0
 
 
 class Breaker:
-    """State of one replica: well, busy for a while, or out until a probe succeeds.
+    """State of one replica: healthy, busy for a while, or out until a probe succeeds.
 
     Args:
-        clock: seconds.
-        failures: in a row that take the replica out.
-        rest: seconds before a probe of one that is out; doubled with each probe that fails.
+        clock: returns seconds.
+        failures: failures in a row that take the replica out.
+        rest: seconds before a replica that is out is probed; doubled with each failed probe.
 
     Attributes:
         reason: why the replica is out; empty while it is in.
@@ -42,36 +42,36 @@ class Breaker:
 
     @property
     def busy_seconds(self) -> float:
-        """Seconds for which the replica has asked to be spared; 0 for none."""
+        """Seconds for which the replica still asks to be spared; 0 for none."""
         return max(self._busy_until - self._clock(), 0.0)
 
     @property
     def rest_seconds(self) -> float:
-        """Seconds until a probe of a replica that is out; 0 where it is due."""
+        """Seconds until a replica that is out is probed; 0 if the probe is due."""
         return max(self._probe_at - self._clock(), 0.0)
 
     @property
     def probe_due(self) -> bool:
-        """Whether the replica is out and may be asked whether it is well again."""
+        """Whether the replica is out and it is time to check whether it has recovered."""
         return self.is_open and self.rest_seconds <= 0
 
     def succeed(self) -> None:
-        """A call went well. One that is out stays out: the call began before."""
+        """A call succeeded. A replica that is out stays out, since the call began before."""
         self._failed = 0
 
     def fail(self, reason: str, *, at_once: bool = False) -> None:
         """A call failed.
 
         Args:
-            reason: for people; names no address and no key.
-            at_once: the replica is out, however few calls have failed.
+            reason: for people; reveals no address and no key.
+            at_once: take the replica out, however few calls have failed.
         """
         self._failed += 1
         if not self.is_open and (at_once or self._failed >= self._most):
             self._open(reason)
 
     def probe_succeeded(self) -> None:
-        """A probe went well: the replica is in."""
+        """A probe succeeded: the replica is in."""
         self._failed, self._rest, self.reason = 0, self._first_rest, ""
 
     def probe_failed(self, reason: str) -> None:
@@ -85,5 +85,5 @@ class Breaker:
         self.reason = reason
 
     def spare(self, seconds: float) -> None:
-        """The replica is well and has asked for a pause, as by ``Retry-After``."""
+        """The replica is healthy but has asked for a pause, for example by ``Retry-After``."""
         self._busy_until = max(self._busy_until, self._clock() + seconds)

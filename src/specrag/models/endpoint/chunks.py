@@ -1,4 +1,4 @@
-"""What streamed and whole answers hold, checked: an upstream may send anything."""
+"""Checked content of streamed and whole answers; an upstream may send anything."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specrag.models.endpoint.transport import CallError, Fault
 
 #: Fields of a message, or of a piece of one, that are passed on.
 _MESSAGE = ("role", "content", "refusal", "tool_calls", "reasoning_content", "reasoning")
-#: Those of them that make a reader see something.
+#: Those that a reader can see.
 _SHOWN = ("content", "refusal", "tool_calls", "reasoning_content", "reasoning")
 _TEXTS = ("content", "refusal", "reasoning_content", "reasoning")
 
@@ -21,11 +21,11 @@ class Piece:
     """One choice of a chunk, or of a whole answer.
 
     Attributes:
-        index: of the choice.
-        text: characters that it gains.
-        fields: ``delta``, ``message`` or ``text`` as it came, with nothing unknown in it.
-        log_probs: as they came.
-        finish_reason: why it has ended; ``None`` while it goes on.
+        index: index of the choice.
+        text: the characters added to it.
+        fields: ``delta``, ``message`` or ``text`` as received, without unknown fields.
+        log_probs: the log-probabilities as received.
+        finish_reason: why the choice has ended; ``None`` while it goes on.
     """
 
     index: int
@@ -36,14 +36,14 @@ class Piece:
 
     @property
     def is_content(self) -> bool:
-        """Whether something can be shown, or the choice has ended."""
+        """Whether there is something to show, or the choice has ended."""
         delta = self.fields.get("delta", {})
         return bool(self.text or self.finish_reason or any(delta.get(name) for name in _SHOWN))
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Tokens as an answer counts them; ``None`` where it does not."""
+    """Token counts reported by an answer; ``None`` for those that it does not report."""
 
     prompt: int | None = None
     cached: int | None = None
@@ -59,12 +59,12 @@ class Chunk:
 
     @property
     def is_content(self) -> bool:
-        """Whether something of it can be shown."""
+        """Whether some piece of it is content."""
         return any(piece.is_content for piece in self.pieces)
 
 
 def read_chunk(event: object) -> Chunk:
-    """A chunk, or a whole answer.
+    """Read a chunk or a whole answer.
 
     Raises:
         CallError: it has another form.
@@ -77,10 +77,10 @@ def read_chunk(event: object) -> Chunk:
 
 
 def read_answer(answer: object, choices: int) -> Chunk:
-    """A whole answer.
+    """Read a whole answer.
 
     Args:
-        choices: that were asked for.
+        choices: number of choices that were asked for.
 
     Raises:
         CallError: it has another form, fewer choices, or one that has not ended.
@@ -93,7 +93,7 @@ def read_answer(answer: object, choices: int) -> Chunk:
 
 
 def as_finish_reason(reason: str | None) -> FinishReason:
-    """What our results say of an end."""
+    """The finish reason as our results name it."""
     return "length" if reason == "length" else "stop"
 
 

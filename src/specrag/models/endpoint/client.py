@@ -1,7 +1,7 @@
 """An OpenAI-compatible endpoint (vLLM, ``specrag serve``, any other) as a text generator and scorer.
 
-It has no sessions and shows no logits, so that methods of the token level cannot be given one; a drafter or a verifier
-of Speculative RAG can be. ``docs/endpoints.md`` says which servers can score.
+It has no sessions and exposes no logits, so token-level methods cannot use it, but it can be the drafter or the
+verifier of Speculative RAG. ``docs/endpoints.md`` says which servers can score.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class Endpoint:
     :class:`~specrag.models.roles.TextScorer`.
 
     Args:
-        url: up to and with ``/v1``.
-        model: as the endpoint names it.
+        url: the address, up to and including ``/v1``.
+        model: the endpoint's name for the model.
         settings: how to talk to it.
-        tokenizer: the endpoint's, if it is known here.
-        connection: makes the calls; by default to the address alone.
-        clock: seconds.
+        tokenizer: the endpoint's tokenizer, if it is available here.
+        connection: makes the calls; by default a connection to ``url``.
+        clock: returns seconds.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Endpoint:
 
     @property
     def context_length(self) -> int | None:
-        """What the settings or the endpoint say; ``None`` where neither does."""
+        """Context length according to the settings or the endpoint; ``None`` if neither says."""
         return self._context_length
 
     def close(self) -> None:
@@ -103,7 +103,7 @@ class Endpoint:
         self._connection.close()
 
     def connect(self) -> None:
-        """Make sure that the endpoint answers and knows the model, and learn its context length. May block.
+        """Check that the endpoint answers and serves the model, and learn its context length. May block.
 
         Raises:
             EndpointUnavailable: it does not answer.
@@ -129,7 +129,7 @@ class Endpoint:
     # -- writing --------------------------------------------------------------------------------------------
 
     def generating(self, requests: Sequence[TextRequest]) -> Coroutine[list[GeneratedText]]:
-        """Texts by the endpoint. Each comes whole; a cue takes two calls, one a line."""
+        """Texts written by the endpoint. Each arrives as a whole; a cue takes two calls, one per line."""
         return self._generating([self._fitted(request) for request in requests])
 
     def _generating(self, requests: Sequence[TextRequest]) -> Coroutine[list[GeneratedText]]:
@@ -146,7 +146,7 @@ class Endpoint:
     # -- scoring --------------------------------------------------------------------------------------------
 
     def check_scoring(self) -> None:
-        """See :class:`~specrag.models.roles.TextScorer`. Asks once how, and remembers the answer."""
+        """See :class:`~specrag.models.roles.TextScorer`. Finds out once how to score, and remembers it."""
         with self._probing:
             if not self._ways:
                 found = {form: way for form in self._prompts.forms if (way := self._probe(form)) is not None}
@@ -182,7 +182,7 @@ class Endpoint:
         return [scored[number] for number in range(len(sent))]
 
     def _probe(self, form: PromptForm) -> ScoringMode | None:
-        """The first way in which a known text gets its log-probabilities."""
+        """The first scoring mode in which the endpoint gives log-probabilities of a sample text."""
         prompt: TextPrompt = _PROBE if form != "messages" else [{"role": "user", "content": "Two and two?"}]
         request = ScoringRequest(prompt, (_PROBED_PART,))
         for way in SCORING_MODES[form]:
@@ -205,15 +205,15 @@ class Endpoint:
         return InputError("verifier", self.name, remedy)
 
     def _fitted(self, request: TextRequest) -> TextRequest:
-        """The request for no more tokens than the context holds: servers refuse what a local model cuts."""
+        """The request, limited to the tokens that fit the context: servers refuse where a local model just stops."""
         room = self._room(request.prompt, request.lead)
         return request if room is None else replace(request, max_tokens=min(request.max_tokens, room))
 
     def _room(self, prompt: TextPrompt, lead: str) -> int | None:
-        """How many tokens the context holds behind a prompt; ``None`` where only the server can tell.
+        """How many tokens the context has room for after a prompt; ``None`` if only the server can tell.
 
         Raises:
-            ContextLengthError: not one.
+            ContextLengthError: there is no room for a single token.
         """
         limit = self.context_length
         if limit is None or not self._prompts.counts_exactly:
@@ -229,9 +229,9 @@ class PooledEndpoint(Endpoint):
     """A model behind a pool, as a text generator and scorer.
 
     Args:
-        pool: makes the calls; stays its owner's.
-        tokenizer: the endpoints', if it is known here.
-        context_length: tokens of the model's context, where the endpoints do not tell.
+        pool: makes the calls; the caller keeps ownership and closes it.
+        tokenizer: the endpoints' tokenizer, if it is available here.
+        context_length: tokens of the model's context, if the endpoints do not tell.
     """
 
     def __init__(
@@ -243,12 +243,12 @@ class PooledEndpoint(Endpoint):
 
     @property
     def name(self) -> str:
-        """The pool's name; its addresses are shown to nobody."""
+        """The pool's name; its addresses are never shown."""
         return self._pool.name
 
     @property
     def context_length(self) -> int | None:
-        """What the settings or the endpoints say; ``None`` where neither does."""
+        """Context length according to the settings or the endpoints; ``None`` if neither says."""
         return self._context_length or self._pool.context_length
 
     def _generating(self, requests: Sequence[TextRequest]) -> Coroutine[list[GeneratedText]]:
@@ -261,7 +261,7 @@ class PooledEndpoint(Endpoint):
 
     @contextmanager
     def _named(self) -> Iterator[None]:
-        """Let errors about answers name the pool."""
+        """Make errors about answers name the pool."""
         try:
             yield
         except UpstreamError:
@@ -271,7 +271,7 @@ class PooledEndpoint(Endpoint):
 
 
 def open_endpoint(address: str, settings: EndpointSettings | None = None) -> Endpoint:
-    """An endpoint that answers.
+    """Open an endpoint and check that it answers.
 
     Args:
         address: ``http://HOST:PORT/v1#MODEL``.
@@ -288,7 +288,7 @@ def open_endpoint(address: str, settings: EndpointSettings | None = None) -> End
         raise InputError("endpoint", "(not shown)", f"{form}; the key comes from {chosen.key_variable}")
     try:
         named = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # the port is no number
+    except ValueError:  # the port is not a number
         named = False
     if not named or not parts.fragment or parts.query:
         raise InputError("endpoint", address, form)
@@ -308,10 +308,10 @@ def open_endpoint(address: str, settings: EndpointSettings | None = None) -> End
 
 
 def _scored(request: ScoringRequest, sent: ScoringCall, way: ScoringMode, answer: Any) -> ScoredText:
-    """The log-probabilities of the parts.
+    """Read the log-probabilities of the parts from an answer.
 
     Raises:
-        NoLogProbs, EndpointUnavailable: the answer does not hold them.
+        NoLogProbs, EndpointUnavailable: the answer does not contain them.
     """
     pieces: list[Piece]
     if way == "prompt":

@@ -1,7 +1,8 @@
-"""Calls of an OpenAI-compatible endpoint: bounded concurrency, a total time-out, retries, cancellation.
+"""Calls to an OpenAI-compatible endpoint: bounded concurrency, a total timeout, retries, cancellation.
 
-The official client does the talking, in an event loop of its own thread; whoever waits does so in a
-:class:`~specrag.engine.passes.Search`. One bound holds for a call in all, retries and a dripping answer included.
+The official client runs in an event loop in its own thread; callers wait in a
+:class:`~specrag.engine.passes.Search`. One timeout covers the whole call, including retries and a slowly dripping
+answer.
 """
 
 from __future__ import annotations
@@ -25,24 +26,24 @@ if TYPE_CHECKING:
 #: Environment variable that holds the key, unless the settings name another.
 KEY_VARIABLE = "SPECRAG_API_KEY"
 
-_NO_KEY = "none"  # local servers ask for none, and the client insists on one
-_TOLD = 200  # characters of a server's own words
+_NO_KEY = "none"  # local servers need no key, but the client insists on one
+_TOLD = 200  # the most characters of a server's own message that are shown
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointSettings:
-    """Time-outs, retries and identity of an endpoint's client.
+    """Timeouts, retries and identity of an endpoint's client.
 
     Args:
-        timeout: seconds for a call in all, retries included; waiting for a free slot is not counted.
-        connect_timeout: seconds for a connection.
-        retries: further attempts, with growing pauses, where a connection failed or the server is overloaded or broken.
-        concurrency: calls under way at once; more wait for their turn.
-        key_variable: environment variable that holds the API key. The key is sent to the endpoint and shown nowhere.
+        timeout: seconds for a whole call, including retries; waiting for a free slot is not counted.
+        connect_timeout: seconds for connecting.
+        retries: further attempts, with growing pauses, if a connection failed or the server is overloaded or broken.
+        concurrency: the most calls under way at once; more wait for their turn.
+        key_variable: environment variable that holds the API key. The key is sent to the endpoint and never shown.
         tokenizer: a local model (catalog name or folder) with the endpoint's tokenizer and chat template. With it,
-            prompts are tokenised here and sent as token ids, so that borders between parts are exact; without it, the
-            server does both.
-        context_length: tokens of the model's context, where the endpoint does not tell.
+            prompts are templated and tokenised here and sent as token ids, so that borders between parts are exact;
+            without it, the server does both.
+        context_length: tokens of the model's context, if the endpoint does not tell.
 
     Raises:
         InputError: a value cannot be used.
@@ -73,11 +74,11 @@ class EndpointSettings:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of the endpoint.
+    """A call to the endpoint.
 
     Args:
         path: such as ``/completions``.
-        body: the JSON object to send; ``None`` only asks (GET).
+        body: the JSON object to send (POST); ``None`` for a GET.
     """
 
     path: str
@@ -85,15 +86,15 @@ class Call:
 
 
 class Refused(EndpointUnavailable):
-    """The endpoint understood a call and does not serve it (400, 404, 405, 422)."""
+    """The endpoint understood a call but does not serve it (400, 404, 405, 422)."""
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedCall:
-    """A call that has ended, well or not.
+    """A call that has ended, successfully or not.
 
     Attributes:
-        number: of the call, in the order given.
+        number: number of the call, in the order given.
     """
 
     number: int
@@ -104,7 +105,7 @@ class FinishedCall:
 
         Raises:
             EndpointUnavailable: there was none.
-            Refused: the endpoint does not serve such a call.
+            Refused: the endpoint does not serve this kind of call.
             ContextLengthError: the prompt is longer than the model's context.
         """
         try:
@@ -114,7 +115,7 @@ class FinishedCall:
 
 
 class Calls:
-    """Calls under way, handed out as they end."""
+    """Calls under way, returned in the order in which they end."""
 
     def __init__(self, futures: Sequence[Future[Any]]) -> None:
         self._futures: list[Future[Any]] = []
@@ -123,12 +124,12 @@ class Calls:
             self.add(number, future)
 
     def add(self, number: int, future: Future[Any]) -> None:
-        """Take another call into the group."""
+        """Add another call to the group."""
         self._futures.append(future)
         future.add_done_callback(lambda done: self._ended.put(FinishedCall(number, done)))
 
     def next(self) -> FinishedCall:
-        """Wait for the next call to end; ask once for each call. :meth:`cancel` ends the waiting."""
+        """Wait for the next call to end; to be called once per call. :meth:`cancel` ends the waiting."""
         return self._ended.get()
 
     def cancel(self) -> None:
@@ -138,11 +139,11 @@ class Calls:
 
 
 class Connection:
-    """An endpoint's address and the client that talks to it, made at the first call. Safe from any thread.
+    """An endpoint's address and its client, which is made at the first call. Safe from any thread.
 
     Args:
-        url: up to and with ``/v1``.
-        settings: how to talk.
+        url: the address, up to and including ``/v1``.
+        settings: how to talk to it.
     """
 
     def __init__(self, url: str, settings: EndpointSettings) -> None:
@@ -162,7 +163,7 @@ class Connection:
         with self._lock:
             if self._client is None:
                 self._client = self._make_client()
-                self._slots = asyncio.Semaphore(self.settings.concurrency)  # belongs to a loop
+                self._slots = asyncio.Semaphore(self.settings.concurrency)  # belongs to one event loop
             return self._loop.start(self._make(call, self._client))
 
     def ask(self, call: Call) -> Any:
@@ -211,7 +212,7 @@ class Connection:
         )
 
     def _translated(self, error: OpenAIError) -> SpecragError:
-        """The client's error in our words."""
+        """The client's error as one of ours."""
         import openai
 
         said = self._without_key(" ".join(str(error).split()))[:_TOLD]

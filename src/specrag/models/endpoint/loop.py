@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for clients whose callers are no coroutines of asyncio."""
+"""An event loop in its own thread, for clients whose callers are not asyncio coroutines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class LoopThread:
     """An event loop that starts with its first coroutine. Safe from any thread.
 
     Args:
-        name: of the thread.
+        name: name of the thread.
     """
 
     def __init__(self, name: str) -> None:
@@ -29,10 +29,10 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(coroutine, self._running())
 
     def close(self, finish: Callable[[], Awaitable[object]]) -> None:
-        """Cancel all coroutines, wait until they have ended, and end the thread; a later one starts another.
+        """Cancel all coroutines, wait until they have ended, and end the thread; a later coroutine starts a new one.
 
         Args:
-            finish: called and awaited in the loop behind the last of them, where the loop has ever run.
+            finish: called and awaited in the loop after the last coroutine, if the loop has ever run.
         """
         with self._lock:
             loop, thread, self._loop, self._thread = self._loop, self._thread, None, None

@@ -1,7 +1,7 @@
-"""Replicas of one model behind one name: who is asked, what is tried again elsewhere, who is left out.
+"""Replicas of one model behind one name: which one is called, what is retried elsewhere, which ones are left out.
 
 A pool takes the place of a :class:`~specrag.models.endpoint.connection.Connection`, so that an
-:class:`~specrag.models.endpoint.client.Endpoint` runs over many replicas as over one address.
+:class:`~specrag.models.endpoint.client.Endpoint` works with many replicas as with one address.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from specrag.models.endpoint.transport import Address, CallError, Fault, Transpo
 
 T = TypeVar("T")
 
-#: Bytes of a prompt that come to one token, and tokens of an answer whose length nobody has limited.
+#: Estimated bytes of a prompt per token, and tokens of an answer without a length limit.
 _BYTES_A_TOKEN, _USUAL_ANSWER = 4, 256
 
-#: Seconds for a probe, and between two looks at who is to be probed.
+#: Seconds that a probe may take, and seconds between two checks for replicas to probe.
 _PROBE_SECONDS, _LOOK_SECONDS = 5.0, 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSettings:
-    """One replica.
+    """Settings of one replica.
 
     Args:
         address: where it is, with its key.
-        weight: its share of the work, beside those of the others.
-        model: what it calls the model; ``None`` for the pool's name, or the first model that it lists.
-        own_name: whether that is its name alone, and says nothing of what others call the model.
+        weight: its share of the work, relative to the weights of the others.
+        model: its name for the model; ``None`` for the pool's name, or the first model that it lists.
+        own_name: whether ``model`` is the name on this replica only, and says nothing about the other replicas.
     """
 
     address: Address
@@ -55,9 +55,9 @@ class PoolSettings:
     """How a pool judges its replicas.
 
     Args:
-        failures: calls in a row that fail until a replica is left out.
-        rest_seconds: before it is probed; doubled with each probe that fails.
-        check_seconds: between probes of a replica that is in.
+        failures: failed calls in a row after which a replica is left out.
+        rest_seconds: seconds before it is probed; doubled with each failed probe.
+        check_seconds: seconds between probes of a replica that is in use.
     """
 
     failures: int = 3
@@ -67,11 +67,11 @@ class PoolSettings:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a call asks of a replica.
+    """The work that a call means for a replica.
 
     Attributes:
-        tokens: of prompt and answer, estimated.
-        blocks: with which the prompt begins.
+        tokens: estimated tokens of prompt and answer.
+        blocks: the blocks with which the prompt begins.
     """
 
     tokens: int
@@ -79,7 +79,7 @@ class Load:
 
     @classmethod
     def of(cls, call: Call) -> Load:
-        """That of a call."""
+        """The load of a call."""
         if call.body is None:
             return cls(0, ())
         prompt = prompt_bytes(call.body)
@@ -91,20 +91,20 @@ class Load:
 
 
 class Replica:
-    """One replica of a pool, with what the pool knows of it.
+    """One replica of a pool, with what the pool knows about it.
 
     Args:
-        number: in its pool, from 1.
+        number: its number in the pool, from 1.
         settings: where it is.
         pool: how it is judged.
-        clock: seconds.
+        clock: returns seconds.
 
     Attributes:
         outstanding: tokens of the calls under way.
         asked: number of the pool's call that it was last chosen for.
-        calls, failed: counts.
-        model: what it calls the model; ``None`` until it was asked.
-        context_length: as it tells; ``None`` where it does not.
+        calls, failed: counts of calls.
+        model: its name for the model; ``None`` until it has been asked.
+        context_length: the context length that it reports; ``None`` if it does not.
     """
 
     def __init__(
@@ -128,20 +128,20 @@ class Replica:
 
     @property
     def probe_due(self) -> bool:
-        """Whether it is time to ask whether it is well."""
+        """Whether it is time to probe its health."""
         return self.breaker.probe_due or (not self.breaker.is_open and self._clock() >= self._check_at)
 
     def work(self, load: Load) -> float:
-        """Tokens that it would have to work off if it took a call, beside its weight."""
+        """Tokens that it would have to process if it took a call, divided by its weight."""
         saved = self.read.known(load.blocks) * BLOCK_TOKENS
         return (self.outstanding + max(load.tokens - saved, 0)) / self.weight
 
     async def probe(self, pool: str, known: str | None) -> None:
-        """Ask it for its models; see whether it is well.
+        """Check its health by asking it for its models.
 
         Args:
             pool: name of the pool.
-            known: what the other replicas call the model; ``None`` where nobody has told yet.
+            known: the other replicas' name for the model; ``None`` if none has told it yet.
         """
         self._check_at = self._clock() + self._check_seconds
         was_out = self.breaker.is_open
@@ -149,7 +149,7 @@ class Replica:
             answer = await self.transport.ask(Call("/models"), _PROBE_SECONDS)
             self._take_model(_listed(answer), pool, known)
         except CallError as error:
-            if error.fault not in (Fault.BUSY, Fault.REFUSED):  # some list nothing
+            if error.fault not in (Fault.BUSY, Fault.REFUSED):  # some servers do not list models
                 self.breaker.probe_failed(error.reason)
                 return
         if was_out:
@@ -157,10 +157,10 @@ class Replica:
         self.breaker.probe_succeeded()
 
     def _take_model(self, listed: Mapping[str, Mapping[str, Any]], pool: str, known: str | None) -> None:
-        """Learn which of its models is meant.
+        """Learn which of the listed models is the pool's.
 
         Raises:
-            CallError: it serves others.
+            CallError: it serves other models.
         """
         if not listed:
             return
@@ -180,7 +180,7 @@ def _listed(answer: object) -> dict[str, Mapping[str, Any]]:
     """The models of an answer to ``/v1/models``, by name.
 
     Raises:
-        CallError: it is no list of models.
+        CallError: the answer is not a list of models.
     """
     entries = answer.get("data") if isinstance(answer, Mapping) else None
     if not isinstance(entries, list):
@@ -196,16 +196,16 @@ class ChunkStream:
         self._call: Future[None] | None = None
 
     def run(self, call: Future[None]) -> None:
-        """The chunks are those of this call."""
+        """Set the call that produces the chunks."""
         self._call = call
         call.add_done_callback(self._end)
 
     def put(self, chunk: Chunk) -> None:
-        """Another chunk has come."""
+        """Add a chunk that has arrived."""
         self._news.put(chunk)
 
     def next(self) -> list[Chunk]:
-        """All chunks that have come, at least one; none at the end. :meth:`cancel` ends the waiting.
+        """All chunks that have arrived, at least one; none at the end. :meth:`cancel` ends the waiting.
 
         Raises:
             UpstreamError: the stream has failed.
@@ -225,7 +225,7 @@ class ChunkStream:
         return found
 
     def cancel(self) -> None:
-        """End the call: the replica is told by the end of its connection."""
+        """End the call; the replica notices that its connection is closed."""
         if self._call is not None:
             self._call.cancel()
 
@@ -238,7 +238,7 @@ class ChunkStream:
 
 @dataclass(slots=True)
 class _Sent:
-    """What a stream has passed on: nothing before its first token, so that another replica may begin anew."""
+    """What a stream has passed on: nothing before its first token, so that another replica can start over."""
 
     sink: ChunkStream
     held: list[Chunk] = field(default_factory=list)
@@ -258,11 +258,11 @@ class _Sent:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every choice that has begun has ended, and one has."""
+        """Whether at least one choice has ended, and so has every choice that has begun."""
         return bool(self.ended) and self.ended == self.seen
 
     def start_again(self) -> None:
-        """Forget what nobody has seen."""
+        """Discard everything that has not been passed on."""
         self.held.clear()
         self.ended.clear()
         self.seen.clear()
@@ -271,19 +271,19 @@ class _Sent:
 class Pool:
     """Replicas of one model. Safe from any thread.
 
-    A call goes to the replica with the least to work off: its outstanding tokens and those of the call, less those
-    that it has read already, beside its weight. One that fails before its first token is tried elsewhere, by each
-    replica once.
+    A call goes to the replica with the least work: its outstanding tokens plus those of the call, minus the tokens that
+    it has already read, divided by its weight. A call that fails before its first token is retried on the other
+    replicas, on each at most once.
 
     Args:
-        name: of the upstream; errors say it.
+        name: the upstream's name, used in errors.
         replicas: where they are.
         settings: how they are judged.
-        clock: seconds.
+        clock: returns seconds.
 
     Attributes:
-        retries: calls that were given to another replica.
-        tells_tokens: whether a completion's token ids may be asked for; false once that was refused.
+        retries: calls that were passed on to another replica.
+        tells_tokens: whether a completion's token ids may be asked for; false once that has been refused.
     """
 
     def __init__(
@@ -303,7 +303,7 @@ class Pool:
         self._chosen = 0
 
     def connect(self) -> None:
-        """Ask every replica for its models, and watch them from now on. May block for some seconds."""
+        """Ask every replica for its models and start watching them. May block for some seconds."""
         self._loop.start(self._probe(self.replicas)).result()
         self._loop.start(self._watch())
 
@@ -320,17 +320,17 @@ class Pool:
 
     @property
     def reasons(self) -> list[str]:
-        """Why replicas are left out; names no address."""
+        """Why replicas are left out; reveals no address."""
         return [f"{each.number}: {each.breaker.reason}" for each in self.replicas if each.breaker.is_open]
 
     @property
     def model(self) -> str | None:
-        """What the replicas call the model; ``None`` until one has told."""
+        """The replicas' name for the model; ``None`` until one has told it."""
         return next((each.model for each in self.replicas if each.model and not each.own_name), None)
 
     @property
     def context_length(self) -> int | None:
-        """Tokens of the model's context, the least that a replica tells; ``None`` where none does."""
+        """The smallest context length that a replica reports, in tokens; ``None`` if none does."""
         told = [each.context_length for each in self.replicas if each.context_length is not None]
         return min(told, default=None)
 
@@ -348,8 +348,8 @@ class Pool:
         """Make one call and wait for its JSON answer.
 
         Raises:
-            UpstreamError: no replica gives one.
-            Refused: the replicas do not serve such a call.
+            UpstreamError: no replica answers.
+            Refused: the replicas do not serve this kind of call.
             ContextLengthError: the prompt is longer than the model's context.
         """
         return self.begin([call]).next().answer()
@@ -364,7 +364,7 @@ class Pool:
         async def attempt(replica: Replica) -> Any:
             answer = await replica.transport.ask(self._addressed(call, replica))
             if call.body is not None:
-                read_chunk(answer)  # what cannot be used is tried elsewhere
+                read_chunk(answer)  # an unusable answer raises, and the call is retried elsewhere
             return answer
 
         return await self._by_some_replica(Load.of(call), attempt)
@@ -389,13 +389,13 @@ class Pool:
                 async for event in events:
                     sent.take(read_chunk(event))
         except CallError as error:
-            if error.fault is not Fault.DROPPED or not sent.is_whole:  # some forget their [DONE]
+            if error.fault is not Fault.DROPPED or not sent.is_whole:  # some servers forget the [DONE]
                 raise
         if not sent.is_whole:
             raise CallError(Fault.BROKEN, "its answer breaks off")
 
     def _addressed(self, call: Call, replica: Replica) -> Call:
-        """The call with the model's name as the replica knows it."""
+        """The call with the replica's own name for the model."""
         if call.body is None:
             return call
         return Call(call.path, {**call.body, "model": replica.model or self.model or self.name})
@@ -403,10 +403,10 @@ class Pool:
     # -- who is asked ---------------------------------------------------------------------------------------
 
     async def _by_some_replica(self, load: Load, attempt: Callable[[Replica], Awaitable[T]]) -> T:
-        """Let the best replica make a call, and the next best where it fails.
+        """Give a call to the best replica, and to the next best if it fails.
 
         Raises:
-            UpstreamError, Refused, ContextLengthError: as :meth:`ask` says.
+            UpstreamError, Refused, ContextLengthError: as for :meth:`ask`.
         """
         tried: set[int] = set()
         dropped: set[int] = set()
@@ -427,7 +427,7 @@ class Pool:
                 self._note(replica, error)
                 if error.fault is Fault.REFUSED:
                     raise self._refused(error.reason) from None
-                # An idle connection may have been closed in this moment: that is no reason to give a replica up.
+                # The server may just have closed an idle connection, which is no reason to give up on the replica.
                 if error.fault is not Fault.DROPPED or replica.number in dropped:
                     tried.add(replica.number)
                 dropped.add(replica.number)
@@ -440,7 +440,7 @@ class Pool:
         raise self._exhausted(last)
 
     def _choose(self, load: Load, tried: set[int]) -> Replica | None:
-        """The replica with the least to work off; of several the one that was asked longest ago."""
+        """The replica with the least work; among several, the one that was called longest ago."""
         able = [each for each in self.replicas if each.breaker.is_ready and each.number not in tried]
         if not able:
             return None
@@ -450,7 +450,7 @@ class Pool:
         return best
 
     def _note(self, replica: Replica, error: CallError) -> None:
-        """What a failed call tells of its replica."""
+        """Record what a failed call says about its replica."""
         if error.fault is Fault.REFUSED:
             replica.breaker.succeed()
             return
@@ -467,7 +467,7 @@ class Pool:
         return UpstreamRefusedError(self.name, reason, status=400)
 
     def _exhausted(self, last: CallError | None) -> UpstreamError:
-        """Why no replica is left."""
+        """The error that says why no replica is left."""
         busy = [each.breaker.busy_seconds for each in self.replicas if not each.breaker.is_open]
         if busy and min(busy) > 0:
             return UpstreamError(
@@ -481,14 +481,14 @@ class Pool:
     # -- health ---------------------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        """Probe those that are out when their rest is over, and the others now and then."""
+        """Probe replicas that are out once their rest is over, and the others periodically."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             await self._probe([replica for replica in self.replicas if replica.probe_due])
 
     async def _probe(self, replicas: Sequence[Replica]) -> None:
         left = list(replicas)
-        while left and self.model is None:  # one after the other: all must serve what the first of them does
+        while left and self.model is None:  # one after the other: all must serve what the first one serves
             await left.pop(0).probe(self.name, None)
         await asyncio.gather(*(replica.probe(self.name, self.model) for replica in left))
 
@@ -503,7 +503,7 @@ class UpstreamRefusedError(UpstreamError, Refused):
 
 
 class _BrokenOff(Exception):  # noqa: N818 - never leaves the pool
-    """A stream has failed behind its first token."""
+    """A stream has failed after its first token."""
 
     def __init__(self, error: CallError) -> None:
         super().__init__(error.reason)

@@ -1,4 +1,4 @@
-"""Which replica has read which beginnings of prompts, so that it need not read them again."""
+"""Which replica has read which prompt prefixes, so that it need not read them again."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import TypeAlias
 
-#: Bytes of a prompt in one block, and the tokens that they come to.
+#: Bytes of a prompt in one block, and the estimated number of their tokens.
 BLOCK_BYTES, BLOCK_TOKENS = 512, 128
 
-#: Blocks of a prompt that are looked at, and blocks that a replica is known to have read.
+#: The most blocks of a prompt that are considered, and of a replica that are remembered as read.
 MOST_BLOCKS, REMEMBERED = 64, 4096
 
-#: A prompt's blocks: the hash of each with everything in front of it.
+#: A prompt's blocks: for each, the hash of it and everything before it.
 Blocks: TypeAlias = Sequence[bytes]
 
 
 def prompt_bytes(body: Mapping[str, object]) -> bytes:
-    """The prompt or the messages of a request's body, the same bytes for the same beginning."""
+    """The prompt or the messages of a request's body; equal beginnings give equal bytes."""
     prompt = body.get("messages", body.get("prompt", ""))
     return json.dumps(prompt, ensure_ascii=False).encode("utf-8", "replace")
 
 
 def blocks_of(prompt: bytes) -> Blocks:
-    """The whole blocks with which a prompt begins.
+    """The full blocks with which a prompt begins.
 
-    Two prompts of 1,200 bytes that differ in the byte 700 have the first of their two blocks in common.
+    Two prompts of 1,200 bytes that differ in byte 700 share the first of their two blocks.
     """
     found: list[bytes] = []
     known = b""
@@ -38,7 +38,7 @@ def blocks_of(prompt: bytes) -> Blocks:
 
 
 class ReadPrefixes:
-    """The newest blocks that one replica has read; bounded."""
+    """The blocks that one replica has read most recently; bounded."""
 
     def __init__(self) -> None:
         self._blocks: OrderedDict[bytes, None] = OrderedDict()
@@ -51,7 +51,7 @@ class ReadPrefixes:
         return next((place for place, block in enumerate(blocks) if block not in self._blocks), len(blocks))
 
     def add(self, blocks: Blocks) -> None:
-        """The replica reads a prompt."""
+        """Note that the replica reads a prompt."""
         for block in reversed(blocks):  # the first block is the one that most prompts share
             self._blocks[block] = None
             self._blocks.move_to_end(block)
@@ -59,5 +59,5 @@ class ReadPrefixes:
             self._blocks.popitem(last=False)
 
     def clear(self) -> None:
-        """The replica has been away, and what it had read is gone."""
+        """Forget everything: the replica was away, and what it had read is gone."""
         self._blocks.clear()

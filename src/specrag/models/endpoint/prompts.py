@@ -1,4 +1,4 @@
-"""Prompts in the form that an endpoint takes: token ids where its tokenizer is known, else a text or messages."""
+"""Prompts in the form that an endpoint takes: token ids if its tokenizer is available, else a text or messages."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from specrag.models.tokenizer import encode_text, place_text
 if TYPE_CHECKING:
     from specrag.models.tokenizer import Tokenizer
 
-#: What is sent: token ids to ``/completions``, a text to the same, or messages to ``/chat/completions``.
+#: What is sent: token ids or a text to ``/completions``, or messages to ``/chat/completions``.
 PromptForm: TypeAlias = Literal["tokens", "text", "messages"]
 
-#: How given text is scored. ``prompt``: ``prompt_logprobs`` (vLLM). ``echo``: ``echo`` with ``logprobs`` and nothing
-#: generated; ``echo-one``: the same for servers that insist on one token.
+#: How given text is scored. ``prompt``: ``prompt_logprobs`` (vLLM). ``echo``: ``echo`` with ``logprobs``, generating
+#: nothing; ``echo-one``: the same for servers that insist on generating one token.
 ScoringMode: TypeAlias = Literal["prompt", "echo", "echo-one"]
 
-#: Ways to try with each form, the plainest first.
+#: Scoring modes to try for each form, the simplest first.
 SCORING_MODES: Mapping[PromptForm, tuple[ScoringMode, ...]] = {
     "tokens": ("prompt", "echo", "echo-one"),
     "text": ("prompt", "echo", "echo-one"),
@@ -31,20 +31,20 @@ SCORING_MODES: Mapping[PromptForm, tuple[ScoringMode, ...]] = {
 
 _COMPLETIONS, _CHAT = "/completions", "/chat/completions"
 
-# An estimate that is rather too high: English has four bytes a token, Chinese three or four.
+# Estimates on the high side: English has four bytes per token, Chinese three or four.
 _BYTES_A_TOKEN = 3
 _TOKENS_A_MESSAGE = 8
 
 
 @dataclass(frozen=True, slots=True)
 class ScoringCall:
-    """A text to score, as it is sent.
+    """A text to score, in the form in which it is sent.
 
     Attributes:
         call: what to send.
-        tokens: the token ids in it, if it holds such.
-        text: what the server's tokens spell in the end: all of it, or the parts of a conversation.
-        starts: where each token starts, where the tokens are known.
+        tokens: the token ids in it, if it contains any.
+        text: the text that the server's tokens end with: all of it, or the parts of a conversation.
+        starts: where each token starts, if the tokens are known.
         borders: where each part starts, in the same text.
     """
 
@@ -69,8 +69,8 @@ class Prompts:
     """Turns requests into calls.
 
     Args:
-        model: the name that the endpoint knows it by.
-        tokenizer: the endpoint's, where it is known here.
+        model: the endpoint's name for the model.
+        tokenizer: the endpoint's tokenizer, if it is available here.
     """
 
     def __init__(self, model: str, tokenizer: Tokenizer | None) -> None:
@@ -85,16 +85,16 @@ class Prompts:
 
     @property
     def forms(self) -> tuple[PromptForm, ...]:
-        """All forms that prompts may take here."""
+        """All forms that prompts may take with this endpoint."""
         return ("tokens",) if self._tokenizer is not None else ("text", "messages")
 
     @property
     def counts_exactly(self) -> bool:
-        """Whether :meth:`count` is no estimate."""
+        """Whether :meth:`count` is exact, not an estimate."""
         return self._tokenizer is not None
 
     def count(self, prompt: TextPrompt, lead: str) -> int:
-        """Tokens of a prompt, exactly or rather too many."""
+        """Number of tokens of a prompt, exact or estimated on the high side."""
         if self._tokenizer is not None:
             return len(encode_text(self._tokenizer, prompt, lead))
         texts = [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
@@ -102,15 +102,15 @@ class Prompts:
         return math.ceil(size / _BYTES_A_TOKEN) + _TOKENS_A_MESSAGE * (len(texts) + 1)
 
     def is_chat(self, request: TextRequest) -> bool:
-        """Whether the server itself must go on from the beginning of an answer, where there is one."""
+        """Whether it is the server that must continue the beginning of an answer, if there is one."""
         return self.form(request.prompt) == "messages"
 
     def generation(self, request: TextRequest, *, continued: bool = True) -> Call:
         """The call that writes a text.
 
         Args:
-            continued: the server goes on from the beginning of an answer; otherwise, where :meth:`is_chat`, it is left
-                to begin so by itself.
+            continued: the server can continue the beginning of an answer; if not, and if :meth:`is_chat`, the beginning
+                is left out and it is up to the model to begin that way.
         """
         body: dict[str, object] = {
             "model": self._model,
@@ -160,10 +160,10 @@ def _asking(way: ScoringMode) -> dict[str, object]:
 
 
 def _conversation(messages: Sequence[Mapping[str, str]], begun: str) -> dict[str, object]:
-    """Messages for the server's template, with the beginning of the answer where there is one."""
+    """Messages for the server's template, with the beginning of the answer if there is one."""
     if not begun:
         return {"messages": [dict(message) for message in messages]}
-    # As vLLM and SGLang take it. Servers that do not know the two words answer as to a finished turn.
+    # The form that vLLM and SGLang take. Servers that do not know the two flags answer as to a finished turn.
     said = {"role": "assistant", "content": begun}
     return {
         "messages": [*(dict(message) for message in messages), said],

@@ -1,4 +1,4 @@
-"""HTTP to one replica of a pool: JSON answers and streams of server-sent events, all that can go wrong told apart."""
+"""HTTP to one replica of a pool: JSON answers and server-sent events, with failures classified by their remedy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 #: Largest JSON answer, and largest event of a stream, in bytes.
 MAX_ANSWER, MAX_EVENT = 64 * 2**20, 2**20
 
-#: Characters of a replica's own words that are passed on.
+#: The most characters of a replica's own error message that are passed on.
 _TOLD = 300
 
 #: Longest pause that a replica may ask for, in seconds.
@@ -28,28 +28,28 @@ _LONGEST_PAUSE = 3600.0
 class Fault(Enum):
     """Why a call has failed, by what is to be done about it."""
 
-    #: Nobody answers at its address: out at once, another replica is asked.
+    #: Nothing answers at its address: taken out at once, another replica is tried.
     UNREACHABLE = auto()
-    #: The connection ended in mid-answer, perhaps because it was an old one: asked once more.
+    #: The connection ended in mid-answer, perhaps because it was an old one: the replica is tried once more.
     DROPPED = auto()
-    #: It answers 5xx, too late, or what cannot be used: another replica is asked.
+    #: It answers 5xx, too late, or unusably: another replica is tried.
     BROKEN = auto()
-    #: It refuses the key or does not serve the model: out at once, another replica is asked.
+    #: It refuses the key or does not serve the model: taken out at once, another replica is tried.
     MISFIT = auto()
-    #: It is well and asks for a pause: another replica is asked.
+    #: It is healthy but asks for a pause: another replica is tried.
     BUSY = auto()
-    #: It understood and refuses the request: no replica would take it.
+    #: It understood and refused the request: no replica would accept it.
     REFUSED = auto()
 
 
 class CallError(Exception):
-    """A call of one replica has failed.
+    """A call to one replica has failed.
 
     Args:
-        fault: what kind of failure.
-        reason: as a sentence fragment that names neither address nor key.
-        status: for whoever asked.
-        pause: seconds that a busy replica asks for.
+        fault: the kind of failure.
+        reason: a sentence fragment that reveals neither address nor key.
+        status: HTTP status for the client.
+        pause: seconds of pause that a busy replica asks for.
     """
 
     def __init__(self, fault: Fault, reason: str, *, status: int = 502, pause: float = 0.0) -> None:
@@ -65,12 +65,12 @@ class Address:
     """Where a replica is.
 
     Args:
-        url: up to and with ``/v1``.
-        key: sent to this replica alone; empty for none.
-        socket: a Unix socket to reach it by, in place of the host that the address names; empty for none.
-        connect_seconds: for a connection.
-        silence_seconds: without a byte after which a stream has failed.
-        answer_seconds: the same of an answer in one piece, whose first byte comes when all of it is written.
+        url: the address, up to and including ``/v1``.
+        key: API key, sent to this replica only; empty for none.
+        socket: a Unix socket to connect to instead of the host in the address; empty for none.
+        connect_seconds: time limit for connecting.
+        silence_seconds: seconds without a byte after which a stream has failed.
+        answer_seconds: the same for an answer in one piece, whose first byte comes only when all of it is written.
     """
 
     url: str
@@ -96,7 +96,7 @@ class Transport:
         """The JSON answer to a call.
 
         Args:
-            seconds: without a byte after which it has failed; by default those of the address.
+            seconds: seconds without a byte after which the call has failed; by default those of the address.
 
         Raises:
             CallError: there is none.
@@ -138,7 +138,7 @@ class Transport:
 
     @asynccontextmanager
     async def _response(self, call: Call, seconds: float) -> AsyncIterator[httpx2.Response]:
-        """The head of a good answer; everything that goes wrong inside the block is told as :class:`CallError`."""
+        """The response with status 200; HTTP errors inside the block are raised as :class:`CallError`."""
         import httpx2
 
         address = self._address
@@ -169,12 +169,12 @@ class Transport:
                     trust_env=False, limits=limits, uds=address.socket or None
                 ),
                 follow_redirects=False,
-                trust_env=False,  # neither proxies nor passwords of the environment are meant for upstreams
+                trust_env=False,  # proxies and passwords of the environment are not meant for upstreams
             )
         return self._client
 
     async def _refusal(self, response: httpx2.Response) -> CallError:
-        """What an answer of another status than 200 means."""
+        """The error for an answer with a status other than 200."""
         status = response.status_code
         body = await _error_of(response)
         said = self._shown(_message(body))
@@ -191,7 +191,7 @@ class Transport:
         return CallError(Fault.BROKEN, f"it answers {status}")
 
     def _shown(self, text: str) -> str:
-        """A replica's words without what must not be shown."""
+        """A replica's message without address and key."""
         shown = text.replace(self._address.url, "(address)")
         shown = shown.replace(self._address.key, "***") if self._address.key else shown
         return " ".join(shown.split())[:_TOLD] or "it does not say why"
@@ -226,7 +226,7 @@ def _message(body: Mapping[str, Any]) -> str:
 
 
 async def _data_of(response: httpx2.Response) -> AsyncGenerator[bytes, None]:
-    """What stands behind ``data:`` in each line of a stream."""
+    """What follows ``data:`` in each line of a stream."""
     rest = b""
     async for piece in response.aiter_bytes():
         *lines, rest = (rest + piece).split(b"\n")
@@ -238,7 +238,7 @@ async def _data_of(response: httpx2.Response) -> AsyncGenerator[bytes, None]:
 
 
 def _pause(header: str | None) -> float | None:
-    """Seconds of ``Retry-After``, where it holds such."""
+    """The seconds in a ``Retry-After`` header; ``None`` if it holds none."""
     try:
         return min(max(float(header or ""), 0.0), _LONGEST_PAUSE)
     except ValueError:

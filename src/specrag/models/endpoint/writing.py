@@ -1,4 +1,4 @@
-"""Text generation by an endpoint: the calls of each request, and their answers put together."""
+"""Text generation by an endpoint: the calls for each request, and how their answers are combined."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def writing(
     *,
     continued: bool,
 ) -> Coroutine[list[GeneratedText]]:
-    """Write a text for each request, all side by side; events as in :class:`~specrag.models.roles.TextGenerator`.
+    """Write a text for each request, all concurrently; events as in :class:`~specrag.models.roles.TextGenerator`.
 
-    A request with a cue takes two calls, one a line: what the first wrote is what the second goes on from.
+    A request with a cue takes two calls, one per line: the second continues what the first wrote.
 
     Args:
-        continued: the server goes on from the beginning of an answer.
+        continued: the server can continue the beginning of an answer.
     """
     started = clock()
     first_lines: dict[int, Completion] = {}
@@ -48,7 +48,7 @@ def writing(
             request = requests[number]
             found = read_completion(answered.answer())
             if prompts.is_chat(request) and request.lead:
-                # A server that does not go on from the beginning may write it anew.
+                # A server that does not continue the beginning of an answer may repeat it.
                 found = without_lead(found, request.lead)
             if is_steered(request) and number not in first_lines:
                 first_lines[number] = _cut(found)
@@ -67,7 +67,7 @@ def writing(
 
 
 def without_lead(written: Completion, lead: str) -> Completion:
-    """The text behind a beginning that the model has written itself, as it was shown; any other as it is."""
+    """The text without the lead if the model has repeated it; any other text unchanged."""
     begin = written.text.find(lead)
     if not lead or begin < 0 or written.text[:begin].strip():
         return written
@@ -81,7 +81,7 @@ def without_lead(written: Completion, lead: str) -> Completion:
 
 
 def join_lines(first: Completion, cue: Cue, second: Completion) -> Completion:
-    """A text of two lines. Nobody has written the cue, so that it has no log-probability."""
+    """A text of two lines. The model did not write the cue, so the cue has no log-probability."""
     told = None
     if first.prompt_tokens is not None and second.prompt_tokens is not None:
         told = first.prompt_tokens
@@ -109,7 +109,7 @@ def _second_line(request: TextRequest, first: Completion) -> TextRequest:
 
 
 def _cut(line: Completion) -> Completion:
-    """A line without the token that ended it, and without space before its end."""
+    """A line without the token that ended it and without trailing space."""
     text = line.text.rstrip()
     tokens, end = [], 0
     for token in line.tokens:

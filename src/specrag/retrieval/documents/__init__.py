@@ -1,1 +1,1 @@
-"""Files to passages: text from whatever format, documents, and chunks as long as an encoder reads."""
+"""From files to passages: text from many formats, documents, and chunks short enough for an encoder."""

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 _FEWEST_TOKENS = 16
-# A splitter's time grows with the square of a stretch that holds no border, so it gets blocks of this size.
-_BLOCK = 50  # characters for each token of a chunk
+# A splitter's time grows with the square of a stretch without a border, so it gets blocks of limited size.
+_BLOCK = 50  # characters per token of a chunk
 _BLOCK_ENDS = ("\n#", "\n\n", "\n", ". ", " ")  # best first
-# A tokenizer may make one "unknown" token of a word of any length; characters bound what it cannot read.
+# A tokenizer may turn a word of any length into one "unknown" token, so the number of characters is limited as well.
 _CHARACTERS_A_TOKEN = 32
 # The ends of sentences: Latin, Chinese and Japanese marks with closing quotes and brackets, and line ends.
 _SENTENCE = re.compile(
@@ -35,14 +35,14 @@ _LETTER = re.compile(r"[^\W_]")
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A stretch of a document, word for word, without the space around it.
+    """A verbatim stretch of a document, without surrounding white space.
 
     Args:
         text: at most ``max_tokens`` tokens; its beginning may repeat the end of the chunk before.
-        title: the document's.
-        place: the part's, such as ``page 3``; behind it the headings above its first sentence, such as
-            ``Install > Linux`` without the document's title, else the lines of the file or rows of the table, such as
-            ``lines 10-24``; empty where there is none of these.
+        title: the document's title.
+        place: the part's place, such as ``page 3``, followed by the headings above the chunk's first sentence, such as
+            ``Install > Linux`` without the document's title, or else by the lines of the file or rows of the table,
+            such as ``lines 10-24``; empty if there is none of these.
     """
 
     text: str
@@ -58,7 +58,7 @@ class _Span:
 
 @lru_cache(maxsize=4)
 def _load_tokenizer(path: str, mtime_ns: int, size: int) -> Tokenizer:  # noqa: ARG001 - another file has another
-    """A tokenizer, kept: to load it takes longer than to cut a document."""
+    """A tokenizer, cached because loading it takes longer than cutting a document."""
     from tokenizers import Tokenizer
 
     try:
@@ -74,15 +74,15 @@ def _load_tokenizer(path: str, mtime_ns: int, size: int) -> Tokenizer:  # noqa: 
 class Chunker:
     """Cuts documents into chunks of limited length.
 
-    Cuts are made, best first, at headings (Markdown only), paragraphs, lines, sentences, words, as
-    semantic-text-splitter finds them; a line end inside a sentence counts as a space. A chunk that follows
-    another one under the same heading begins with up to ``overlap`` tokens of it, from a sentence's beginning if
-    there is one among them, else from a word's; rows of a table are not repeated. Pages and records are never joined.
+    Cuts are made at headings (Markdown only), paragraphs, lines, sentences or words, in this order of preference, as
+    found by semantic-text-splitter; a line end inside a sentence counts as a space. A chunk that follows another one
+    under the same heading begins with up to ``overlap`` tokens of that one, starting at the beginning of a sentence if
+    possible, else of a word; rows of a table are not repeated. Pages and records are never joined.
 
     Args:
         tokenizer_file: the encoder's ``tokenizer.json``; its own truncation and padding are not used.
-        max_tokens: most tokens in a chunk, special tokens and the title not counted.
-        overlap: most tokens that a chunk repeats; 0 for none.
+        max_tokens: the most tokens in a chunk, not counting special tokens and the title.
+        overlap: the most tokens that a chunk repeats; 0 for none.
 
     Raises:
         InputError: ``max_tokens`` is below 16, ``overlap`` is negative or more than half of it, or there is no
@@ -101,11 +101,11 @@ class Chunker:
         self.overlap = overlap
 
     def chunk(self, document: Document) -> list[Chunk]:
-        """The document's chunks in order. Every character that is no space is in at least one of them."""
+        """The document's chunks in order. Every character that is not white space is in at least one of them."""
         return [chunk for part in document.parts for chunk in self._part(part, document.title)]
 
     def count(self, text: str) -> int:
-        """Tokens of a text, special tokens not counted."""
+        """Number of tokens of a text, without special tokens."""
         return self._counts([text])[0]
 
     def _part(self, part: Part, title: str) -> Iterator[Chunk]:
@@ -114,10 +114,10 @@ class Chunker:
             return
         fits = self._fits(text)
         if fits and part.place and part.markup == "plain" and not part.own_lines:
-            # the common case, a short record, in one step
+            # shortcut for the common case of a short record
             yield Chunk(text.strip(), title, part.place)
             return
-        # A row of a table never goes on in the next line.
+        # A row of a table never continues on the next line.
         is_table = part.markup == "rows"
         shape = Outline((), text) if is_table else outline(text, markdown=part.markup == "markdown")
         place = _Places(part, title, shape.headings)
@@ -143,11 +143,11 @@ class Chunker:
                 continue  # the next chunk repeats all of it
             if fits[index]:
                 yield longer[index]
-            else:  # a tokenizer whose counts do not add up, or a word without end
+            else:  # a tokenizer whose counts do not add up, or an endless word
                 yield from self._halves(text, span)
 
     def _cuts(self, text: str, markdown: bool) -> Iterator[int]:
-        """Ascending, from 0 to the length of the text."""
+        """Positions of the cuts, ascending, from 0 to the length of the text."""
         splitter = self._markdown_splitter if markdown else self._text_splitter
         starts = list(_block_starts(text, _BLOCK * self.max_tokens))
         blocks = [text[start:end] for start, end in pairwise([*starts, len(text)])]
@@ -156,7 +156,7 @@ class Chunker:
         yield len(text)
 
     def _overlapping(self, text: str, spans: list[_Span], headings: tuple[Heading, ...]) -> list[_Span]:
-        """The spans, each begun earlier, inside the span before it and under the same heading."""
+        """The spans, each starting earlier, but within the span before it and under the same heading."""
         if not self.overlap:
             return spans
         heads = [heading.start for heading in headings]
@@ -176,7 +176,7 @@ class Chunker:
         return [_Span(start, span.end) for start, span in zip(starts, spans, strict=True)]
 
     def _halves(self, text: str, span: _Span) -> Iterator[_Span]:
-        """The span in pieces that fit, cut at a word near the middle."""
+        """The span in pieces that fit, cut recursively at a word boundary near the middle."""
         piece = text[span.start : span.end]
         if len(piece) < 2 or self._fits(piece):
             yield span
@@ -188,7 +188,7 @@ class Chunker:
         yield from self._halves(text, _Span(middle, span.end))
 
     def _fits(self, text: str, tokens: int | None = None) -> bool:
-        """Whether a text fits a chunk; its tokens are counted unless given."""
+        """Whether a text fits into a chunk; its tokens are counted unless given."""
         text = text.strip()
         if len(text) > self.max_tokens * _CHARACTERS_A_TOKEN:
             return False
@@ -235,14 +235,14 @@ class _Places:
         self.heads = [heading.start for heading in headings]
 
     def of(self, start: int, end: int) -> str:
-        """The place of the characters from ``start``, which is no space, to ``end``."""
+        """The place of the characters from ``start``, which is not white space, to ``end``."""
         if path := self._path(start, end):
             return " > ".join((self.part.place, *path) if self.part.place else path)
         lines = self._lines(start, end) if self.part.own_lines else ""
         return ", ".join(filter(None, (self.part.place, lines)))
 
     def _path(self, start: int, end: int) -> tuple[str, ...]:
-        """The headings above the first text that is no heading itself."""
+        """The headings above the first text that is not itself a heading."""
         index = bisect_right(self.heads, start) - 1
         if index < 0:
             return ()
@@ -269,7 +269,7 @@ class _Places:
 
 
 def _without_scraps(text: str, cuts: list[int], headings: tuple[Heading, ...]) -> list[int]:
-    """The cuts without those that leave only headings, marks and space: these belong to what follows."""
+    """The cuts without those that would leave only headings, marks and space, which belong to what follows."""
     heads = [heading.start for heading in headings]
     kept = [cuts[0]]
     for cut in cuts[1:]:
@@ -278,7 +278,7 @@ def _without_scraps(text: str, cuts: list[int], headings: tuple[Heading, ...]) -
         between = (text[borders[index] : borders[index + 1]] for index in range(0, len(borders), 2))
         if any(_LETTER.search(stretch) for stretch in between):
             kept.append(cut)
-    if kept[-1] != cuts[-1]:  # nothing follows: to what comes before, unless it has words of its own
+    if kept[-1] != cuts[-1]:  # nothing follows: join to what comes before, unless it has words of its own
         if len(kept) > 1 and not _LETTER.search(text, kept[-1]):
             kept.pop()
         kept.append(cuts[-1])
@@ -286,7 +286,7 @@ def _without_scraps(text: str, cuts: list[int], headings: tuple[Heading, ...]) -
 
 
 def _block_starts(text: str, size: int) -> Iterator[int]:
-    """0, and the best border in the second half of each block."""
+    """The starts of blocks: 0, and then the best border in the second half of each block."""
     start = 0
     while start < len(text):
         yield start
@@ -305,7 +305,7 @@ def _block_end(text: str, start: int, size: int) -> int:
 
 
 def _good_start(window: str, first: int) -> int:
-    """The first sentence's beginning from ``first`` on, else the first word's, else ``first``."""
+    """The first beginning of a sentence from ``first`` on, else of a word, else ``first``."""
     last = len(window.rstrip())
     if first == 0:
         return 0

@@ -1,4 +1,4 @@
-"""Long contexts: read from files, cut into chunks of documents or whole exchanges of a conversation."""
+"""Long contexts: read from files, and cut into chunks of documents or whole exchanges of a conversation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specrag.retrieval.documents.converters import Part
 from specrag.retrieval.documents.files import Skipped, find_files
 from specrag.retrieval.documents.reader import Document, read_file
 
-#: What a conversation is called where a document has its file's name.
+#: The source of a conversation, where a document has its file's name.
 CONVERSATION = "conversation"
 
 Message = Mapping[str, str]
@@ -22,16 +22,16 @@ Message = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class ContextChunk:
-    """A stretch of a long context, word for word.
+    """A verbatim stretch of a long context.
 
     Attributes:
-        text: what an encoder reads; of a conversation with the speakers' names.
+        text: the text for an encoder; in a conversation, with the speakers' names.
         source: the file, or :data:`CONVERSATION`.
-        title: of the document; empty where it has none.
+        title: the document's title; empty if it has none.
         place: such as ``page 3``, ``Install > Linux`` or ``messages 4-7``.
-        tokens: of the text, in the vocabulary it was cut by.
-        document: which of the documents it is from, from 0.
-        messages: of a conversation, what it holds of them, oldest first.
+        tokens: number of tokens of the text, by the tokenizer that it was cut with.
+        document: index of the document that it is from, from 0.
+        messages: for a conversation, the messages in it, oldest first.
     """
 
     text: str
@@ -55,10 +55,11 @@ def cut_documents(documents: Sequence[Document], chunker: Chunker) -> tuple[Cont
 
 
 def cut_messages(messages: Sequence[Message], chunker: Chunker) -> tuple[ContextChunk, ...]:
-    """The chunks of a conversation: whole exchanges (a user's message with what answers it) where they fit.
+    """The chunks of a conversation: whole exchanges (a user's message and the answers to it) if they fit.
 
     Args:
         messages: ``{"role": ..., "content": ...}``, oldest first.
+        chunker: limits the length of chunks, and cuts messages that are too long.
     """
     exchanges: list[list[_Piece]] = []
     for piece in _pieces(messages, chunker):
@@ -79,7 +80,7 @@ def cut_messages(messages: Sequence[Message], chunker: Chunker) -> tuple[Context
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A message, or a stretch of one that is too long; ``number`` counts the messages from 1."""
+    """A message, or a stretch of a message that is too long; ``number`` counts the messages from 1."""
 
     number: int
     role: str
@@ -121,7 +122,7 @@ class ContextFiles:
     """Documents of a context.
 
     Attributes:
-        documents: in the order of the paths; the files of a folder by name.
+        documents: in the order of the paths; the files of a folder are sorted by name.
         skipped: what could not be read inside a folder or a file, such as pages without text.
     """
 
@@ -133,8 +134,8 @@ def read_context(paths: Sequence[Path]) -> ContextFiles:
     """Read files and folders as one context; a file that is reached twice is read once.
 
     Raises:
-        InputError: there is no path, a file that was named cannot be read as text (such as a PDF of pictures), or
-            there is no text in a folder.
+        InputError: there is no path, a given file cannot be read as text (such as a PDF of pictures), or a folder
+            contains no text.
     """
     if not paths:
         raise InputError("context", list(paths), "give at least one file")
@@ -161,7 +162,7 @@ def read_context(paths: Sequence[Path]) -> ContextFiles:
 
 
 def documents_of(given: ContextItem | Sequence[ContextItem]) -> tuple[Document, ...]:
-    """Documents from whatever a caller holds: documents, texts, paths; one of them or several.
+    """Documents from what a caller gives: one or several documents, texts or paths.
 
     Raises:
         InputError: something else was given, a path cannot be read as text, or there is no text at all.

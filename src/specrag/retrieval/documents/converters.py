@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 Markup = Literal["markdown", "plain", "rows"]
 
 LARGEST = 512 * 2**20
-"""Bytes of a file, and of what a compressed one holds, that are read into memory at once."""
+"""The most bytes of a file, and of the content of a compressed file, that are read into memory at once."""
 
 _NOT_CONTENT = ("script", "style", "nav", "noscript", "template", "svg", "head")
 _FRONT_MATTER = re.compile(r"---[ \t]*\n(.*?)\n(?:---|\.\.\.)[ \t]*(?:\n|$)", re.DOTALL)
 _FRONT_TITLE = re.compile(r"^title[ \t]*:[ \t]*(['\"]?)(.+?)\1[ \t]*$", re.MULTILINE)
-# PDFium's marks for a hyphen at a line end, whose word goes on in the next line.
+# PDFium's marks for a hyphen at a line end whose word continues on the next line.
 _BROKEN_WORD = re.compile("[\x02\ufffe\u00ad]\n?")
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 BOMS = (b"\xff\xfe", b"\xfe\xff")
-# What programs write into the title of a PDF or DOCX when its author gave none.
+# Titles that programs write into a PDF or DOCX if the author gave none.
 _NO_TITLE = re.compile(
     r"(untitled|\(anonymous\)|unspecified|(word|powerpoint) (document|presentation)|microsoft (word|powerpoint|excel).*"
     r"|(document|slide|presentation)\s*\d*"
@@ -37,7 +37,7 @@ _NO_TITLE = re.compile(
 
 
 class UnreadableError(SpecragError):
-    """A file cannot be converted to text; the message is the reason, a sentence fragment."""
+    """A file cannot be converted to text; the message is the reason, as a sentence fragment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +45,10 @@ class Part:
     """A stretch of a document's text.
 
     Args:
-        text: lines end with a line feed; no NUL and no half surrogate pair.
-        place: where it stands, such as ``page 3``; empty if it is the whole document.
-        markup: how to read the text; ``rows`` are those of a table, one a line.
-        own_lines: its lines are those of the file, so that line numbers are places in the file.
+        text: the text; lines end with a line feed, and there is no NUL and no half surrogate pair.
+        place: where in the document it is, such as ``page 3``; empty if it is the whole document.
+        markup: how to read the text; ``rows`` means rows of a table, one per line.
+        own_lines: its lines are those of the file, so line numbers are places in the file.
         first: the number of its first line.
     """
 
@@ -61,11 +61,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class ReadingLimits:
-    """Limits beyond which a document counts as unreadable; 14 KB from a stranger can hold 2,000 pages.
+    """Limits beyond which a document counts as unreadable; 14 KB from a stranger can contain 2,000 pages.
 
     Attributes:
-        pages: of a PDF; slides of a presentation, chapters of a book.
-        characters: of its text.
+        pages: the most pages of a PDF, slides of a presentation or chapters of a book.
+        characters: the most characters of its text.
     """
 
     pages: int = sys.maxsize
@@ -80,10 +80,10 @@ class Converted:
     """A file's text.
 
     Args:
-        title: the document's own, or empty.
-        parts: one, or one a page, slide, sheet or chapter.
+        title: the document's own title, or empty.
+        parts: one part, or one per page, slide, sheet or chapter.
         missing: what could not be read, as a sentence fragment; empty if nothing is missing.
-        metadata: what filters can ask for.
+        metadata: fields that filters can use.
     """
 
     title: str
@@ -93,17 +93,17 @@ class Converted:
 
 
 def clean(text: str) -> str:
-    """Line feeds as line ends; U+FFFD for what no database stores (NUL, half surrogate pairs)."""
+    """Normalise line ends to line feeds; replace what databases cannot store (NUL, half surrogate pairs) by U+FFFD."""
     return _UNSTORABLE.sub("\ufffd", text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
 def decode(data: bytes) -> str:
-    """Text from bytes: UTF-8, UTF-16 with its mark, else the encoding that charset-normalizer finds likely.
+    """Decode bytes: UTF-8, UTF-16 with a byte order mark, else the encoding that charset-normalizer finds likely.
 
-    Bytes that are UTF-8 but for a few keep the good ones and get U+FFFD for the rest.
+    If only a few bytes are not UTF-8, these become U+FFFD and the others are kept.
 
     Raises:
-        UnreadableError: the bytes are no text.
+        UnreadableError: the bytes are not text.
     """
     if data.startswith(BOMS):
         try:
@@ -137,12 +137,12 @@ def _decode_other(data: bytes) -> str:
 
 
 def convert_text(data: bytes) -> Converted:
-    """Plain text."""
+    """Convert plain text."""
     return Converted("", (Part(decode(data), own_lines=True),))
 
 
 def convert_markdown(data: bytes) -> Converted:
-    """Markdown; the title is that of the front matter, or the first heading."""
+    """Convert Markdown; the title is that of the front matter, or the first heading."""
     text = decode(data)
     front = _FRONT_MATTER.match(text)
     title = _FRONT_TITLE.search(front[1]) if front else None
@@ -153,7 +153,7 @@ def convert_markdown(data: bytes) -> Converted:
 
 
 def convert_html(data: bytes) -> Converted:
-    """HTML without scripts, styles and navigation; the title is ``<title>``, or the first heading."""
+    """Convert HTML, without scripts, styles and navigation; the title is ``<title>``, or the first heading."""
     soup = _soup(decode_html(data))
     title = clean(" ".join(soup.title.get_text().split())) if soup.title else ""
     part = _soup_part(soup)
@@ -166,7 +166,7 @@ def html_part(html: str) -> Part:
 
 
 def decode_html(data: bytes) -> str:
-    """UTF-8 if it is, else the encoding that the page declares, else a likely one."""
+    """Decode HTML as UTF-8 if possible, else in the encoding that the page declares, else in a likely one."""
     from bs4.dammit import EncodingDetector
 
     if b"\0" not in data:
@@ -186,7 +186,7 @@ def _soup(html: str) -> BeautifulSoup:
     from bs4 import BeautifulSoup, UnusualUsageWarning
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UnusualUsageWarning)  # a page that looks like XML or a file's name
+        warnings.simplefilter("ignore", UnusualUsageWarning)  # a page that looks like XML or a file name
         return BeautifulSoup(html, "lxml")
 
 
@@ -207,10 +207,10 @@ def _soup_part(soup: BeautifulSoup) -> Part:
 
 
 def convert_pdf(data: bytes, limits: ReadingLimits = UNLIMITED) -> Converted:
-    """PDF by PDFium, a part a page. PDFium serves one thread at a time.
+    """Convert PDF with PDFium, one part per page. PDFium supports only one thread at a time.
 
     Raises:
-        UnreadableError: the file is encrypted or broken, holds no text, or more of it than may be read.
+        UnreadableError: the file is encrypted or broken, contains no text, or exceeds the limits.
     """
     import pypdfium2
 
@@ -253,7 +253,7 @@ def check_characters(count: int, limits: ReadingLimits) -> None:
     """Refuse a document with too much text.
 
     Raises:
-        UnreadableError: it has more characters than may be read, or ``LARGEST`` of them.
+        UnreadableError: it has more characters than the limit, or than ``LARGEST``.
     """
     most = min(limits.characters, LARGEST)
     if count > most:
@@ -264,14 +264,14 @@ def check_pages(count: int, limits: ReadingLimits, name: str = "pages") -> None:
     """Refuse a document with too many pages, slides or chapters.
 
     Raises:
-        UnreadableError: it has more of them than may be read.
+        UnreadableError: it has more of them than the limit.
     """
     if count > limits.pages:
         raise UnreadableError(f"it has {count:,} {name}, more than {limits.pages:,}; split it")
 
 
 def _page_text(document: Any, index: int) -> str | None:
-    """The page's text, empty for a blank page; ``None`` if there is something on it but no text to read."""
+    """The page's text, empty for a blank page; ``None`` if the page has content but no readable text."""
     import pypdfium2
 
     try:
@@ -292,7 +292,7 @@ def _lost_pages(lost: list[int], pages: int) -> str:
 
 
 def guard(kind: str, work: Callable[[], Converted]) -> Converted:
-    """Run a converter on untrusted bytes; whatever it raises means a broken file."""
+    """Run a converter on untrusted bytes; any exception means a broken file."""
     try:
         return work()
     except UnreadableError:
@@ -302,13 +302,13 @@ def guard(kind: str, work: Callable[[], Converted]) -> Converted:
 
 
 def given_title(title: str) -> str:
-    """A title among a file's properties, unless a program has put it there; then it is empty."""
+    """The title from a file's properties; empty if a program, not the author, has put it there."""
     title = clean(" ".join(title.split()))
     return "" if _NO_TITLE.fullmatch(title) else title
 
 
 def first_heading(text: str) -> str:
-    """Name of the first named heading; empty without one."""
+    """The name of the first heading that has one; empty without one."""
     return next((heading.path[-1] for heading in outline(text, markdown=True).headings if heading.path), "")
 
 
@@ -318,7 +318,7 @@ _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)$")
 _NO_PARAGRAPH = re.compile(r"(?: {4}|\t| {0,3}(?:[#>|*+-]|\d+[.)]))")
 _LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
 _MARKS = re.compile(r"`|(?<![\w\\])\*+(?=\S)|(?<=[^\s\\])\*+(?!\w)|\\(?=[^\w\s])")
-_WRAPPED = re.compile(r".{35}[^\W_][,;-]?[ \t]*$")  # long, and ends with a word: code seldom does both
+_WRAPPED = re.compile(r".{35}[^\W_][,;-]?[ \t]*$")  # long and ends with a word: code rarely does both
 _LONGEST_NAME = 80  # characters; a heading is shown in citations
 
 
@@ -328,8 +328,8 @@ class Heading:
 
     Args:
         start: index of its first character.
-        end: index behind its last line.
-        path: the names of the headings above it and its own, outermost first.
+        end: index after its last line.
+        path: the names of the headings above it and its own name, outermost first.
     """
 
     start: int
@@ -341,8 +341,8 @@ class Heading:
 class Outline:
     """The headings in order, and the text with wrapped lines joined.
 
-    ``flowing`` has the length of the text: a line end inside a sentence has become a space, so that a splitter
-    which prefers line ends to sentence ends does not cut there.
+    ``flowing`` is as long as the text: line ends inside sentences are replaced by spaces, so that a splitter that
+    prefers line ends to sentence ends does not cut there.
     """
 
     headings: tuple[Heading, ...]
@@ -350,10 +350,10 @@ class Outline:
 
 
 def outline(text: str, *, markdown: bool) -> Outline:
-    """Read the headings (ATX and underlined, none inside fenced code) and the wrapped lines of a text.
+    """Find the headings (ATX and underlined, none inside fenced code) and the wrapped lines of a text.
 
-    A line end is taken as wrapping if the line is long and ends with a word, and the next one begins with a
-    lower-case letter. A plain text has no headings and no fenced code.
+    A line counts as wrapped if it is long and ends with a word, and the next one begins with a lower-case letter. A
+    plain text has no headings and no fenced code.
     """
     headings: list[Heading] = []
     names: list[tuple[int, str]] = []  # level and name of the headings open at this point
@@ -387,7 +387,7 @@ def outline(text: str, *, markdown: bool) -> Outline:
 
 
 def _opened_fence(line: str) -> str:
-    """The mark that has to close the fenced code that a line opens; empty if it opens none."""
+    """The mark that must close the fenced code that a line opens; empty if it opens none."""
     mark = _FENCE.match(line)
     return mark[1] if mark and not (mark[1][0] == "`" and "`" in mark[2]) else ""
 
@@ -398,7 +398,7 @@ def _closes(fence: str, line: str) -> bool:
 
 
 def _heading(line: str, previous: str) -> tuple[int, str]:
-    """Level and name of the heading that a line is, or that it underlines; level 0 if it is none."""
+    """Level and name of the heading that a line is or underlines; level 0 if it does neither."""
     if heading := _ATX.match(line):
         return len(heading[1]), heading[2] or ""
     if previous and _SETEXT.match(line) and not _NO_PARAGRAPH.match(previous):
@@ -407,12 +407,12 @@ def _heading(line: str, previous: str) -> tuple[int, str]:
 
 
 def _lines(text: str) -> list[str]:
-    """Lines that end at a line feed only: ``str.splitlines`` also breaks at form feeds and others."""
+    """Lines that end only at line feeds; ``str.splitlines`` also splits at form feeds and other characters."""
     lines = text.split("\n")
     return [f"{line}\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
 
 
 def _plain(name: str) -> str:
-    """A heading without its Markdown marks, on one line, not too long to show."""
+    """A heading without Markdown marks, on one line, shortened for display."""
     name = " ".join(_MARKS.sub("", _LINK.sub(r"\1", name)).split())
     return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"

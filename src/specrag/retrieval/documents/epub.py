@@ -1,4 +1,4 @@
-"""EPUB: the chapters of a book in their order, by the converter of HTML."""
+"""EPUB: the chapters of a book in order, converted like HTML."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from specrag.retrieval.documents.packages import Package, inside, property_title
 
 
 def convert_epub(data: bytes, limits: ReadingLimits) -> Converted:
-    """EPUB 2 and 3: a part a file of the book; its place is the chapter, by the table of contents and its headings.
+    """Convert EPUB 2 and 3; the place of a part is its chapter, by the table of contents and the headings.
 
     Raises:
-        UnreadableError: the book is broken, or locked by its seller.
+        UnreadableError: the book is broken, locked by DRM, or exceeds the limits.
     """
 
     def work() -> Converted:
@@ -54,7 +54,7 @@ def convert_epub(data: bytes, limits: ReadingLimits) -> Converted:
 def _parts(
     package: Package, chapters: Iterable[str], labels: Mapping[str, str], limits: ReadingLimits
 ) -> Iterator[Part]:
-    """What stands before the first heading of a file belongs to the chapter that is open; the rest has its headings."""
+    """The parts of each file: text before its first heading belongs to the current chapter; the rest has headings."""
     chapter = ""
     characters = 0
     for file in chapters:
@@ -77,7 +77,7 @@ def _is_contents(item: Any) -> bool:
 
 
 def _labels(package: Package, name: str) -> dict[str, str]:
-    """What a table of contents calls each file as a whole."""
+    """The names that a table of contents gives to whole files."""
     root = package.xml(name, recover=True)  # HTML's entities are not XML's
     entries = [(link.get("href", ""), link) for link in root.iter("{*}a")]
     for point in root.iter("{*}navPoint"):

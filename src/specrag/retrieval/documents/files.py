@@ -1,4 +1,4 @@
-"""Find the files under a list of paths; whatever is left out is reported with a reason."""
+"""Find the files under a list of paths; everything left out is reported with a reason."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class SourceFile:
     """A file to read.
 
     Args:
-        path: absolute, without links.
-        source: its name in the knowledge base: posix, relative to the folder that was given, or the file's own
-            name if the file was given; the absolute path where two files would share that name.
-        size: bytes, when it was found.
-        mtime_ns: time of its last change, when it was found.
+        path: absolute path without symbolic links.
+        source: its name in the knowledge base: the POSIX path relative to the given folder, or the file's own name if
+            the file itself was given; the absolute path if two files would have the same name.
+        size: size in bytes when it was found.
+        mtime_ns: modification time when it was found.
     """
 
     path: Path
@@ -45,12 +45,12 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class FoundFiles:
-    """What is below some paths.
+    """The files found under some paths.
 
     Attributes:
-        files: to read, sorted by source.
+        files: files to read, sorted by source.
         skipped: what was left out, sorted by source.
-        ignored: files and folders that are there but are not to be indexed, absolute.
+        ignored: existing files and folders that are not to be indexed, as absolute paths.
     """
 
     files: tuple[SourceFile, ...]
@@ -59,21 +59,21 @@ class FoundFiles:
 
 
 def find_files(paths: Sequence[Path], exclude: Sequence[Path] = ()) -> FoundFiles:
-    """Find all regular files under some paths; folders are walked.
+    """Find all regular files under some paths; folders are searched recursively.
 
-    Left out with a reason: names that start with a dot (a hidden folder is one entry), what a ``.gitignore`` in the
-    folder or below it names, ``node_modules``, ``__pycache__`` and virtual environments, names that are no UTF-8,
-    folders that cannot be listed, devices and pipes, links that leave the folder or lead to nothing, links to
-    something inside that is indexed under its own name, empty folders, and ``exclude``. A link that was given
-    itself is followed, and so is a link to a file inside the folder that would otherwise be missed.
+    Left out with a reason: names that start with a dot (a hidden folder is one entry), everything named by a
+    ``.gitignore`` in the folder or below it, ``node_modules``, ``__pycache__`` and virtual environments, names that are
+    not UTF-8, folders that cannot be listed, devices and pipes, links that leave the folder or lead nowhere, links to
+    something inside that is indexed under its own name, empty folders, and ``exclude``. A link that was itself given is
+    followed, and so is a link to a file inside the folder that would otherwise be missed.
 
     Args:
         paths: files and folders; a file that is reached twice is found once.
         exclude: files and folders to leave out, such as the knowledge base itself.
 
     Raises:
-        InputError: there is no path, a path does not exist or cannot be used, or there is nothing to index.
-            Raised before anything is read.
+        InputError: there is no path, a path does not exist or cannot be used, or there is nothing to index. Raised
+            before any file is read.
     """
     if not paths:
         raise InputError("path", list(paths), "give at least one file or folder")
@@ -91,7 +91,7 @@ def find_files(paths: Sequence[Path], exclude: Sequence[Path] = ()) -> FoundFile
 
 
 class _Walk:
-    """Collects files by real path, so that none is read twice and link loops end."""
+    """Collects files by real path, so that none is read twice and loops of links end."""
 
     def __init__(self, exclude: Sequence[Path]) -> None:
         self.exclude = exclude
@@ -100,7 +100,7 @@ class _Walk:
         self.ignored: list[Path] = []
 
     def start(self, path: Path) -> None:
-        """Add a given path: a file, or a folder with its content."""
+        """Add one of the given paths: a file, or a folder with its content."""
         root = Path(os.path.realpath(path))
         if root.is_file():
             self._file(root, path.name or root.name)
@@ -119,7 +119,7 @@ class _Walk:
             self.skipped.append(Skipped(_shown(path.as_posix()), "an empty folder"))
 
     def _folder(self, folder: Path, root: Path, rules: Sequence[IgnoreFile], links: list[Path]) -> list[Path]:
-        """Add the files of a folder; returns its folders, notes its links for later."""
+        """Add the files of a folder; returns its subfolders and collects its links in ``links``."""
         if self._excluded(folder):
             self._skip(folder, root, "left out as asked")
             return []
@@ -212,7 +212,7 @@ def _distinct(files: list[SourceFile]) -> list[SourceFile]:
 
 
 def is_utf8(name: str) -> bool:
-    """Whether a name can be written down; that of a file is any bytes."""
+    """Whether a name can be encoded as UTF-8; a file's name may consist of any bytes."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -221,5 +221,5 @@ def is_utf8(name: str) -> bool:
 
 
 def _shown(name: str) -> str:
-    r"""The name with each byte that is no UTF-8 written as ``\\xff``, fit for a terminal and a database."""
+    r"""The name with each byte that is not UTF-8 written as ``\\xff``, safe for a terminal and a database."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")

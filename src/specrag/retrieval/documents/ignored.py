@@ -1,4 +1,4 @@
-"""What a walk through a folder leaves out unasked: what ``.gitignore`` files name, and folders that programs fill."""
+"""What is left out of a folder by default: files named by a ``.gitignore``, and folders that programs fill."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _ENVIRONMENT = "a virtual environment of Python; give its path itself to index i
 
 @dataclass(frozen=True, slots=True)
 class IgnoreFile:
-    """The patterns of a ``.gitignore``; they hold below its folder."""
+    """The patterns of a ``.gitignore``; they apply below its folder."""
 
     folder: Path
     spec: GitIgnoreSpec
 
     @classmethod
     def of(cls, folder: Path) -> IgnoreFile | None:
-        """That of a folder; ``None`` where there is none that can be read."""
+        """The ``.gitignore`` of a folder; ``None`` if there is none that can be read."""
         try:
             text = (folder / _NAME).read_text(encoding="utf-8", errors="replace")
         except OSError:
@@ -43,13 +43,13 @@ def why_ignored(path: Path, rules: Sequence[IgnoreFile], *, is_folder: bool) -> 
 
     Args:
         path: the entry.
-        rules: that hold there, those of the outermost folder first; as with git, the innermost that says something
+        rules: the rules that apply there, the outermost folder's first; as in git, the innermost rule that matches
             decides.
-        is_folder: patterns that end with a slash mean folders only.
+        is_folder: whether it is a folder, since patterns that end with a slash match only folders.
     """
     if is_folder and path.name in _FILLED:
         return _FILLED[path.name]
-    if is_folder and os.path.isfile(path / "pyvenv.cfg"):  # False where it may not be entered
+    if is_folder and os.path.isfile(path / "pyvenv.cfg"):  # False if the folder may not be entered
         return _ENVIRONMENT
     for rule in reversed(rules):
         relative = path.relative_to(rule.folder).as_posix()
@@ -60,7 +60,7 @@ def why_ignored(path: Path, rules: Sequence[IgnoreFile], *, is_folder: bool) -> 
 
 
 def _usable(text: str) -> Iterator[str]:
-    """The lines that are patterns; git passes over the others too."""
+    """The lines that are valid patterns; git also skips the others."""
     from pathspec import GitIgnoreSpec
 
     for line in text.splitlines():

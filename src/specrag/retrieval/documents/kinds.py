@@ -1,4 +1,4 @@
-"""What a file is by its first bytes, whatever its name says."""
+"""Recognise what a file is by its first bytes, whatever its name says."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _MARKS = {
     b"ID3\x03": "a sound",
     b"ID3\x04": "a sound",
 }
-# Within a container the kind stands a few bytes behind its beginning.
+# In a container format, the kind is a few bytes after the beginning.
 _INNER = {(b"RIFF", b"WEBP"): "a WebP image", (b"RIFF", b"WAVE"): "a sound", (b"RIFF", b"AVI "): "a film"}
-# What a kind of document begins with; a PDF may have up to 1,024 bytes in front of it.
+# The bytes that a kind of document begins with; in a PDF, other bytes may precede them within the first 1,024.
 _BEGINNINGS = {
     ".pdf": ("a PDF", b"%PDF-", 1024),
     **{ending: (kind, b"PK\x03\x04", 4) for ending, (kind, _) in PACKAGES.items()},
@@ -37,7 +37,7 @@ _BEGINNINGS = {
 
 
 def kind_of(start: bytes) -> str | None:
-    """What bytes are that cannot be text, such as ``a PNG image``; ``None`` where no mark says so."""
+    """What non-text data is, such as ``a PNG image``; ``None`` if it bears no known mark."""
     if start[:3] == bytes(3) and start[4:8] == b"ftyp":
         return "a film or photograph"
     found = next((what for mark, what in _MARKS.items() if start.startswith(mark)), None)
@@ -45,11 +45,11 @@ def kind_of(start: bytes) -> str | None:
 
 
 def check_kind(ending: str, start: bytes) -> None:
-    """Check that a file's first bytes are of the kind that its ending names.
+    """Check that a file's first bytes are of the kind that its ending says.
 
     Args:
-        ending: in lower case, such as ``.pdf``; one that is not known stands for text.
-        start: at least 1,024 bytes of it, if there are so many.
+        ending: the ending in lower case, such as ``.pdf``; unknown endings stand for text.
+        start: at least the first 1,024 bytes of the file, if it has that many.
 
     Raises:
         UnreadableError: they are of another kind.

@@ -1,4 +1,4 @@
-"""E-mail as it is saved in .eml files: the text, and the documents attached to it."""
+"""E-mail saved as .eml files: the text, and the documents attached to it."""
 
 from __future__ import annotations
 
@@ -39,21 +39,22 @@ _NO_DOCUMENT = (
 )
 _ENCRYPTED = ("multipart/encrypted", "application/pkcs7-mime", "application/x-pkcs7-mime")
 _LONGEST_NAME = 100
-_MOST_TOLD = 3  # attachments without text that are named
+_MOST_TOLD = 3  # the most attachments without text that are named
 
 
 def convert_mail(data: bytes, limits: ReadingLimits, read: Callable[[str, bytes], Converted]) -> Converted:
-    """An e-mail; the title is its subject. Sender, recipients and date stand before its text, and are metadata.
+    """Convert an e-mail; the title is its subject. Sender, recipients and date precede its text and become metadata.
 
-    Of a message in plain text and in HTML the former is taken. Attached documents become parts of their own; pictures,
-    sounds, films and signatures are passed over.
+    If a message is both in plain text and in HTML, the plain text is used. Attached documents become separate parts;
+    pictures, sounds, films and signatures are ignored.
 
     Args:
-        limits: for all of it together.
+        data: the message.
+        limits: limits for the message and its attachments together.
         read: converts an attachment, given its name and content.
 
     Raises:
-        UnreadableError: it is no e-mail.
+        UnreadableError: it is not an e-mail, is encrypted, or exceeds the limits.
     """
 
     def work() -> Converted:
@@ -71,7 +72,7 @@ def convert_mail(data: bytes, limits: ReadingLimits, read: Callable[[str, bytes]
             name = _file_name(leaf)
             try:
                 attached = read(name, _content(leaf))
-            except Exception as error:  # one attachment never costs the others
+            except Exception as error:  # one bad attachment must not affect the others
                 lost.append(f"{name} ({error})")
                 continue
             parts += (_within(f"attachment {name}", part) for part in attached.parts)
@@ -83,7 +84,7 @@ def convert_mail(data: bytes, limits: ReadingLimits, read: Callable[[str, bytes]
 
 
 def _leaves(message: Any, *, wanted: bool = True) -> Iterator[Any]:
-    """What a message is made of; of alternatives only one text, but everything that is attached to any of them."""
+    """The leaf parts of a message; of alternatives only one text, but everything attached to any of them."""
     parts = message.get_payload()
     if message.get_content_maintype() != "multipart" or isinstance(parts, str):
         if wanted or not _is_text(message):
@@ -98,10 +99,10 @@ def _leaves(message: Any, *, wanted: bool = True) -> Iterator[Any]:
 
 
 def _is_text(leaf: Any) -> bool:
-    """Whether a leaf belongs to what the sender wrote."""
+    """Whether a leaf is part of the text that the sender wrote."""
     if leaf.get_content_disposition() == "attachment" or leaf.get_filename():
         return False
-    # Several parts without a border between them are one text.
+    # A multipart message without boundaries between its parts is one text.
     return (
         leaf.get_content_type() in ("text/plain", "text/html") or leaf.get_content_maintype() == "multipart"
     )
@@ -119,7 +120,7 @@ def _text(leaf: Any) -> str:
     content = _content(leaf)
     try:
         return clean(content.decode(leaf.get_content_charset() or ""))
-    except (LookupError, UnicodeDecodeError):  # no encoding is named, or a wrong one
+    except (LookupError, UnicodeDecodeError):  # no encoding is given, or a wrong one
         return decode_html(content) if content else ""
 
 
@@ -130,7 +131,7 @@ def _content(leaf: Any) -> bytes:
 
 
 def _file_name(leaf: Any) -> str:
-    """The name of an attachment; of a message its subject, with the ending that says what it is."""
+    """The name of an attachment, or the subject of an attached message, with an ending that says what it is."""
     name, ending = leaf.get_filename(), ""
     if leaf.get_content_type() == "message/rfc822":
         name, ending = name or _header(leaf.get_payload(0), "Subject"), ".eml"
@@ -147,12 +148,12 @@ def _within(place: str, part: Part) -> Part:
 def _header(message: EmailMessage, name: str) -> str:
     try:
         return clean(" ".join(str(message[name] or "").split()))
-    except Exception:  # the library raises several things for headers that are none
+    except Exception:  # the library raises various exceptions for malformed headers
         return ""
 
 
 def _metadata(message: EmailMessage) -> dict[str, Any]:
-    """``from``, ``to`` and ``date``, as far as they are given; the date is that of UTC, so that dates compare."""
+    """``from``, ``to`` and ``date``, as far as given; the date is in UTC, so that dates can be compared."""
     senders = _addresses(message, "From")
     found: dict[str, Any] = {"to": _addresses(message, "To") + _addresses(message, "Cc")}
     if senders:

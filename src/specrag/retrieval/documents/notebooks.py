@@ -1,4 +1,4 @@
-"""Jupyter notebooks: the cells in order, Markdown as it is, code in fences, and the beginning of what it printed."""
+"""Jupyter notebooks: the cells in order, Markdown as is, code in fences, and the beginning of its printed output."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def convert_notebook(data: bytes) -> Converted:
-    """A notebook of format 3 or 4 as Markdown; the title is its first heading.
+    """Convert a notebook of format 3 or 4 to Markdown; the title is its first heading.
 
-    Of a cell's output the text is kept, at most ten lines of it; pictures and HTML are not.
+    Of a cell's output, at most ten lines and 600 characters of text are kept; pictures and HTML are dropped.
 
     Raises:
-        UnreadableError: it is no notebook.
+        UnreadableError: it is not a notebook.
     """
     try:
         notebook = json.loads(decode(data))
@@ -45,7 +45,7 @@ def _cell(cell: Mapping[str, Any], language: str) -> Iterable[str]:
 
 
 def _printed(output: Mapping[str, Any]) -> str:
-    """The text of an output; empty for one that is no text."""
+    """The text of an output; empty if it is not text."""
     if output.get("output_type") in ("error", "pyerr"):
         return f"{output.get('ename', 'Error')}: {output.get('evalue', '')}"
     found = output.get("text", output.get("data", {}).get("text/plain", ""))
@@ -53,7 +53,7 @@ def _printed(output: Mapping[str, Any]) -> str:
 
 
 def _text(value: str | list[str]) -> str:
-    """A text that may have been stored as a list of its lines."""
+    """A text that may be stored as a list of lines."""
     return clean(value if isinstance(value, str) else "".join(value))
 
 

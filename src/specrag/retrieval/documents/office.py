@@ -1,4 +1,4 @@
-"""DOCX by mammoth, and the slides of PPTX."""
+"""DOCX, converted by mammoth, and the slides of PPTX."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NO_TEXT = frozenset({"sldNum", "dt", "ftr", "hdr", "sldImg"})  # placeholders t
 
 
 def convert_docx(data: bytes) -> Converted:
-    """DOCX by mammoth; the title is the first heading of the text, or the file's property."""
+    """Convert DOCX with mammoth; the title is the first heading of the text, or the title property."""
     import mammoth
 
     def work() -> Converted:
@@ -43,7 +43,7 @@ def convert_docx(data: bytes) -> Converted:
 
 
 def convert_pptx(data: bytes, limits: ReadingLimits) -> Converted:
-    """PPTX: a part a slide, with tables and the speaker's notes; the title is the property, or the first slide's."""
+    """Convert PPTX, one part per slide, with tables and notes; the title is the property, or the first slide's."""
 
     def work() -> Converted:
         with Package(io.BytesIO(data), ".pptx") as package:
@@ -91,7 +91,7 @@ def _shape(shape: Any) -> str:
 
 
 def _table(table: Any) -> str:
-    """A table as HTML; its first row is its head."""
+    """A table as HTML; its first row is the header."""
     rows = ""
     for row in table.iterfind("{*}tr"):
         tag = "td" if rows else "th"

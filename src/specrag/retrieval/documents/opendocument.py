@@ -1,4 +1,4 @@
-"""OpenDocument, as LibreOffice writes it: texts, presentations and spreadsheets."""
+"""OpenDocument, as written by LibreOffice: texts, presentations and spreadsheets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from specrag.retrieval.documents.converters import (
 from specrag.retrieval.documents.packages import Package, property_title
 from specrag.retrieval.documents.tables import Row, table_parts
 
-# What elements become in HTML; those that are not here are read through.
+# HTML tags for elements; the content of elements not listed here is kept without a tag.
 _TAGS = {
     "p": "p",
     "list": "ul",
@@ -34,15 +34,15 @@ _TAGS = {
 }
 _SPACES = {"line-break": "<br>", "s": " ", "tab": " "}
 _MOST_ROWS = 2**20  # of a sheet
-# Deleted text, comments, numbers of notes, and what describes pictures.
+# Deleted text, comments, note numbers, and descriptions of pictures.
 _NOT_TEXT = frozenset({"tracked-changes", "annotation", "note-citation", "title", "desc", "settings"})
 
 
 def convert_opendocument(data: bytes, limits: ReadingLimits) -> Converted:
-    """ODT, ODP and ODS. A text is one part; of a presentation each slide is one, of a spreadsheet each sheet.
+    """Convert ODT, ODP and ODS: one part per text, per slide of a presentation, or per sheet of a spreadsheet or more.
 
-    The title of a text is its first heading, else the property; of the others the property, else of a presentation the
-    first slide's.
+    The title of a text is its first heading, else the title property. Otherwise it is the title property, and for a
+    presentation without one the first slide's title.
     """
 
     def work() -> Converted:
@@ -70,10 +70,10 @@ def _html(element: Any) -> str:
         return ""
     if kind in _SPACES:
         return _SPACES[kind]
-    if kind == "note-body":  # a footnote stands in the middle of a sentence
+    if kind == "note-body":  # a footnote occurs in the middle of a sentence
         return escape(f" ({_words(element)})")
     inner = escape(element.text or "") + "".join(_html(each) + escape(each.tail or "") for each in element)
-    # A text's title is a paragraph of that style, a slide's is a frame of that class.
+    # The title of a text is a paragraph with that style, the title of a slide a frame with that class.
     if (
         kind == "h"
         or (kind, _attribute(element, "style-name")) == ("p", "Title")
@@ -103,7 +103,7 @@ def _sheets(sheets: Sequence[Any], limits: ReadingLimits) -> Iterator[Part]:
 
 
 def _rows(sheet: Any, limits: ReadingLimits) -> Iterator[Row]:
-    """What is displayed, row by row; a file stores what is repeated once."""
+    """The displayed text, row by row; the file stores repeated rows and cells only once."""
     number = 0
     for row in sheet.iter("{*}table-row"):
         cells: dict[int, str] = {}
@@ -135,5 +135,5 @@ def _name(name: str) -> str:
 
 
 def _attribute(element: Any, name: str) -> str:
-    """An attribute by its name without the namespace; empty without it."""
+    """The attribute with this name, ignoring namespaces; empty without it."""
     return next((value for key, value in element.attrib.items() if _name(key) == name), "")

@@ -1,4 +1,4 @@
-"""ZIP packages of XML (Office, OpenDocument, EPUB) within limits, and XML without entities, network and depth."""
+"""ZIP packages of XML (Office, OpenDocument, EPUB) within limits; XML without entities, network access, deep trees."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ PACKAGES: Mapping[str, tuple[str, str]] = {
     ".odp": ("an OpenDocument", "content.xml"),
     ".epub": ("an EPUB", "META-INF/container.xml"),
 }
-"""By ending: the kind, and the file that a package of this kind holds."""
+"""By ending: the kind, and the file that every package of this kind contains."""
 
-_LARGEST_XML = 64 * 2**20  # bytes of a file that becomes a tree, which takes ten times as much and more
+_LARGEST_XML = 64 * 2**20  # bytes of a file that becomes a tree, which takes at least ten times as much
 _ENTRIES = 10_000
-_RATIO = 200  # times that an archive may shrink; text shrinks 20 times, bombs 1,000 times
-_SMALL = 2**20  # bytes that may shrink as they like
+_RATIO = 200  # highest compression ratio of an archive; that of text is about 20, that of bombs 1,000
+_SMALL = 2**20  # bytes up to which any ratio is allowed
 _SAFE = {"resolve_entities": False, "no_network": True, "load_dtd": False, "huge_tree": False}
 
 
 class Package:
-    """An open package. A context that closes it.
+    """An open package; a context manager that closes it.
 
     Args:
-        file: a path, or an open file.
+        file: a path or an open file.
         ending: a key of ``PACKAGES``.
-        largest: bytes that it may hold unpacked.
+        largest: the most bytes that it may hold unpacked.
 
     Raises:
-        UnreadableError: it is broken, of another kind, or would unpack to far more than a document holds.
+        UnreadableError: it is broken, of another kind, or would unpack to far more than a document contains.
     """
 
     def __init__(self, file: Path | IO[bytes], ending: str, largest: int = LARGEST) -> None:
@@ -67,10 +67,10 @@ class Package:
         return name in self._entries
 
     def read(self, name: str) -> bytes:
-        """A file that is to become a tree.
+        """Read a file that is to become a tree.
 
         Raises:
-            UnreadableError: it is not there, or too large for one.
+            UnreadableError: it is missing, or too large for that.
         """
         entry = self._entries.get(name)
         if entry is None:
@@ -79,10 +79,11 @@ class Package:
         return self._archive.read(entry)
 
     def xml(self, name: str, *, recover: bool = False) -> Any:
-        """The root element of a file; of one that is not there, an element without any inside.
+        """The root element of a file; an empty element if there is no such file.
 
         Args:
-            recover: read on behind what is no XML.
+            name: the file's name.
+            recover: continue after invalid XML.
         """
         from lxml import etree
 
@@ -90,7 +91,7 @@ class Package:
         return etree.fromstring(self.read(name) if name in self else b"<none/>", parser)
 
     def elements(self, name: str, tags: tuple[str, ...]) -> Iterator[Any]:
-        """Elements of a file with one of these tags, as they end; they are forgotten behind the next one."""
+        """Elements of a file with one of these tags, as they end; each is discarded before the next one is yielded."""
         from lxml import etree
 
         with self._archive.open(self._entries[name]) as stream:
@@ -101,7 +102,7 @@ class Package:
                     del element.getparent()[0]
 
     def relations(self, name: str) -> dict[str, str]:
-        """The files that an Office file refers to, by the id of the relation and by its kind, as ``styles``."""
+        """The files that an Office file refers to, by the relation's id and by its kind, such as ``styles``."""
         folder, base = posixpath.split(name)
         found: dict[str, str] = {}
         for relation in self.xml(f"{folder}/_rels/{base}.rels").iterfind("{*}Relationship"):
@@ -125,22 +126,22 @@ class Package:
 
 
 def most_unpacked(packed: int) -> int:
-    """Bytes that an archive of so many bytes may hold: beyond it is a bomb."""
+    """The most bytes that an archive of ``packed`` bytes may contain; one with more counts as a bomb."""
     return max(_RATIO * packed, _SMALL)
 
 
 def inside(folder: str, target: str) -> str:
-    """The name in a package of what a file in a folder of it refers to, without the part behind ``#``."""
+    """The name within a package of a reference in a file of ``folder``, without the part after ``#``."""
     target = unquote(target.partition("#")[0])
     return posixpath.normpath(posixpath.join("/", folder, target))[1:]
 
 
 def relation_id(element: Any) -> str:
-    """The id of the relation that an element of an Office file names; empty if it names none."""
+    """The relation id that an element of an Office file refers to; empty if there is none."""
     return next((value for key, value in element.attrib.items() if key.endswith("}id")), "")
 
 
 def property_title(package: Package, name: str) -> str:
-    """The title among a package's properties; empty without one."""
+    """The title in a package's properties; empty without one."""
     found = next(package.xml(name).iter("{*}title"), None)
     return "" if found is None else "".join(found.itertext())

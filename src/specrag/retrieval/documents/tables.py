@@ -1,4 +1,4 @@
-"""Tables as text: a line a row, each cell behind the name of its column. CSV, and the sheets of XLSX."""
+"""Tables as text: one line per row, each cell preceded by its column's name. CSV, and the sheets of XLSX."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from specrag.retrieval.documents.converters import (
 from specrag.retrieval.documents.packages import Package, property_title, relation_id
 
 _NUMBER = re.compile(r"[-+(]?[$€£¥]?\s*\d[\d\s.,:/-]*(?:[eE][-+]?\d+)?\s*%?\)?")
-_NAMED_WITHIN = 10  # rows with content; a table's names stand in one of these, below titles
-_NAMED_AGAIN_WITHIN = 3  # behind an empty row
-_GAP = 100  # empty rows that are kept as empty lines; behind more of them a new part begins
+_NAMED_WITHIN = 10  # rows with content in which column names are looked for, possibly below titles
+_NAMED_AGAIN_WITHIN = 3  # the same, after an empty row
+_GAP = 100  # the most empty rows kept as empty lines; after more of them a new part begins
 _DELIMITERS = ",;\t|"
 _WORKBOOK = "xl/workbook.xml"
 _COLUMN = re.compile(r"[A-Z]{1,3}")
-# Formats of numbers: those that every workbook knows, and within a format what is no sign of a date.
+# Number formats: the built-in ones for dates and percentages; the parts of a format code that cannot mean a date.
 _DATES = frozenset({*range(14, 23), *range(27, 37), *range(45, 48), *range(50, 59)})
 _PERCENTS = frozenset({9, 10})
 _LITERAL = re.compile(r'"[^"]*"|\[[^\]]*\]|\\.|_.|\*.')
@@ -43,8 +43,8 @@ class Row:
     """A row of a table.
 
     Args:
-        number: counted from 1.
-        cells: the text of each cell that has some, by its column.
+        number: number of the row, from 1.
+        cells: the text of each non-empty cell, by column.
     """
 
     number: int
@@ -52,7 +52,7 @@ class Row:
 
 
 def convert_csv(data: bytes, limits: ReadingLimits, *, delimiter: str = "") -> Converted:
-    """CSV: the delimiter is the commonest of comma, semicolon, tab and bar in its first line, unless given."""
+    """Convert CSV; the default delimiter is the most frequent of comma, semicolon, tab and bar in the first line."""
     text = decode(data)
     if not delimiter:
         first = text.lstrip("\n").partition("\n")[0]
@@ -68,7 +68,7 @@ def convert_csv(data: bytes, limits: ReadingLimits, *, delimiter: str = "") -> C
 
 
 def convert_tsv(data: bytes, limits: ReadingLimits) -> Converted:
-    """A table with a tab between cells."""
+    """Convert a table with tabs between cells."""
     return convert_csv(data, limits, delimiter="\t")
 
 
@@ -77,11 +77,11 @@ def _filled(cells: Sequence[str]) -> dict[int, str]:
 
 
 def table_parts(rows: Iterable[Row], place: str, limits: ReadingLimits) -> Iterator[Part]:
-    """Parts in which every row is a line; one is enough unless there are large gaps.
+    """A table as parts in which every row is a line; a single part unless there are large gaps.
 
-    The names of the columns are the first row that holds words only, at least two, no two alike, and as many cells as
-    the row below it; behind an empty row such a row names columns anew if there is a number below. Rows below read
-    ``name: cell; name: cell``. Without names cells stand behind each other.
+    The column names are the first row that contains only words, at least two and all different, and at least as many
+    cells as the row below it. After an empty row, such a row gives new column names if the row below contains a number.
+    Rows below the names read ``name: cell; name: cell``; without names, the cells just follow each other.
 
     Raises:
         UnreadableError: there is more text than may be read.
@@ -134,7 +134,7 @@ def _are_names(cells: Mapping[int, str], below: Mapping[int, str], *, again: boo
 
 
 def convert_xlsx(data: bytes, limits: ReadingLimits) -> Converted:
-    """XLSX: a part a sheet, or more. Formulas give the values that were stored with them, dates are ISO 8601."""
+    """Convert XLSX, one or more parts per sheet. Formulas yield their stored values, dates are ISO 8601."""
 
     def work() -> Converted:
         with Package(io.BytesIO(data), ".xlsx") as package:
@@ -159,12 +159,12 @@ class _Workbook:
         self._formats = self._number_formats(files.get("styles", ""))
         in_1904 = next((each.get("date1904") for each in self._root.iter("{*}workbookPr")), None)
         self._from_1904 = in_1904 in ("1", "true")
-        self._sheets: dict[str, str] = {}  # each file once, however often it is named
+        self._sheets: dict[str, str] = {}  # each file once, however often it is listed
         for sheet in self._root.iter("{*}sheet"):
             self._sheets.setdefault(files.get(relation_id(sheet), ""), sheet.get("name", ""))
 
     def parts(self, limits: ReadingLimits) -> Iterator[Part]:
-        """The sheets that hold something."""
+        """The parts of all sheets."""
         for file, name in self._sheets.items():
             if file in self._package:
                 yield from table_parts(
@@ -182,7 +182,7 @@ class _Workbook:
             column = _column(element.get("r"), column + 1)
             if text := " ".join(self._text(element).split()):
                 cells[column] = text
-                self._characters += len(text)  # of all sheets: cells may share one long text
+                self._characters += len(text)  # over all sheets: cells may share one long text
                 check_characters(self._characters, limits)
 
     def _text(self, cell: Any) -> str:
@@ -214,7 +214,7 @@ class _Workbook:
         )
 
     def _number_formats(self, name: str) -> list[str]:
-        """``date``, ``percent`` or nothing, by the number of a cell's style."""
+        """``date``, ``percent`` or an empty string, indexed by the number of a cell's style."""
         root = self._package.xml(name)
         own = {each.get("numFmtId"): each.get("formatCode", "") for each in root.iter("{*}numFmt")}
         return [
@@ -225,14 +225,14 @@ class _Workbook:
 
 
 def _rich(text: Any) -> str:
-    """A text in one piece or in runs of several fonts, without its reading aids."""
+    """A text in one piece or in runs of different fonts, without phonetic guides."""
     if text is None:
         return ""
     return "".join([text.findtext("{*}t") or "", *(run.text or "" for run in text.iterfind("{*}r/{*}t"))])
 
 
 def _column(reference: str | None, following: int) -> int:
-    """The number of the column in a reference such as ``AB7``, from 0."""
+    """The column number, from 0, in a reference such as ``AB7``; ``following`` without one."""
     letters = _COLUMN.match(reference or "")
     if letters is None:
         return following
@@ -255,10 +255,10 @@ def _form(number: str, own: Mapping[str, str]) -> str:
 
 
 def _date(days: float, *, from_1904: bool) -> str:
-    """A date, a time or both; empty if there is none of that number."""
+    """The date, time or both that a number of days stands for; empty if it is out of range."""
     if not 0 <= days < 2_958_466:  # the year 9999
         return ""
-    # Excel counts 29 February 1900, which there never was.
+    # Excel counts 29 February 1900, which never existed.
     start = datetime(1904, 1, 1) if from_1904 else datetime(1899, 12, 31 if days < 60 else 30)
     moment = start + timedelta(seconds=round(days * 86_400))
     seconds = moment.strftime(":%S") if moment.second else ""

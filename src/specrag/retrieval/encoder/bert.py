@@ -1,8 +1,8 @@
-"""A lean BERT for sentence vectors: fused projections, passes of few shapes.
+"""A lean BERT for sentence vectors: fused projections, and passes of only a few shapes.
 
-Texts of about the same length are padded to a multiple of sixteen tokens and fill a pass of a fixed size. Every new
-shape makes oneDNN compile kernels and keep them: without padding the texts of a large corpus gave thousands, and two
-gigabytes of memory went to them. It serves what calls itself ``bert`` in config.json (MiniLM, BGE, E5, GTE);
+Texts of about the same length are padded to a multiple of sixteen tokens and fill a pass of fixed size. For every new
+shape, oneDNN compiles kernels and keeps them: without padding, the texts of a large corpus led to thousands of kernels,
+which took two gigabytes of memory. Supported are models of type ``bert`` in config.json (MiniLM, BGE, E5, GTE);
 ``docs/results/retrieval.md`` compares it with sentence-transformers.
 """
 
@@ -23,11 +23,11 @@ from specrag.errors import ModelFilesError
 from specrag.models.linear import Linear, build_linear
 from specrag.retrieval.encoder.settings import Pooling
 
-#: Rows of one pass. More did not make the products faster (CPU), and its intermediate results leave the cache.
+#: Rows of one pass. More rows did not make the products faster (CPU), and intermediate results would leave the cache.
 _ROWS = {"cpu": 2048, "cuda": 32768}
-#: Texts are padded to a multiple of so many tokens.
+#: Texts are padded to a multiple of this many tokens.
 _PADDING = 16
-#: Texts tokenised at once: the tokenizer's own result is a hundred times as large as the ids that are kept of it.
+#: Texts tokenised at once: the tokenizer's result is a hundred times as large as the ids that are kept.
 _TOKENISED = 1024
 
 
@@ -42,7 +42,7 @@ class BertShape:
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> BertShape | None:
-        """The sizes, or None if the lean forward does not support this configuration."""
+        """Read the sizes; None if the lean forward pass does not support this configuration."""
         if (
             config.get("model_type") != "bert"
             or config.get("hidden_act", "gelu") != "gelu"
@@ -82,14 +82,14 @@ class _Layer:
 
 
 class Bert:
-    """Texts to sentence vectors.
+    """Maps texts to sentence vectors.
 
     Args:
-        weights: under transformers' names, with or without the prefix ``bert.``.
-        tokenizer_file: its ``tokenizer.json``.
-        max_tokens: longer texts are cut.
+        weights: tensors under transformers' names, with or without the prefix ``bert.``.
+        tokenizer_file: the model's ``tokenizer.json``.
+        max_tokens: longer texts are truncated.
         pooling: the mean over a text's tokens, or its first token.
-        dtype: of the activations; the 8-bit layers quantise and give back this type.
+        dtype: dtype of the activations; the 8-bit layers quantise, and return this dtype.
 
     Raises:
         ModelFilesError: a tensor is missing.
@@ -116,7 +116,7 @@ class Bert:
         self._tokenizer.enable_truncation(max_tokens)
         reader = _Reader(weights, shape, dtype, int8, self._device)
         self._words = reader.tensor("embeddings.word_embeddings.weight")
-        # Every token is of the first type in a single text.
+        # In a single text, every token has the first token type.
         self._positions = (
             reader.tensor("embeddings.position_embeddings.weight")
             + reader.tensor("embeddings.token_type_embeddings.weight")[:1]
@@ -130,12 +130,12 @@ class Bert:
         """Sentence vectors, float32 ``[texts, dimension]`` of unit length.
 
         Args:
-            prompt: put in front of every text.
-            progress: called with the number of texts that have been finished since its last call.
+            prompt: prepended to every text.
+            progress: called with the number of texts finished since its last call.
         """
         ids = self._tokenise(texts, prompt)
         vectors = np.empty((len(ids), self.dimension), dtype=np.float32)
-        # The longest first: what does not fit the memory fails at once.
+        # The longest first, so that a batch that does not fit into memory fails at once.
         order = sorted(range(len(ids)), key=lambda index: -len(ids[index]))
         for batch in _batches(order, ids, _ROWS.get(self._device.type, _ROWS["cpu"])):
             vectors[list(batch)] = self._forward([ids[index] for index in batch])
@@ -164,7 +164,7 @@ class Bert:
         mask = torch.from_numpy(inside).to(self._device)
         x = F.embedding(ids, self._words).add_(self._positions[: ids.shape[1]])
         x = self._norm(x).flatten(0, 1)  # [texts * length, hidden]
-        # Added to the scores, [texts, 1, 1, length]: nothing is read behind a text's end.
+        # Added to the scores, [texts, 1, 1, length]: masks the positions after a text's end.
         ends = torch.zeros(mask.shape, dtype=x.dtype, device=x.device).masked_fill_(~mask, -torch.inf)
         for layer in self._layers:
             mixed = self._attend(layer.qkv(x), ends[:, None, None, :])
@@ -191,7 +191,7 @@ class Bert:
 
 
 class _Reader:
-    """Converts the weights to the layout of the forward."""
+    """Converts the weights to the layout of the forward pass."""
 
     def __init__(
         self,
@@ -232,7 +232,7 @@ class _Reader:
         )
 
     def _qkv(self, prefix: str) -> Linear:
-        """Query, key and value as one matrix, the queries scaled by 1 / sqrt(width of a head)."""
+        """Query, key and value as one matrix, with the queries scaled by 1 / sqrt(width of a head)."""
         parts = {
             kind: [self.tensor(f"{prefix}{name}.{kind}") for name in ("query", "key", "value")]
             for kind in ("weight", "bias")
@@ -247,7 +247,7 @@ def _padded(length: int) -> int:
 
 
 def _batches(order: Sequence[int], ids: Sequence[np.ndarray], rows: int) -> Iterator[Sequence[int]]:
-    """Cut an order, the longest texts first, into batches of at most ``rows`` padded tokens, of at least one text."""
+    """Cut an order, longest texts first, into batches of at most ``rows`` padded tokens but at least one text."""
     start = 0
     while start < len(order):
         count = max(rows // _padded(len(ids[order[start]])), 1)

@@ -1,8 +1,8 @@
-"""Sentence encoders: texts to unit vectors whose inner product is a similarity.
+"""Sentence encoders: map texts to unit vectors whose inner product is a similarity.
 
-Any model in sentence-transformers' form, by catalog name, folder or hub id; its own files say how it pools, how much
-it reads and what it wants in front of a query. BERTs run on a lean forward (``bert.py``), all others through
-sentence-transformers itself.
+An encoder is any model in sentence-transformers' form, by catalog name, folder or hub id; its own files say how it
+pools, how many tokens it reads and what to prepend to a query. BERTs run on a lean forward pass (``bert.py``), all
+others through sentence-transformers itself.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from specrag.retrieval.encoder.bert import Bert, BertShape
 from specrag.retrieval.encoder.settings import EncoderSettings, checksums, read_settings
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.bfloat16}
-"""Names of the types that an encoder computes in; ``int8`` has 8-bit linear layers between bf16 activations."""
+"""The dtypes that an encoder can compute in, by name; ``int8`` means 8-bit linear layers and bf16 activations."""
 
 DEFAULT_ENCODER = "minilm-l6-v2"
 
-#: Texts given to sentence-transformers at once, and those that it pads to one length.
+#: Texts given to sentence-transformers at once, and texts that it pads to a common length.
 _CHUNK, _PADDED = 2048, 32
 
 
@@ -40,7 +40,7 @@ class Network(Protocol):
 
     @property
     def dimension(self) -> int:
-        """Elements of a vector."""
+        """Number of elements of a vector."""
         ...
 
     def encode(
@@ -49,21 +49,21 @@ class Network(Protocol):
         """Vectors of unit length, float32 ``[texts, dimension]``.
 
         Args:
-            prompt: put in front of every text.
-            progress: called with the number of texts that have been finished since its last call.
+            prompt: prepended to every text.
+            progress: called with the number of texts finished since its last call.
         """
         ...
 
 
 class Encoder:
-    """Texts to unit vectors.
+    """Maps texts to unit vectors.
 
     Args:
-        name: what :func:`load_encoder` finds it by.
+        name: the name to give to :func:`load_encoder`.
         files: its folder.
-        settings: what its files say.
+        settings: the settings in its files.
         network: computes the vectors.
-        dtype: of :data:`DTYPES`.
+        dtype: one of :data:`DTYPES`.
     """
 
     def __init__(
@@ -77,12 +77,12 @@ class Encoder:
 
     @property
     def dimension(self) -> int:
-        """Elements of a vector."""
+        """Number of elements of a vector."""
         return self.network.dimension
 
     @property
     def max_tokens(self) -> int:
-        """Most tokens that are read of a text, special tokens included."""
+        """The most tokens of a text that are read, including special tokens."""
         return self.settings.max_tokens
 
     @property
@@ -92,7 +92,7 @@ class Encoder:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Changes when the vectors do: weights, tokenizer, modules, prompts, most tokens and type of the numbers."""
+        """Changes when the vectors do: depends on weights, tokenizer, modules, prompts, token limit and dtype."""
         digest = hashlib.sha256(
             json.dumps(
                 [
@@ -112,7 +112,8 @@ class Encoder:
         """Vectors of passages, float32 ``[texts, dimension]`` of unit length; their last bits depend on the batch.
 
         Args:
-            progress: called with the number of texts that have been finished since its last call.
+            texts: the passages.
+            progress: called with the number of texts finished since its last call.
 
         Raises:
             InputError: something is not a text.
@@ -122,7 +123,7 @@ class Encoder:
     def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
         """Vectors of queries, float32 ``[texts, dimension]`` of unit length.
 
-        Each is encoded alone, so that its bits are the same whatever else is asked with it.
+        Each is encoded alone, so its bits do not depend on the other queries.
 
         Raises:
             InputError: something is not a text.
@@ -133,7 +134,7 @@ class Encoder:
     def _encode(
         self, texts: Sequence[str], prompt: str, progress: Callable[[int], None] | None
     ) -> np.ndarray:
-        # Half a surrogate pair, as damaged JSON has it, is no text that a tokenizer takes.
+        # A tokenizer refuses half a surrogate pair, as found in damaged JSON.
         clean = [text.encode("utf-8", "replace").decode("utf-8") for text in _list_of_texts(texts)]
         return self.network.encode(clean, prompt, progress) if clean else self._none()
 
@@ -142,7 +143,7 @@ class Encoder:
 
 
 class SentenceTransformersNetwork:
-    """The model of sentence-transformers, for architectures without a lean forward."""
+    """A model run by sentence-transformers, for architectures without a lean forward pass."""
 
     def __init__(self, folder: Path, *, max_tokens: int, dtype: torch.dtype, device: str) -> None:
         from sentence_transformers import SentenceTransformer
@@ -155,7 +156,7 @@ class SentenceTransformersNetwork:
                 trust_remote_code=False,
                 model_kwargs={"dtype": dtype, "use_safetensors": True},
             )
-        # Errors of transformers, of its configuration classes and of safetensors have no common class.
+        # The errors of transformers, its configuration classes and safetensors share no base class.
         except Exception as error:
             reason = " ".join(str(error).split())[:160]
             raise ModelFilesError(
@@ -180,7 +181,7 @@ class SentenceTransformersNetwork:
                 normalize_embeddings=True,
                 show_progress_bar=False,
             )
-            # Normalised once more in fp32: in bf16 the lengths are off by a thousandth.
+            # Normalise again in fp32: in bf16 the lengths are off by a thousandth.
             vectors[chunk] = torch.nn.functional.normalize(found.float(), dim=-1).cpu().numpy()
             if progress is not None:
                 progress(len(chunk))
@@ -188,7 +189,7 @@ class SentenceTransformersNetwork:
 
 
 def default_dtype() -> str:
-    """bf16 on a GPU and where the processor multiplies it, else fp32 (two Zen 3 cores: 38 against 3 texts a second)."""
+    """bf16 on a GPU or a processor that multiplies it, else fp32 (two Zen 3 cores: 38 against 3 texts per second)."""
     return "bf16" if torch.cuda.is_available() or PackedLinear.available() else "fp32"
 
 
@@ -199,13 +200,13 @@ def load_encoder(
 
     Args:
         name: a catalog name, a folder in sentence-transformers' form, or a hub id.
-        dtype: of :data:`DTYPES`; ``int8`` runs on the CPU, for BERTs. By default :func:`default_dtype`.
+        dtype: one of :data:`DTYPES`; ``int8`` is for BERTs on the CPU. By default :func:`default_dtype`.
         device: ``cpu`` or ``cuda``; None takes a GPU if there is one.
-        lean: false leaves BERTs to sentence-transformers too, to compare.
+        lean: false runs BERTs through sentence-transformers too, for comparison.
 
     Raises:
-        InputError: there is no such model, it is no sentence encoder, or a setting cannot be used.
-        ModelFilesError: files are missing, damaged or only there as pickles.
+        InputError: there is no such model, it is not a sentence encoder, or a setting cannot be used.
+        ModelFilesError: files are missing, damaged or only available as pickles.
     """
     known, files, settings = find_encoder(name)
     dtype = default_dtype() if dtype is None else dtype
@@ -238,16 +239,16 @@ def load_encoder(
 
 
 def find_encoder(name: str) -> tuple[str, ModelFiles, EncoderSettings]:
-    """A sentence encoder's name, by which it is found from anywhere, its files, and what they say.
+    """A sentence encoder's name, valid in any working directory, its files, and their settings.
 
     Raises:
-        InputError: there is no such model, or it is no sentence encoder.
-        ModelFilesError: files are missing, damaged or only there as pickles.
+        InputError: there is no such model, or it is not a sentence encoder.
+        ModelFilesError: files are missing, damaged or only available as pickles.
     """
     if not isinstance(name, str | Path) or not str(name):
         raise InputError("encoder", name, f"give a name such as {DEFAULT_ENCODER!r}, a folder or a hub id")
     files = resolve(name)
-    # The folder is read again later, from wherever the program is then.
+    # The folder is read again later, when the working directory may be another.
     files = replace(files, folder=files.folder.resolve())
     known = str(name) if str(name) in SOURCES or files.name == str(name) else str(files.folder)
     return known, files, read_settings(name, files)

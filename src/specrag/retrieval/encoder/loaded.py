@@ -1,4 +1,4 @@
-"""The encoders and rerankers of a process, each loaded once."""
+"""The encoders and rerankers of a process, each of which is loaded once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Encoders:
             name, dtype: see :func:`~specrag.retrieval.encoder.encoder.load_encoder`.
 
         Raises:
-            InputError: there is no such model, it is no encoder, or it does not compute in this type.
+            InputError: there is no such model, it is not an encoder, or it does not support this dtype.
             ModelFilesError: its files are missing or damaged.
         """
         if dtype is None:
@@ -41,7 +41,7 @@ class Encoders:
         """A cross-encoder; takes seconds the first time.
 
         Raises:
-            InputError: there is no such model, or it is no cross-encoder with one score.
+            InputError: there is no such model, or it is not a cross-encoder with one score.
             ModelFilesError: its files are missing or damaged.
         """
         with self._lock:

@@ -1,8 +1,8 @@
 """Passage vectors conditioned on a question, for clustering (Speculative RAG, section 3.2).
 
-The paper uses an encoder that takes instructions (InBedder). An ordinary sentence encoder is conditioned here by
-encoding question and passage together, as one text: its vector then lies between the two, and passages that say
-something else about the question lie apart.
+The paper uses an encoder that takes instructions (InBedder). Here an ordinary sentence encoder is conditioned by
+encoding question and passage together, as one text: the vector then lies between the two, and passages that say
+different things about the question lie apart.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class QuestionVectors:
     """Embeds passages for a question.
 
     Args:
-        load: gives a sentence encoder when it is first needed; by default the default one.
-        conditioned: encode the question with each passage; otherwise the passage alone.
+        load: returns a sentence encoder when it is first needed; by default the default encoder.
+        conditioned: encode the question together with each passage; otherwise the passage alone.
     """
 
     def __init__(self, load: Callable[[], Encoder] | None = None, *, conditioned: bool = True) -> None:
@@ -41,7 +41,7 @@ class QuestionVectors:
 
     @property
     def name(self) -> str:
-        """Description of what makes the vectors."""
+        """Description of how the vectors are made."""
         return f"{self._loaded().name}, {'question and passage together' if self.conditioned else 'passage alone'}"
 
     def embed(self, question: str, passages: Sequence[Passage]) -> np.ndarray:

@@ -1,6 +1,6 @@
 """Rerankers: cross-encoders that score a question and a passage together.
 
-Slower than comparing vectors and better at it, so it orders the few passages that an index has found.
+A reranker is slower but better than comparing vectors, so it only reorders the few passages that an index has found.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Reranker:
     """Scores passages for a question.
 
     Args:
-        name: what :func:`load_reranker` finds it by.
+        name: the name to give to :func:`load_reranker`.
         files: its folder.
         model: the ``sentence_transformers.CrossEncoder``.
     """
@@ -36,15 +36,15 @@ class Reranker:
 
     @property
     def tokenizer_file(self) -> Path | None:
-        """Path of ``tokenizer.json``, for counting tokens, where there is one."""
+        """Path of ``tokenizer.json``, for counting tokens; ``None`` if there is none."""
         file = self._files.folder / "tokenizer.json"
         return file if file.is_file() else None
 
     def score(self, question: str, texts: Sequence[str]) -> np.ndarray:
-        """How well each text fits the question, float32 ``[texts]``; more is better, the range is the model's own.
+        """How well each text fits the question, float32 ``[texts]``; higher is better, the range depends on the model.
 
-        A pair that is longer than the model reads is cut, the longer of the two first. Each pair is computed alone:
-        a passage's score never depends on which others were found.
+        A pair that is too long for the model is truncated, the longer of the two texts first. Each pair is computed
+        alone, so a passage's score never depends on which others were found.
 
         Raises:
             InputError: something is not a text.
@@ -69,7 +69,7 @@ class Reranker:
 
 
 def load_reranker(name: str, *, dtype: str = "fp32", device: str | None = None) -> Reranker:
-    """Load a cross-encoder with one score a pair.
+    """Load a cross-encoder with one score per pair.
 
     Args:
         name: a catalog name, a folder, or a hub id such as ``cross-encoder/ms-marco-MiniLM-L6-v2``.
@@ -77,8 +77,8 @@ def load_reranker(name: str, *, dtype: str = "fp32", device: str | None = None) 
         device: ``cpu`` or ``cuda``; None takes a GPU if there is one.
 
     Raises:
-        InputError: there is no such model, or it is no cross-encoder with one score.
-        ModelFilesError: files are missing, damaged or only there as pickles.
+        InputError: there is no such model, or it is not a cross-encoder with one score.
+        ModelFilesError: files are missing, damaged or only available as pickles.
     """
     if not isinstance(name, str | Path) or not str(name):
         raise InputError(
@@ -96,8 +96,8 @@ def checked_reranker(name: str | Path) -> ModelFiles:
     """The files of a cross-encoder.
 
     Raises:
-        InputError: there is no such model, it has not exactly one trained score, or would run foreign code.
-        ModelFilesError: files are missing, damaged or only there as pickles.
+        InputError: there is no such model, it does not have exactly one trained score, or it would run foreign code.
+        ModelFilesError: files are missing, damaged or only available as pickles.
     """
     files = resolve(name)
     config = read_config_json(files)
@@ -124,7 +124,7 @@ def _load(files: ModelFiles, dtype: torch.dtype, device: str) -> Any:
             trust_remote_code=False,
             model_kwargs={"dtype": dtype, "use_safetensors": True},
         )
-    # Errors of transformers, of its configuration classes and of safetensors have no common class.
+    # The errors of transformers, its configuration classes and safetensors share no base class.
     except Exception as error:
         reason = " ".join(str(error).split())[:160]
         raise ModelFilesError(
@@ -133,5 +133,5 @@ def _load(files: ModelFiles, dtype: torch.dtype, device: str) -> Any:
 
 
 def _clean(text: str) -> str:
-    # Half a surrogate pair, as damaged JSON has it, is no text that a tokenizer takes.
+    # A tokenizer refuses half a surrogate pair, as found in damaged JSON.
     return text.encode("utf-8", "replace").decode("utf-8")

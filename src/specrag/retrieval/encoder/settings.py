@@ -1,4 +1,4 @@
-"""Settings read from a sentence-transformers model: pooling, most tokens, prompts."""
+"""Settings read from a sentence-transformers model: pooling, token limit, prompts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Pooling = Literal["mean", "cls"]
 
 _MODULES = "modules.json"
 _TRUSTED = "sentence_transformers."
-#: E5 models were trained with these in front (Wang et al., 2022), and their files do not say so.
+#: E5 models were trained with these prefixes (Wang et al., 2022), but their files do not say so.
 _E5 = re.compile(r"(?:^|[/_-])e5-(?:small|base|large)", re.IGNORECASE)
 _E5_PROMPTS: dict[str | None, str] = {"query": "query: ", "passage": "passage: "}
 
@@ -31,8 +31,8 @@ class EncoderSettings:
 
     Attributes:
         pooling: ``mean`` or ``cls``; None for anything else, which only sentence-transformers computes.
-        max_tokens: longer texts are cut.
-        query_prompt, passage_prompt: put in front of every query and passage.
+        max_tokens: longer texts are truncated.
+        query_prompt, passage_prompt: prepended to every query and passage.
     """
 
     pooling: Pooling | None
@@ -42,10 +42,10 @@ class EncoderSettings:
 
 
 def read_settings(name: str | Path, files: ModelFiles) -> EncoderSettings:
-    """Read the settings; refuse models that are no sentence encoders or would run foreign code.
+    """Read the settings; refuse models that are not sentence encoders or would run foreign code.
 
     Raises:
-        InputError: it has no list of modules, or one that is not sentence-transformers' own.
+        InputError: it has no list of modules, or a module that is not sentence-transformers' own.
         ModelFilesError: a file is missing, damaged, or a pickle.
     """
     folder = files.folder
@@ -74,10 +74,10 @@ def check_modules(field: str, name: str | Path, folder: Path) -> Sequence[Mappin
     """The entries of modules.json, each checked to be safe to load; empty without the file.
 
     Args:
-        field: what the model is for, for the message.
+        field: what the model is used as, for error messages.
 
     Raises:
-        InputError: a module is code of the model's own.
+        InputError: a module is the model's own code.
         ModelFilesError: the file is damaged, or a module's weights are a pickle.
     """
     path = folder / _MODULES
@@ -93,7 +93,7 @@ def check_modules(field: str, name: str | Path, folder: Path) -> Sequence[Mappin
 
 
 def _read_pooling(folder: Path, modules: Sequence[Mapping[str, str]], *, prompted: bool) -> Pooling | None:
-    """The pooling, if the modules are a transformer, one of the poolings known here, and nothing but norms."""
+    """The pooling, if the modules are only a transformer, a pooling known here, and possibly a normalisation."""
     kinds = [module["type"].rsplit(".", 1)[-1] for module in modules]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         return None
@@ -109,7 +109,7 @@ def _read_pooling(folder: Path, modules: Sequence[Mapping[str, str]], *, prompte
 
 
 def _read_max_tokens(folder: Path, config: Mapping[str, Any]) -> int:
-    """The model's own limit of tokens, else that of its positions and tokenizer."""
+    """The model's own token limit, else the limit set by its positions and its tokenizer."""
     limits = [
         _read_object(folder / "sentence_bert_config.json").get("max_seq_length"),
         config.get("max_position_embeddings"),
@@ -159,7 +159,7 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def checksums(files: ModelFiles) -> dict[str, str]:
-    """The sha256 of every file that the vectors depend on; those of the catalog's models are known."""
+    """The sha256 of every file that the vectors depend on; for catalog models they are taken from the manifest."""
     store = Store(home())
     manifest = store.manifest(files.name) if files.folder == store.folder(files.name).resolve() else None
     known = {} if manifest is None else {name: record.sha256 for name, record in manifest.files.items()}

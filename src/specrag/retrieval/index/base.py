@@ -1,4 +1,4 @@
-"""The protocol of passage indexes: queries in, rankings out, all scores from the kernel of ``scoring.py``."""
+"""The protocol of passage indexes: queries in, rankings out, all scores from the kernel in ``scoring.py``."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ class Query:
     Args:
         text: the question.
         vector: its dense vector, float32 [dimension]; needed by dense and hybrid indexes.
-        terms: ids of its known terms, int32, in the order of the terms' texts; a term that the question repeats stands
-            repeatedly.
-            Needed by sparse and hybrid indexes; may be empty.
+        terms: ids of its known terms, int32, in the order of the terms' texts; a term occurs as often as the question
+            contains it. Needed by sparse and hybrid indexes; may be empty.
     """
 
     text: str
@@ -32,11 +31,11 @@ class Query:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ranking:
-    """Passages by descending score, ties by ascending id.
+    """Passages by descending score, with ties broken by ascending id.
 
     Args:
-        ids: int64 [n].
-        scores: float32 [n].
+        ids: ids of the passages, int64 [n].
+        scores: their scores, float32 [n].
     """
 
     ids: Longs
@@ -50,25 +49,25 @@ class Index(Protocol):
     """Finds passages for queries. Safe to use from several threads; an open index never changes."""
 
     def search(self, queries: Sequence[Query], k: int, allowed: Bools | None = None) -> list[Ranking]:
-        """The best ``k`` passages for each query, fewer if there are not so many.
+        """The best ``k`` passages for each query, fewer if there are not that many.
 
-        Bit for bit the same for a batch as one by one. Does not hold the interpreter lock for long.
+        A batch gives bit for bit the same results as single queries. Does not hold the interpreter lock for long.
 
         Args:
-            queries: any number.
+            queries: any number of queries.
             k: at least 1.
-            allowed: bool [rows]; only the passages of these rows may be returned. An index that was built of texts or
-                vectors has a row for each, in their order, whose number is the passage's id.
+            allowed: bool [rows]; only the passages of these rows may be returned. An index built from texts or vectors
+                has one row for each, in their order, and the row's number is the passage's id.
 
         Raises:
-            InputError: a query lacks the form needed or holds what is not a number; a shape does not fit.
+            InputError: a query lacks the required form or contains NaN; a shape does not fit.
         """
 
     def score(self, queries: Sequence[Query], passage_ids: Longs) -> Floats:
         """The scores by which :meth:`search` ranks, float32 [queries, ids given]: a function of each pair.
 
         Raises:
-            InputError: as for :meth:`search`; an id is not that of a passage.
+            InputError: as for :meth:`search`, or there is no passage with one of these ids.
         """
 
     def __len__(self) -> int:
@@ -80,22 +79,22 @@ class Rows:
 
     Args:
         total: number of rows.
-        ids: of the passages, int64 [total], each once; None: a row's number is its id.
-        live: the rows that hold a passage, bool [total]; None: all do.
+        ids: ids of the rows' passages, int64 [total], each once; None if a row's number is its passage's id.
+        live: the rows that hold a passage, bool [total]; None if all do.
     """
 
     def __init__(self, total: int, ids: Longs | None = None, live: Bools | None = None) -> None:
         self.total = total
         self.live = None if live is None or live.all() else live
         self.ids: Longs = np.empty(0, dtype=np.int64) if ids is None else ids
-        self._sorted: tuple[Longs, Longs] | None = None  # ids of passages, and their rows
+        self._sorted: tuple[Longs, Longs] | None = None  # sorted ids of passages, and their rows
 
     def __len__(self) -> int:
         """Number of passages."""
         return self.total if self.live is None else int(np.count_nonzero(self.live))
 
     def named(self, rows: Longs) -> Longs:
-        """The passages of these rows, int64."""
+        """The ids of the passages in these rows, int64."""
         return self.ids[rows] if len(self.ids) else rows
 
     def sorted_ids(self) -> Longs:
@@ -104,7 +103,7 @@ class Rows:
         return np.sort(ids if self.live is None else ids[self.live])
 
     def mask(self, allowed: Bools | None) -> Bools | None:
-        """The rows that a search may return; ``None`` if it may return all.
+        """The mask of rows that a search may return; ``None`` if it may return all.
 
         Raises:
             InputError: the mask has another shape or type.
@@ -119,12 +118,12 @@ class Rows:
         """The rows of these passages, int64.
 
         Raises:
-            InputError: an id is not that of a passage.
+            InputError: there is no passage with one of these ids.
         """
         if not len(self.ids):
             return checked_ids(ids, self.total)
         wanted = _whole_numbers(ids)
-        if self._sorted is None:  # threads that meet here write the same
+        if self._sorted is None:  # threads that get here at the same time write the same
             order = np.argsort(self.ids, kind="stable")
             order = order if self.live is None else order[self.live[order]]
             self._sorted = self.ids[order], order
@@ -139,7 +138,7 @@ class Rows:
 
 
 def best_of(scores: Floats, ids: Longs, k: int) -> Ranking:
-    """The best ``k`` of some passages, given each once in any order."""
+    """The best ``k`` of some passages, each given once, in any order."""
     order = np.lexsort((ids, -scores))[:k]
     return Ranking(ids=ids[order], scores=scores[order])
 
@@ -198,7 +197,8 @@ def query_terms(queries: Sequence[Query], vocabulary: int) -> list[Ints]:
     """The queries' terms, an int32 array each.
 
     Args:
-        vocabulary: above every term's id.
+        queries: the queries.
+        vocabulary: greater than every term's id.
     """
     found = []
     for place, query in enumerate(queries):

@@ -1,7 +1,7 @@
 """Sparse search: BM25 (Robertson and Zaragoza, 2009) in Lucene's form.
 
-What is kept of a passage is how often it has which term. Weights are computed from that as a term is searched, so that
-documents can come and go: the weights are always those of the passages that are there.
+The index stores how often each term occurs in each passage. Weights are computed from that when a term is searched, so
+documents can be added and removed: the weights always reflect the current passages.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from specrag.retrieval.language import COMMON_WORDS, language_of, languages_of, 
 
 _STEMMED = frozenset(Stemmer.algorithms())
 
-#: Of bm25s's lists of stop words. Those of Chinese and Korean are no pairs of letters.
+#: Languages with a stop-word list in bm25s. Its lists for Chinese and Korean are left out: they are not bigrams.
 _WITH_STOP_WORDS = frozenset({*COMMON_WORDS, "russian"})
 
-#: That texts can be in.
+#: Languages that texts can be in.
 LANGUAGES = _STEMMED | {"chinese", "japanese", "korean", "thai"}
 
 _NO_MASK: Bools = np.empty(0, dtype=np.bool_)
 
-_CACHED_BYTES = 64 << 20  # of the weights of terms searched lately
+_CACHED_BYTES = 64 << 20  # for the weights of recently searched terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +56,16 @@ class BM25Settings:
     """Settings of BM25: tokenization and term weights.
 
     A term's weight for a passage is ``log(1 + (N - df + 0.5) / (df + 0.5)) * tf / (tf + k1 * (1 - b + b *
-    length / average length))``: always positive.
+    length / average length))``, which is always positive.
 
-    A text is read in its own language (:func:`~specrag.retrieval.language.language_of`): without its commonest words,
-    the rest by their stems. A query may be too short to tell, and is read in all languages of the texts.
+    A text is split in its own language (:func:`~specrag.retrieval.language.language_of`): stop words are dropped, the
+    others are stemmed. The language of a query may be impossible to tell, so it is split in all languages of the texts.
 
     Args:
         k1: how soon repetitions saturate.
-        b: how much long passages are held back, 0 to 1.
-        languages: of the texts, the commonest first, by Snowball's names; none: words as they are.
+        b: how strongly long passages are penalised, 0 to 1.
+        languages: languages of the texts, the most frequent first, by Snowball's names; empty to leave words as they
+            are.
     """
 
     k1: float = 1.5
@@ -80,13 +81,13 @@ class BM25Settings:
 
     @classmethod
     def of(cls, texts: Sequence[str]) -> BM25Settings:
-        """For texts in the languages that they are in."""
+        """Settings for the languages that these texts are in."""
         return cls(languages=languages_of(texts) or ("english",))
 
     def split(self, texts: Sequence[str]) -> list[list[str]]:
         """The terms of each text, in the order of the text: words of two or more letters or digits.
 
-        Of scripts without spaces pairs of neighbouring letters take the place of words.
+        In scripts without spaces, bigrams of letters take the place of words.
         """
         if len(self.languages) < 2:
             return _terms(texts, next(iter(self.languages), None))
@@ -103,7 +104,7 @@ class BM25Settings:
         return found
 
     def split_query(self, text: str) -> list[str]:
-        """The terms of a query in all languages; each as often as in the language that has it most."""
+        """The terms of a query in all languages; each as often as in the language where it occurs most."""
         if len(self.languages) < 2:
             return self.split([text])[0]
         found: Counter[str] = Counter()
@@ -113,7 +114,7 @@ class BM25Settings:
 
 
 def _terms(texts: Sequence[str], language: str | None) -> list[list[str]]:
-    # A stemmer keeps a buffer, so that each call takes its own.
+    # A stemmer keeps a buffer, so each call makes its own.
     stemmer = Stemmer.Stemmer(language) if language in _STEMMED else None
     stop_words = language if language in _WITH_STOP_WORDS else None
     terms: list[list[str]] = bm25s.tokenize(
@@ -128,14 +129,14 @@ def _terms(texts: Sequence[str], language: str | None) -> list[list[str]]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TermCounts:
-    """How often each of some texts has each term.
+    """How often each term occurs in each of some texts.
 
     Attributes:
-        terms: each once, ascending.
-        starts: int64 [terms + 1]; what is said of term ``t`` stands at the places ``starts[t]`` to ``starts[t + 1]``.
-        rows: numbers of the texts that have it, int32, ascending within a term.
-        times: how often they have it, int32.
-        lengths: terms of each text, int32 [texts].
+        terms: all terms, each once, ascending.
+        starts: int64 [terms + 1]; the entries of term ``t`` are those from ``starts[t]`` up to ``starts[t + 1]``.
+        rows: numbers of the texts that contain the term, int32, ascending within a term.
+        times: how often they contain it, int32.
+        lengths: number of terms of each text, int32 [texts].
     """
 
     terms: Sequence[str]
@@ -149,14 +150,14 @@ def count_terms(split: Sequence[Sequence[str]]) -> TermCounts:
     """Count the terms of texts.
 
     Args:
-        split: the terms of each text, as :meth:`BM25Settings.split` gives them.
+        split: the terms of each text, as returned by :meth:`BM25Settings.split`.
     """
     numbers: dict[str, int] = {}
     found = np.array(
         [numbers.setdefault(term, len(numbers)) for terms in split for term in terms], dtype=np.int64
     )
     lengths = np.array([len(terms) for terms in split], dtype=np.int32)
-    # Sorted, since Python's order of terms depends on that of the texts.
+    # Sorted, since the insertion order of the terms depends on the order of the texts.
     vocabulary = sorted(numbers)
     places = np.empty(len(numbers), dtype=np.int64)
     places[[numbers[term] for term in vocabulary]] = np.arange(len(numbers))
@@ -171,24 +172,24 @@ def count_terms(split: Sequence[Sequence[str]]) -> TermCounts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Occurrences:
-    """The rows that have a term, int32, ascending, and how often each has it, int32."""
+    """The rows that contain a term, int32, ascending, and how often each contains it, int32."""
 
     rows: Ints
     times: Ints
 
 
 class TermSource(Protocol):
-    """Where an index has its terms from."""
+    """Where an index gets its terms from."""
 
     @property
     def vocabulary(self) -> int:
-        """Above the id of every term."""
+        """Greater than the id of every term."""
 
     def find(self, terms: Sequence[str]) -> Mapping[str, int]:
-        """The ids of those that are known."""
+        """The ids of those terms that are known."""
 
     def occurrences(self, term: int) -> Occurrences:
-        """Of a term by its id; rows that hold no passage any more may be among them."""
+        """The occurrences of a term, by its id; may include rows that no longer hold a passage."""
 
 
 class _CountedTerms:
@@ -212,7 +213,7 @@ class _CountedTerms:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Weighed:
-    """The rows that have a term, int32, their weights, float32, and the largest of these."""
+    """The rows that contain a term, int32, the weights there, float32, and the largest weight."""
 
     rows: Ints
     weights: Floats
@@ -228,10 +229,10 @@ class Postings:
     """The weights of the terms of some queries, term by term.
 
     Attributes:
-        terms: of each query, numbered from 0, int32.
+        terms: the terms of each query, renumbered from 0, int32.
         starts: int64 [terms + 1]; the rows of term ``t`` are ``rows[starts[t] : starts[t + 1]]``.
         rows: int32, ascending within a term.
-        weights: float32, at the same places.
+        weights: the weight for each entry of ``rows``, float32.
         largest: the largest weight of each term, float32 [terms].
     """
 
@@ -245,15 +246,14 @@ class Postings:
 class BM25Index:
     """All passages' terms with their weights.
 
-    A query's score of a passage is the sum of the weights of its terms there, repeated terms counted
-    repeatedly. Only passages with at least one of the terms are returned: a query without a known term gets
-    an empty ranking.
+    A passage's score for a query is the sum of its weights for the query's terms, repeated terms counted repeatedly.
+    Only passages with at least one of the terms are returned: a query without a known term gets an empty ranking.
 
     Args:
         source: the terms.
-        lengths: terms of each row's passage, int32 [rows].
-        settings: by which texts were split.
-        rows: which passage each row holds; by default its number is its id.
+        lengths: number of terms of each row's passage, int32 [rows].
+        settings: the settings with which the texts were split.
+        rows: which passage each row holds; by default the row's number is the passage's id.
     """
 
     def __init__(
@@ -283,19 +283,19 @@ class BM25Index:
 
     @property
     def vocabulary(self) -> int:
-        """Above the id of every term."""
+        """Greater than the id of every term."""
         return self._source.vocabulary
 
     def terms(self, text: str) -> Ints:
-        """The known terms of a query, int32, in the order of their texts, as often as the text holds them."""
+        """The ids of a query's known terms, int32, in the order of the terms' texts, repeated as in the query."""
         words = self.settings.split_query(text)
         known = self._source.find(list(dict.fromkeys(words)))
         return np.array([known[word] for word in sorted(words) if word in known], dtype=np.int32)
 
     def shared_words(self, text: str, passage_ids: Sequence[int]) -> list[float]:
-        """Share of a text's terms that each passage holds, 0 to 1, each weighed by how rare it is among the passages.
+        """Share of a text's terms that occur in each passage, 0 to 1, each term weighted by its rarity in the passages.
 
-        In the language in which it is most; 0 for a text without terms.
+        The text is split in each language and the largest share counts; 0 for a text without terms.
         """
         best = [0.0] * len(passage_ids)
         rows = self.rows.find(np.array(passage_ids, dtype=np.int64)).tolist()
@@ -303,7 +303,7 @@ class BM25Index:
             words = sorted(set(_terms([text], language)[0]))
             known = self._source.find(words)
             holding = [self._weighed(known[word]).rows if word in known else None for word in words]
-            # An unknown term is as rare as the rarest.
+            # An unknown term counts as rare as the rarest known one.
             weights = [self._rarity(1 if own is None else max(len(own), 1)) for own in holding]
             for number, row in enumerate(rows):
                 held = sum(
@@ -356,7 +356,7 @@ class BM25Index:
         return weighed
 
     def search(self, queries: Sequence[Query], k: int, allowed: Bools | None = None) -> list[Ranking]:
-        """The best passages that hold a term of the query; see :class:`~specrag.retrieval.index.base.Index`."""
+        """The best passages that contain a term of the query; see :class:`~specrag.retrieval.index.base.Index`."""
         k = checked_k(k, len(self))
         mask = self.rows.mask(allowed)
         return [self._rank(terms, k, mask) for terms in query_terms(queries, self.vocabulary)]

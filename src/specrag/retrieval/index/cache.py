@@ -12,29 +12,29 @@ from specrag.checks import check_whole
 from specrag.retrieval.index.base import Query, Ranking, best_of, checked_k
 from specrag.retrieval.index.scoring import Floats, Longs
 
-#: More than what the 32 searches of a request of 128 tokens return with a prefetch of 20.
+#: More than the passages returned by the 32 searches of a request of 128 tokens with a prefetch of 20.
 CAPACITY = 1024
 
 
 class Scores(Protocol):
-    """All that a cache asks of an index."""
+    """The part of an index that a cache needs."""
 
     def score(self, queries: Sequence[Query], passage_ids: Longs) -> Floats:
         """See :class:`~specrag.retrieval.index.base.Index`."""
 
 
 class SpeculativeCache:
-    """Passages that the index returned for this request, ranked by the index's own scores.
+    """Passages that the index has returned for this request, ranked by the index's own scores.
 
-    Scores come from :meth:`Index.score <specrag.retrieval.index.base.Index.score>`, the scores by which the index
-    ranks, and ties go to the smaller id, as there. So whenever the index's best passage is in the cache, the
-    cache's best passage is that one, with the same score to the bit. Approximate search (HNSW) may overlook a
-    passage that the cache holds: then the cache's best passage is another one, and ranks in front of the index's.
+    The scores are those of :meth:`Index.score <specrag.retrieval.index.base.Index.score>`, by which the index ranks,
+    and ties go to the smaller id, as in the index. So whenever the index's best passage is in the cache, it is also the
+    cache's best passage, with bit for bit the same score. Approximate search (HNSW) may miss a passage that the cache
+    holds: then the cache's best passage is a different one that ranks before the index's.
 
-    One request owns a cache and makes one call at a time. It holds ids only; the passages stay in the index.
+    A cache belongs to one request, which makes one call at a time. It holds only ids; the passages stay in the index.
 
     Args:
-        index: whose answers are guessed.
+        index: the index whose answers are speculated on.
         capacity: the most passages kept, at least 1.
     """
 
@@ -42,7 +42,7 @@ class SpeculativeCache:
         check_whole("capacity", capacity)
         self._index = index
         self._capacity = capacity
-        self._ids: Longs = np.empty(0, dtype=np.int64)  # the most recently returned first
+        self._ids: Longs = np.empty(0, dtype=np.int64)  # most recently returned first
 
     def __len__(self) -> int:
         """Number of passages kept."""
@@ -50,30 +50,30 @@ class SpeculativeCache:
 
     @property
     def ids(self) -> list[int]:
-        """The passages kept, the most recently returned first."""
+        """The ids of the passages kept, most recently returned first."""
         ids: list[int] = self._ids.tolist()
         return ids
 
     @property
     def nbytes(self) -> int:
-        """Bytes of what is kept: 8 a passage, at most ``8 * capacity``."""
+        """Memory used in bytes: 8 per passage, at most ``8 * capacity``."""
         return self._ids.nbytes
 
     def add(self, ids: Sequence[int] | Longs) -> None:
         """Keep passages that the index has just returned.
 
-        They become the most recent ones, the first of them before the others; beyond the capacity those leave
-        that were returned the longest ago.
+        They become the most recent ones, in the order given; beyond the capacity, those returned the longest ago are
+        dropped.
 
         Args:
-            ids: of passages, best first, as in a :class:`~specrag.retrieval.index.base.Ranking`; any number.
+            ids: any number of passage ids, best first, as in a :class:`~specrag.retrieval.index.base.Ranking`.
         """
         new = np.asarray(ids, dtype=np.int64)
-        order = dict.fromkeys(chain(new.tolist(), self._ids.tolist()))  # each once, where it first stands
+        order = dict.fromkeys(chain(new.tolist(), self._ids.tolist()))  # removes duplicates, keeps the first
         self._ids = np.array(list(islice(order, self._capacity)), dtype=np.int64)
 
     def best(self, query: Query) -> int | None:
-        """The id that the index would return first, if it is kept; ``None`` if no passage kept can be it.
+        """The id of the best passage kept, the index's first result if that is kept; ``None`` if none qualifies.
 
         Raises:
             InputError: the query lacks the form that the index needs.
@@ -82,9 +82,9 @@ class SpeculativeCache:
         return int(ranking.ids[0]) if len(ranking) else None
 
     def rank(self, query: Query, k: int) -> Ranking:
-        """The best ``k`` of the passages kept, fewer if there are not so many.
+        """The best ``k`` of the passages kept, fewer if there are not that many.
 
-        As from a sparse index, a query that has no vector gets only passages with one of its terms.
+        As with a sparse index, a query without a vector gets only passages that contain one of its terms.
 
         Raises:
             InputError: the query lacks the form that the index needs; ``k`` is not at least 1.

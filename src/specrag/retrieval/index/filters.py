@@ -15,14 +15,14 @@ and as a mapping, for JSON and Python::
     {"year": {">=": 2000, "<": 2010}, "src": ["a", "b"], "title": "Copper"}
     {"$or": [{"year": {"between": [2000, 2009]}}, {"$not": {"tags": "draft"}}, {"editor": None}]}
 
-All entries of a mapping must agree. Text is compared with text and numbers with numbers; what is of the other kind
-does not agree. Text has the order of its characters, so that ISO dates can be compared. A field that holds a list
-agrees if one of its values does; the limits of one mapping, or those joined by ``and``, are limits of one value.
+All entries of a mapping must match. Text is compared with text and numbers with numbers; a value of the other kind
+does not match. Text is ordered by its characters, so ISO dates can be compared. A field with a list matches if one of
+its values does; the limits in one mapping, or limits joined by ``and``, must hold for the same value.
 
 A field without a value is null, and as in SQL a comparison with it is neither true nor false: neither ``year = 1999``
-nor ``not year = 1999`` selects it, ``year is null`` does. Negations are moved to the conditions as a filter is read,
-where they only need to know whether there is a value; a filter in that form is true where SQL's three-valued logic
-says true.
+nor ``not year = 1999`` selects it, but ``year is null`` does. When a filter is read, negations are pushed down to its
+conditions, which then only need to know whether there is a value; a filter in that form is true exactly where SQL's
+three-valued logic says true.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ Scalar: TypeAlias = str | int | float
 
 LIMITS = ("<", "<=", ">", ">=")
 OPERATORS = ("=", "!=", *LIMITS, "in", "not in", "between", "not between", "is null")
-"""What a field's mapping may hold."""
+"""The operators that a field's mapping may contain."""
 
-#: Values of one list; SQLite takes no more than three times as many in one query.
+#: The most values of one list; SQLite takes no more than three times as many in one query.
 MOST_VALUES = 10_000
 
-#: Conditions of one filter, and how deep they may be nested.
+#: The most conditions of one filter, and how deep they may be nested.
 MOST_CONDITIONS, MOST_DEPTH = 256, 32
 
 
@@ -63,7 +63,7 @@ class Comparison:
 
     Attributes:
         operator: one of ``= < <= > >=``.
-        values: for ``=`` any of them, else one.
+        values: for ``=`` any number of values, one of which must match; otherwise a single value.
     """
 
     operator: str
@@ -91,8 +91,8 @@ class Condition:
 
     Attributes:
         field: its name.
-        comparisons: one value must satisfy all of them.
-        negated: the field has values, and none satisfies them.
+        comparisons: one value of the field must satisfy all of them.
+        negated: instead, the field must have values, none of which satisfies them.
     """
 
     field: str
@@ -107,7 +107,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Null:
-    """A field that has no value; negated, one that has."""
+    """The field has no value; if negated, it has one."""
 
     field: str
     negated: bool = False
@@ -119,14 +119,14 @@ class Null:
 
 @dataclass(frozen=True, slots=True)
 class AllOf:
-    """Filters that must all agree."""
+    """Filters that must all match."""
 
     parts: tuple[Filter, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AnyOf:
-    """Filters of which one must agree."""
+    """Filters of which at least one must match."""
 
     parts: tuple[Filter, ...]
 
@@ -134,7 +134,7 @@ class AnyOf:
 Leaf: TypeAlias = Condition | Null
 Filter: TypeAlias = Leaf | AllOf | AnyOf
 Where: TypeAlias = Filter | Mapping[str, Any] | str | Sequence[Any]
-"""A filter as somebody writes it: text, a mapping, several of either that must all agree, or one that was read."""
+"""A filter as a user writes it: text, a mapping, several of either that must all match, or one already read."""
 
 
 # -- using -----------------------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ def fold(
     all_of: Callable[[list[T]], T],
     any_of: Callable[[list[T]], T],
 ) -> T:
-    """What a filter becomes, from its conditions upwards: a truth value, a mask, a clause of SQL."""
+    """Evaluate a filter bottom-up, to a truth value, a mask or an SQL clause."""
     if isinstance(filter, AllOf | AnyOf):
         parts = [fold(part, leaf, all_of, any_of) for part in filter.parts]
         return all_of(parts) if isinstance(filter, AllOf) else any_of(parts)
@@ -157,7 +157,8 @@ def matches(filter: Filter, values: Mapping[str, Sequence[Scalar]]) -> bool:
     """Whether a passage satisfies a filter.
 
     Args:
-        values: those of its fields, as :func:`~specrag.retrieval.passage_store.flatten` gives them.
+        filter: the filter.
+        values: the values of the passage's fields, as given by :func:`~specrag.retrieval.passage_store.flatten`.
     """
     return fold(filter, lambda leaf: leaf.agrees(values.get(leaf.field, ())), all, any)
 
@@ -175,7 +176,7 @@ def check_fields(filter: Filter, known: Sequence[str]) -> None:
     """Check that every field of a filter is known.
 
     Raises:
-        InputError: one is not; says which is nearest.
+        InputError: one is not; the message suggests the nearest name.
     """
     for leaf in leaves(filter):
         if leaf.field not in known:
@@ -190,7 +191,7 @@ def unknown_field(field: str, known: Sequence[str]) -> InputError:
 
 
 def find_allowed(store: PassageStore, where: Where, passages: int) -> Bools:
-    """The passages of a store on the disk that satisfy a filter. bool [passages].
+    """Mask of the passages of a store on disk that satisfy a filter, bool [passages].
 
     Raises:
         InputError: a field does not exist, an operator is unknown, or a value cannot be compared.
@@ -203,7 +204,7 @@ def find_allowed(store: PassageStore, where: Where, passages: int) -> Bools:
     def look_up(field: str, condition: str = "", parameters: Sequence[Scalar] = ()) -> Bools:
         query = f"SELECT first, last FROM fields WHERE field = ?{condition}"  # noqa: S608
         mask = store.mask(query, (field, *parameters), passages)
-        if not mask.any():  # naming all fields reads the whole table
+        if not mask.any():  # only then check the field, since listing all fields reads the whole table
             known[:] = known or store.field_names()
             if field not in known:
                 raise unknown_field(field, known)
@@ -219,12 +220,12 @@ def find_allowed(store: PassageStore, where: Where, passages: int) -> Bools:
     return fold(filter, select, np.logical_and.reduce, np.logical_or.reduce)
 
 
-# SQLite orders every number before every text.
+# SQLite sorts all numbers before all texts.
 _SAME_KIND = {True: "typeof(value) = 'text'", False: "typeof(value) IN ('integer', 'real')"}
 
 
 def _in_sqlite(comparisons: Sequence[Comparison]) -> tuple[str, list[Scalar]]:
-    """Comparisons of the column ``value`` as SQL, and their parameters."""
+    """Comparisons of the column ``value`` as SQL, with their parameters."""
     terms = ""
     parameters: list[Scalar] = []
     for comparison in comparisons:
@@ -241,7 +242,7 @@ def _in_sqlite(comparisons: Sequence[Comparison]) -> tuple[str, list[Scalar]]:
 
 
 def read_filter(where: Where | None) -> Filter | None:
-    """A filter in the form that is searched with; ``None`` if there is no condition.
+    """Read a filter into the form used for searching; ``None`` if there is no condition.
 
     Raises:
         InputError: it cannot be understood, an operator is unknown, or a value cannot be compared.
@@ -255,10 +256,10 @@ def read_filter(where: Where | None) -> Filter | None:
 
 
 def all_of(several: Sequence[Where | None]) -> Filter | None:
-    """Filters that must all agree; ``None`` if there is no condition.
+    """Combine filters that must all match; ``None`` if there is no condition.
 
     Raises:
-        InputError: as :func:`read_filter`.
+        InputError: as for :func:`read_filter`.
     """
     found = [filter for filter in map(read_filter, several) if filter is not None]
     return _all_of(found) if found else None
@@ -309,7 +310,7 @@ def _needed(field: str, value: object, depth: int) -> Filter:
 
 
 def _read_mapping(field: str, value: Mapping[Any, Any]) -> Filter:
-    """The comparisons of one field; those that are not negated are of one value."""
+    """Read the comparisons of one field; those that are not negated must hold for the same value."""
     parts: list[Filter] = []
     together: list[Comparison] = []
     for name, operand in value.items():
@@ -369,7 +370,7 @@ def _value(field: str, value: object) -> Scalar:
 
 
 def _negate(filter: Filter) -> Filter:
-    """What is true where a filter is false; where it is neither, this is neither."""
+    """The negation of a filter: true where the filter is false, and neither where it is neither."""
     if isinstance(filter, AllOf):
         return _any_of([_negate(part) for part in filter.parts])
     if isinstance(filter, AnyOf):
@@ -382,7 +383,7 @@ def _any_of(parts: Sequence[Filter]) -> Filter:
 
 
 def _all_of(parts: Sequence[Filter]) -> Filter:
-    """All of some filters; limits of one field become those of one value."""
+    """The conjunction of some filters; limits of the same field are merged, so that they hold for the same value."""
     found: list[Filter] = []
     limits: dict[str, int] = {}
     for part in parts:
@@ -409,7 +410,7 @@ _SPACE = re.compile(r"\s*")
 _QUOTED = re.compile(r'"((?:[^"]|"")*)"|' r"'((?:[^']|'')*)'(?=[\s,()]|$)")
 _FIELD_WORD = re.compile(r"[^\s()<>=!,\"']+")
 _VALUE_WORD = re.compile(r"[^\s(),\"][^\s(),]*")
-_LIMIT_WORD = re.compile(r"[^\s()\"][^\s()]*")  # a limit is one value, commas and all
+_LIMIT_WORD = re.compile(r"[^\s()\"][^\s()]*")  # a limit is a single value, including commas
 _OPERATOR = re.compile(r"<=|>=|!=|<>|==|=|<|>")
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
 _ENDS_FIELD = ("is", "in", "between", "not")
@@ -420,7 +421,7 @@ _SIGN = re.compile(r"[<>=!()]")
 
 
 class _Reader:
-    """Reads a filter from text; the methods' names are those of the grammar's rules."""
+    """Recursive-descent parser of filters in text form, with a method for each rule of the grammar."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -440,7 +441,7 @@ class _Reader:
         return found
 
     def _plain(self) -> Filter | None:
-        """``FIELD=VALUE`` with keywords or brackets in its value; once no text needed quotes for them."""
+        """``FIELD=VALUE`` with keywords or brackets in the value; in earlier versions they needed no quotes."""
         field, _, value = (part.strip() for part in self._text.replace("==", "=", 1).partition("="))
         unclear = _SIGN.search(field) or _KEYWORD.search(field) or value.startswith('"')
         brackets = value.count("(")
@@ -540,7 +541,7 @@ class _Reader:
         )
 
     def _words(self, pattern: re.Pattern[str]) -> str:
-        """Words of a value without quotes, with the spaces between them."""
+        """The words of an unquoted value, with the spaces between them."""
         first = end = self._skip()
         while (match := pattern.match(self._text, self._skip())) and match[0].lower() not in _ENDS_VALUE:
             self._place = end = match.end()
@@ -586,7 +587,7 @@ class _Reader:
 
 
 def _parse(text: str) -> list[Scalar]:
-    """Possible values of a word, the likeliest first."""
+    """Possible values of a word, the most likely first."""
     if _NUMBER.fullmatch(text):
         number = float(text) if any(mark in text for mark in ".eE") else int(text)
         return [number, text]

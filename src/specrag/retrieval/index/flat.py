@@ -1,4 +1,4 @@
-"""Exact dense search; a batch of queries reads each vector once."""
+"""Exact dense search; a batch of queries reads each vector only once."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from specrag.retrieval.index.scoring import (
     rank_dense,
 )
 
-# Queries multiplied at a time, and bytes of vectors: with the products a search needs some 12 MiB of memory,
-# and k entries a query, whatever the number of passages and queries.
+# Queries and bytes of vectors multiplied at a time: including the products, a search needs some 12 MiB of memory plus
+# k entries per query, whatever the number of passages and queries.
 QUERIES_AT_A_TIME = 64
 _BLOCK_BYTES = 6 << 20
-# Share of a block from which on all of it is multiplied.
+# If more than this share of a block is allowed, the whole block is multiplied.
 _DENSE = 0.6
-# Bytes of vectors that are worth a thread.
+# Bytes of vectors for which another thread pays off.
 _PART_BYTES = 12 << 20
 
 
@@ -46,9 +46,9 @@ class Block:
     """A block of passages.
 
     Attributes:
-        first, end: it lies in the rows ``first`` to ``end - 1``.
-        rows, ids, vectors: of its passages.
-        hidden: places of those that may not be returned.
+        first, end: the block spans the rows ``first`` to ``end - 1``.
+        rows, ids, vectors: rows, ids and vectors of its passages.
+        hidden: positions of passages that may not be returned.
     """
 
     first: int
@@ -59,7 +59,7 @@ class Block:
     hidden: Longs | None = None
 
     def products(self, queries: Floats) -> Floats:
-        """Inner products in float32, [passages, queries]; not a number for those that may not be returned."""
+        """Inner products in float32, [passages, queries]; NaN for passages that may not be returned."""
         out = np.empty((len(self.vectors), len(queries)), dtype=np.float32)
         inner_products(self.vectors, queries, out)
         if self.hidden is not None:
@@ -68,7 +68,7 @@ class Block:
 
 
 class Heaps:
-    """The best entries so far of each query of a group, filled by the loops of ``scoring.py``."""
+    """The best entries so far for each query of a group, filled by the loops in ``scoring.py``."""
 
     def __init__(self, queries: int, k: int) -> None:
         self.scores = np.empty((queries, k), dtype=np.float32)
@@ -76,7 +76,7 @@ class Heaps:
         self.sizes = np.zeros(queries, dtype=np.int64)
 
     def rankings(self) -> list[Ranking]:
-        """The entries in order."""
+        """The entries of each query, best first."""
         return [
             best_of(scores[:size], ids[:size], size)
             for scores, ids, size in zip(self.scores, self.ids, self.sizes.tolist(), strict=True)
@@ -87,17 +87,17 @@ class FlatIndex:
     """All passages' vectors, searched exactly by inner product.
 
     A block of vectors times a group of queries gives float32 products (:func:`inner_products`); the kernel then scores
-    each passage that the product's rounding error leaves a chance (``rank_dense``). So the result is exactly the
-    ranking by :func:`~specrag.retrieval.index.scoring.dense_score`, and a batch reads the vectors once for each 64
-    queries.
+    each passage that may still be among the best, given the products' rounding error (``rank_dense``). The result is
+    exactly the ranking by :func:`~specrag.retrieval.index.scoring.dense_score`, and a batch reads the vectors once for
+    every 64 queries.
 
     Args:
         vectors: float32 [passages, dimension], C-contiguous, may be memory-mapped; not copied.
-        longest: the greatest Euclidean length of a vector, as :meth:`build` measures it.
-        rows: which passage each vector is of; by default its row's number is its id.
+        longest: the greatest Euclidean length of a vector, as measured by :meth:`build`.
+        rows: which passage each vector belongs to; by default the row's number is the passage's id.
 
     Attributes:
-        threads: that a search may take, by default as many as there are processors.
+        threads: the most threads that a search may use, by default the number of processors.
 
     Raises:
         InputError: the vectors have another shape or type, or are not finite.
@@ -118,14 +118,14 @@ class FlatIndex:
 
     @classmethod
     def build(cls, vectors: Floats, rows: Rows | None = None) -> FlatIndex:
-        """Build an index; reads all vectors once to find the longest and to refuse NaN."""
+        """Build an index; reads all vectors once to find the greatest length and to refuse NaN."""
         if vectors.ndim != 2 or vectors.dtype != np.float32:
-            return cls(vectors, 0.0)  # says what is wrong
+            return cls(vectors, 0.0)  # raises an error that says what is wrong
         return cls(vectors, float(largest_norm(np.asarray(vectors))), rows)
 
     @property
     def dimension(self) -> int:
-        """Elements of a vector."""
+        """Number of elements of a vector."""
         return int(self.vectors.shape[1])
 
     def __len__(self) -> int:
@@ -177,10 +177,11 @@ class FlatIndex:
         return scores
 
     def blocks(self, mask: Bools | None, part: int = 0, parts: int = 1) -> Iterator[Block]:
-        """All passages in the order of their rows, those of a block that the mask allows.
+        """Blocks of passages in the order of their rows, without blocks and passages that the mask does not allow.
 
         Args:
-            part, parts: every ``parts``-th block from this one on, for threads that share them.
+            mask: the rows that may be returned, bool [rows]; None for all.
+            part, parts: yield every ``parts``-th block, starting at block ``part``, for threads that share the work.
         """
         size = max(256, _BLOCK_BYTES // (4 * self.dimension))
         for first in range(part * size, len(self.vectors), parts * size):
@@ -192,7 +193,7 @@ class FlatIndex:
                 kept = int(np.count_nonzero(allowed))
                 if not kept:
                     continue
-                if kept > _DENSE * len(rows):  # to multiply a few in vain is cheaper than to copy the others
+                if kept > _DENSE * len(rows):  # multiplying a few in vain is cheaper than copying the others
                     hidden = np.flatnonzero(~allowed)
                 else:
                     rows = rows[allowed]

@@ -17,8 +17,8 @@ from specrag.retrieval.index.base import Query, Ranking, best_of, checked_k, que
 from specrag.retrieval.index.flat import FlatIndex
 from specrag.retrieval.index.scoring import Bools, Floats, Longs, dense_scores
 
-# With at most this many allowed passages for each candidate of a search, exact search over them is faster
-# than a walk through a graph most of whose nodes may not be returned.
+# With at most this many allowed passages per candidate of a search, exact search over them is faster than walking a
+# graph in which most nodes may not be returned.
 EXACT_BELOW = 32
 
 
@@ -27,9 +27,9 @@ class HnswSettings:
     """Settings of the graph and its search.
 
     Args:
-        neighbors: links of a node in the upper layers, twice as many in the lowest (M).
+        neighbors: links of a node in the upper layers; the lowest layer has twice as many (M).
         ef_construction: candidates kept while a node is linked.
-        ef_search: candidates kept while a query is answered; all of them are scored by the kernel.
+        ef_search: candidates kept during a search; all of them are scored by the kernel.
     """
 
     neighbors: int = 32
@@ -44,19 +44,18 @@ class HnswSettings:
 class HnswIndex:
     """A graph over the vectors of a :class:`~specrag.retrieval.index.flat.FlatIndex`, which it shares.
 
-    faiss walks the graph and hands over all its ``max(ef_search, k)`` candidates; the kernel scores them. Each
-    query takes its own walk, so that a batch changes nothing, and any ``k`` up to ``ef_search`` is a prefix
-    of the same ranking. A walk that finds fewer candidates (a graph torn by duplicates, a narrow filter) is
-    replaced by exact search.
+    faiss walks the graph and returns all its ``max(ef_search, k)`` candidates, which the kernel scores. Each query has
+    its own walk, so batching changes nothing, and any ``k`` up to ``ef_search`` gives a prefix of the same ranking. A
+    walk that finds fewer candidates (a graph torn by duplicates, a narrow filter) is replaced by exact search.
 
-    The vectors are stored once: the graph is written without them, and in memory faiss reads those of
-    ``flat``, mapped or not. The graph may lag behind: rows that came after it are all candidates, those that hold no
-    passage any more are walked through.
+    The vectors are stored once: the graph is written without them, and in memory faiss reads those of ``flat``, mapped
+    or not. The graph may lag behind: all rows added after it are candidates, and rows that no longer hold a passage are
+    walked through but not returned.
 
     Args:
-        graph: faiss's index, without vectors of its own.
-        flat: the same passages, and perhaps more behind them.
-        settings: as the graph was built.
+        graph: faiss's index, without its own vectors.
+        flat: the same passages, possibly followed by more.
+        settings: the settings with which the graph was built.
     """
 
     def __init__(self, graph: Any, flat: FlatIndex, settings: HnswSettings) -> None:
@@ -74,22 +73,22 @@ class HnswIndex:
     def build(
         cls, flat: FlatIndex, settings: HnswSettings | None = None, threads: int | None = None
     ) -> HnswIndex:
-        """Link all vectors, also of rows that hold no passage any more. Needs a copy of them meanwhile.
+        """Link all vectors, including those of rows that no longer hold a passage. Needs a temporary copy of them.
 
-        One thread builds the same graph from the same vectors each time. faiss 1.15 did so with two threads
-        as well, but does not promise it.
+        A single thread always builds the same graph from the same vectors. faiss 1.15 did so with two threads as well,
+        but does not promise it.
 
         Args:
             flat: the vectors.
-            settings: by default :class:`HnswSettings`.
-            threads: by default as many as OpenMP takes.
+            settings: settings of the graph, by default those of :class:`HnswSettings`.
+            threads: number of threads, by default as many as OpenMP takes.
         """
         settings = settings or HnswSettings()
         with _threads(threads):
             built = faiss.IndexHNSWFlat(flat.dimension, settings.neighbors, faiss.METRIC_INNER_PRODUCT)
             built.hnsw.efConstruction = settings.ef_construction
             built.add(flat.vectors)
-        # A way round through bytes: faiss cannot take the vectors out of a graph, but can leave them behind.
+        # Take the detour through bytes: faiss cannot remove a graph's vectors, but it can skip them when serialising.
         graph = faiss.deserialize_index(faiss.serialize_index(built, faiss.IO_FLAG_SKIP_STORAGE))
         return cls(graph, flat, settings)
 
@@ -98,7 +97,7 @@ class HnswIndex:
 
     @property
     def linked(self) -> int:
-        """Rows that are in the graph: the first so many."""
+        """How many rows are in the graph; they are the first ones."""
         return int(self._graph.ntotal)
 
     def save(self, path: Path) -> None:
@@ -107,10 +106,10 @@ class HnswIndex:
 
     @classmethod
     def load(cls, path: Path, flat: FlatIndex, settings: HnswSettings | None = None) -> HnswIndex:
-        """Open what :meth:`save` wrote, over the same vectors; the graph is mapped, not read.
+        """Open a graph written by :meth:`save` over the same vectors; the file is memory-mapped, not read.
 
         Raises:
-            InputError: the file is not a graph, or not one of these vectors.
+            InputError: the file is not a graph, or not a graph of these vectors.
         """
         try:
             graph = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
@@ -137,7 +136,7 @@ class HnswIndex:
             self._rank(vector, np.concatenate([rows[rows >= 0], added]), k)
             for vector, rows in zip(vectors, found, strict=True)
         ]
-        # Whatever k is asked for, so that a smaller one gives a prefix of the same ranking.
+        # Decided independently of k, so that a smaller k gives a prefix of the same ranking.
         torn = np.flatnonzero(np.count_nonzero(found >= 0, axis=1) < min(candidates, available)).tolist()
         exact = self.flat.search([queries[place] for place in torn], k, allowed)
         for place, ranking in zip(torn, exact, strict=True):
@@ -149,7 +148,7 @@ class HnswIndex:
         return self.flat.score(queries, passage_ids)
 
     def _walk(self, vectors: Floats, candidates: int, mask: Bools | None) -> Longs:
-        """Rows of each query's candidates, int64 [queries, candidates], -1 where there are fewer."""
+        """The rows of each query's candidates, int64 [queries, candidates]; padded with -1 if there are fewer."""
         parameters = faiss.SearchParametersHNSW(efSearch=candidates)
         if mask is not None:
             bits = np.packbits(mask, bitorder="little")
@@ -165,7 +164,7 @@ class HnswIndex:
 
 
 def _shared_storage(vectors: Floats) -> Any:
-    """A flat index of faiss that reads these vectors where they lie. The caller keeps both alive."""
+    """A flat faiss index that reads these vectors in place. The caller must keep both alive."""
     nobody = faiss.MaybeOwnedVectorUInt8().owner  # nothing for faiss to free
     address = faiss.cast_integer_to_uint8_ptr(vectors.ctypes.data)
     storage = faiss.IndexFlat(vectors.shape[1], faiss.METRIC_INNER_PRODUCT)

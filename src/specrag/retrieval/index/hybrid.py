@@ -32,15 +32,15 @@ from specrag.retrieval.index.scoring import (
 class HybridIndex:
     """Ranks by ``weight * dense + (1 - weight) * BM25 / (the most that BM25 could give)``.
 
-    The score depends on the query, the passage and the corpus statistics, not on what else was found (as
-    reciprocal ranks would), so that a cache of a few passages can rank by it too. Search is exact: the
-    sparse part of every passage is summed, the dense part estimated by a matrix product, and the kernel
-    scores what the rounding error leaves a chance. Every passage has a score, so that the ranking always has
-    ``k`` entries where there are so many.
+    The score depends on the query, the passage and the corpus statistics, but not on what else was found (unlike
+    reciprocal ranks), so a cache of a few passages can rank by it too. Search is exact: the sparse part of every
+    passage is summed, the dense part is estimated by a matrix product, and the kernel scores the passages that may
+    still be among the best, given the rounding error. Every passage has a score, so the ranking always has ``k``
+    entries if there are that many passages.
 
     Args:
-        flat, bm25: the same passages.
-        weight: of the dense part, 0 to 1.
+        flat, bm25: indexes of the same passages.
+        weight: weight of the dense part, 0 to 1.
     """
 
     def __init__(self, flat: FlatIndex, bm25: BM25Index, weight: float = 0.5) -> None:

@@ -1,8 +1,8 @@
-"""The protocol of stores: databases elsewhere that keep passages with their vectors.
+"""The protocol of stores: external databases that keep passages with their vectors.
 
-A store hands over candidates; it ranks nothing. :class:`~specrag.retrieval.stores.retriever.StoreRetriever` scores
-them by the one kernel, asks for more where the store's own rounding might have hidden one, and checks conditions once
-more, so that every store gives the same passages with the same scores, bit for bit.
+A store only returns candidates; it does not rank. :class:`~specrag.retrieval.stores.retriever.StoreRetriever` scores
+them with our kernel, asks for more if the store's own rounding might have hidden one, and checks conditions again, so
+that every store gives the same passages with bit for bit the same scores.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 FORMAT = 1
-"""The version of what a store keeps: the passages' fields, and the record beside them."""
+"""The version of a store's content: the passages' fields and the record of the store."""
 
 BATCH = 256
-"""Passages that are written at a time."""
+"""Passages written at a time."""
 
 FIRST_PAUSE = 0.05
 """Seconds before a request is sent again; doubled before each further attempt."""
@@ -46,13 +46,13 @@ FIRST_PAUSE = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long a store may take, and how often it is asked.
+    """How long a store may take, and how often a request is retried.
 
     Args:
-        timeout: seconds for a request in all, retries included; then it fails.
+        timeout: seconds for a whole request, including retries; then it fails.
         connect_timeout: seconds that a request waits for a connection.
-        retries: further attempts where a connection broke; none begins after ``timeout``.
-        connections: the most that are open at once; more requests wait for their turn.
+        retries: further attempts after a connection broke; none begins after ``timeout``.
+        connections: the most connections open at once; more requests wait for their turn.
     """
 
     timeout: float = 30.0
@@ -69,16 +69,16 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class StoreInfo:
-    """What a search must know of a store.
+    """What a search must know about a store.
 
     Attributes:
-        passages: their number.
-        encoder: that made the vectors.
-        longest: at least the greatest Euclidean length of a vector, which bounds the store's rounding error.
-        fields: that conditions can name.
-        breadth: candidates of an approximate search; ``None`` where there is no such index.
-        lists: of the fields those that hold a list in some passage.
-        complete: whether it has been loaded to its end.
+        passages: number of passages.
+        encoder: the encoder that made the vectors.
+        longest: upper bound of the vectors' Euclidean lengths, which bounds the store's rounding error.
+        fields: fields that conditions can name.
+        breadth: candidates of an approximate search; ``None`` if there is no approximate index.
+        lists: those fields that hold a list in some passage.
+        complete: whether loading has finished.
     """
 
     passages: int
@@ -90,7 +90,7 @@ class StoreInfo:
     complete: bool = True
 
     def with_passages(self, passages: Sequence[Passage], vectors: Floats) -> StoreInfo:
-        """The same after these have been added; how many there are then, the store counts itself.
+        """The record after these passages have been added, except for their number, which the store itself counts.
 
         Raises:
             InputError: a vector is not finite, or has another dimension.
@@ -111,8 +111,8 @@ class StoreInfo:
 
         Args:
             text: the JSON.
-            place: of the store, for errors.
-            passages: their number, where the database has counted them.
+            place: what errors call the store.
+            passages: number of passages, if the database has counted them.
 
         Raises:
             KnowledgeBaseError: there is nothing, another version of specrag wrote it, or it is damaged.
@@ -126,7 +126,7 @@ class StoreInfo:
                     f"{place} has format {content.get('format')!r} and this version of specrag reads format "
                     f"{FORMAT}: load the knowledge base again"
                 )
-            graph = content.get("hnsw") or {}  # as earlier versions of specrag wrote it
+            graph = content.get("hnsw") or {}  # written by earlier versions of specrag
             return cls(
                 passages=int(content["passages"]) if passages is None else passages,
                 encoder=EncoderRecord(**content["encoder"]),
@@ -143,7 +143,7 @@ class StoreInfo:
 
 
 def _lists(metadata: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """The fields, named as by :func:`flatten`, whose value is a list."""
+    """The fields whose value is a list, named as by :func:`flatten`."""
     for name, value in metadata.items():
         if isinstance(value, Mapping):
             yield from _lists(value, f"{prefix}{name}.")
@@ -164,8 +164,8 @@ class Found:
     """The candidates of one query.
 
     Attributes:
-        passages: the best ones by the store's own scores, in any order.
-        rest: no other passage has a greater score of the store's own; ``-inf`` where none is left that matters.
+        passages: the best passages by the store's own scores, in any order.
+        rest: upper bound of the store's own scores of all other passages; ``-inf`` if no relevant passage is left.
     """
 
     passages: Sequence[Fetched]
@@ -175,19 +175,19 @@ class Found:
 class Store(Protocol):
     """A collection of passages in a database. Safe to use from several threads.
 
-    Every method may raise :class:`~specrag.errors.StoreUnavailable` where the database does not answer in time, and
-    :class:`~specrag.retrieval.manifest.KnowledgeBaseError` where the collection is gone or of another kind. No message
-    holds a password.
+    Every method may raise :class:`~specrag.errors.StoreUnavailable` if the database does not answer in time, and
+    :class:`~specrag.retrieval.manifest.KnowledgeBaseError` if the collection is gone or of another kind. No message
+    contains a password.
     """
 
     place: str
     """The collection and its server, for messages, such as ``qdrant: collection 'notes' at db:6333``."""
 
     def info(self) -> StoreInfo:
-        """What there is now; asks the database."""
+        """What the store holds now, from the database."""
 
     def add(self, passages: Sequence[Passage], vectors: Floats) -> None:
-        """Add passages, or replace those of the same ids; they can be found as soon as this returns.
+        """Add passages, replacing those with the same ids; they can be found as soon as this returns.
 
         Args:
             passages: with ids from 0 to 2^63 - 1, each once.
@@ -195,10 +195,10 @@ class Store(Protocol):
         """
 
     def remove(self, ids: Sequence[int]) -> None:
-        """Remove passages; ids that are not there do not matter."""
+        """Remove passages; unknown ids are ignored."""
 
     def fetch(self, ids: Sequence[int]) -> list[Fetched]:
-        """These passages, in any order, without those that are not there."""
+        """These passages, in any order; unknown ids are left out."""
 
     def search(
         self, vectors: Floats, most: int, filter: Filter | None = None, breadth: int | None = None
@@ -207,13 +207,13 @@ class Store(Protocol):
 
         Args:
             vectors: float32 [queries, dimension].
-            most: for each query at least so many, if there are, or all that can be among the best ``most``.
-            filter: only passages that satisfy it need be found; others may be.
+            most: return for each query at least this many if there are, or all that can be among the best ``most``.
+            filter: passages that do not satisfy it may be left out, but may also be returned.
             breadth: candidates of an approximate search; ``None`` for an exact one.
         """
 
     def close(self) -> None:
-        """Let all connections go."""
+        """Close all connections."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -221,10 +221,10 @@ class Collection:
     """Passages and vectors to load.
 
     Args:
-        ids: of the passages, int64, each once.
-        vectors: gives those of some ids, float32 [ids given, dimension].
-        passages: gives some by their ids.
-        encoder: that made the vectors.
+        ids: ids of the passages, int64, each once.
+        vectors: returns the vectors for some ids, float32 [ids given, dimension].
+        passages: returns the passages for some ids.
+        encoder: the encoder that made the vectors.
     """
 
     ids: Longs
@@ -234,7 +234,7 @@ class Collection:
 
     @classmethod
     def of(cls, knowledge_base: KnowledgeBase) -> Collection:
-        """All of a knowledge base, which must stay open meanwhile."""
+        """All passages of a knowledge base, which must stay open meanwhile."""
         made = knowledge_base.manifest.encoder
         return cls(knowledge_base.ids, knowledge_base.vectors, knowledge_base.passages, made)
 
@@ -242,11 +242,11 @@ class Collection:
         return len(self.ids)
 
     def part(self, number: int, parts: int) -> Collection:
-        """One of several parts that are about equally large: a passage's id says which one it belongs to."""
+        """One of several parts of about equal size: a passage's id determines its part."""
         return replace(self, ids=self.ids[self.ids % parts == number])
 
     def portions(self, progress: Reporter) -> Iterator[tuple[Sequence[Passage], Floats]]:
-        """Everything, some passages at a time."""
+        """All passages with their vectors, some at a time."""
         for first in range(0, len(self), BATCH):
             progress(Progress("loading", first, len(self)))
             ids = self.ids[first : first + BATCH]
@@ -259,10 +259,10 @@ class Loading:
     """How a collection is loaded.
 
     Args:
-        approximate: with an index for approximate search.
-        replace: in the place of one of this name that specrag has made.
-        progress: is told of the stages ``loading`` and ``indexing``.
-        limits: time-outs.
+        approximate: build an index for approximate search.
+        replace: replace an existing collection with this name, if specrag has made it.
+        progress: receives the progress of the stages ``loading`` and ``indexing``.
+        limits: timeouts.
     """
 
     approximate: bool = False
@@ -272,41 +272,41 @@ class Loading:
 
 
 class StoreType(Protocol):
-    """A kind of store: what an entry point of the group ``specrag.stores`` names, under the scheme of its addresses.
+    """A kind of store: the object of an entry point in the group ``specrag.stores``, named by its address scheme.
 
-    All of these may raise an :class:`~specrag.errors.InputError` for an address that cannot be used, whose message does
-    not show it, since it may hold a password.
+    All methods may raise an :class:`~specrag.errors.InputError` for an address that cannot be used; its message does
+    not show the address, which may hold a password.
     """
 
     def open(self, address: str, limits: Limits) -> Store:
-        """A collection that is there.
+        """Open an existing collection.
 
         Raises:
             StoreUnavailable: the database cannot be reached.
-            KnowledgeBaseError: the collection is not there, is unfinished, or specrag has not made it.
+            KnowledgeBaseError: the collection does not exist, is unfinished, or was not made by specrag.
         """
 
     def check(self, address: str, loading: Loading) -> None:
-        """Check before a long build whether :meth:`load` can succeed.
+        """Check whether :meth:`load` can succeed, before a long build.
 
         Raises:
-            SpecragError: it would not.
+            SpecragError: it would fail.
         """
 
     def load(self, address: str, collection: Collection, loading: Loading) -> StoreInfo:
-        """Load passages and vectors into a new collection; one that is cut off cannot be opened.
+        """Load passages and vectors into a new collection; after an interrupted load it cannot be opened.
 
         Raises:
-            InputError: it is there already.
+            InputError: it already exists.
             StoreUnavailable: the database cannot be reached, or goes away.
         """
 
 
 class Closing:
-    """A context manager that closes."""
+    """A context manager that calls :meth:`close` at the end."""
 
     def close(self) -> None:
-        """Let everything go."""
+        """Release everything."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -332,7 +332,7 @@ def check_vectors(vectors: Floats, dimension: int) -> None:
 
 
 def field_values(passage: Passage) -> dict[str, list[Scalar]]:
-    """What conditions compare: source, title, place and metadata."""
+    """The values that conditions compare, by field: source, title, place and metadata."""
     values: dict[str, list[Scalar]] = {}
     values |= flatten(passage.metadata)
     values |= {"source": [passage.source], "title": [passage.title], "place": [passage.place]}
@@ -351,10 +351,10 @@ def to_payload(passage: Passage) -> dict[str, Any]:
 
 
 def from_payload(id: int, payload: Mapping[str, Any], place: str) -> Passage:
-    """What :func:`to_payload` wrote.
+    """Read what :func:`to_payload` wrote.
 
     Raises:
-        KnowledgeBaseError: it is not that.
+        KnowledgeBaseError: it has another form.
     """
     try:
         source, title, place_, text = (str(payload[name]) for name in ("source", "title", "place", "text"))
@@ -366,9 +366,9 @@ def from_payload(id: int, payload: Mapping[str, Any], place: str) -> Passage:
 
 
 def storable(value: Any) -> Any:
-    """A value of metadata as databases take it.
+    """A metadata value in a form that databases accept.
 
-    Numbers that JSON has not become ``None``, and whole numbers of more than 64 bits floating-point numbers.
+    Numbers that JSON cannot represent become ``None``, whole numbers of more than 64 bits floating-point numbers.
     """
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         value = float(value) if abs(value) < _LARGEST else math.inf
@@ -389,9 +389,9 @@ _MOST_DOTS = 6
 
 
 def key_paths(field: str) -> list[list[str]]:
-    """The keys of metadata, from the outside to the inside, that a dotted name may stand for.
+    """The paths of metadata keys, outermost key first, that a dotted name may stand for.
 
-    ``a.b.c`` means the key "c" in "b" in "a", and also the key "b.c" in "a", and so on.
+    ``a.b.c`` may mean the key "c" in "b" in "a", but also the key "b.c" in "a", and so on.
     """
     parts = field.split(".")
     if len(parts) - 1 > _MOST_DOTS:
@@ -406,7 +406,7 @@ def key_paths(field: str) -> list[list[str]]:
 
 
 def is_column(field: str) -> bool:
-    """Whether a field is one of every passage, and not of its metadata."""
+    """Whether a field is one that every passage has, not one of its metadata."""
     return field in _COLUMNS
 
 
@@ -418,12 +418,12 @@ def batches(passages: Sequence[Passage], vectors: Floats) -> Iterator[tuple[Sequ
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A collection of a server, by its URL.
+    """The parsed URL of a collection on a server.
 
     Attributes:
-        host, port: of the server.
-        name: of the collection.
-        database: that holds it; empty for the usual.
+        host, port: host and port of the server.
+        name: name of the collection.
+        database: database that holds it; empty for the default.
         user: empty for none.
         secret: a password or key; never shown.
         secure: whether the connection is encrypted.
@@ -442,7 +442,7 @@ class Address:
         """Read ``KIND://[USER:SECRET@]HOST[:PORT]/[DATABASE/]NAME``, or ``KIND+https://...``.
 
         Raises:
-            InputError: it is not that. The message does not show it: it may hold a password.
+            InputError: it has another form. The message does not show it, since it may hold a password.
         """
         remedy = f"give {kind}://HOST:PORT/NAME, or {kind}+https://..., with / : @ in names and keys as %2F %3A %40"
         try:
@@ -463,14 +463,16 @@ class Address:
         return found
 
     def place(self, kind: str) -> str:
-        """For messages."""
+        """The collection and its server, for messages."""
         return f"{kind}: collection {self.name!r} at {self.host}:{self.port}"
 
     def reach(self, words: Words) -> None:
-        """Look whether somebody listens there, in the time for connecting, which the libraries do not tell apart.
+        """Check that something listens there, within the connect timeout.
+
+        The client libraries do not tell a timeout for connecting from other timeouts.
 
         Raises:
-            StoreUnavailable: nobody does.
+            StoreUnavailable: nothing does.
         """
         try:
             socket.create_connection((self.host, self.port), words.limits.connect_timeout).close()
@@ -481,14 +483,15 @@ class Address:
 def keep_trying(
     limits: Limits, request: Callable[[float], T], is_transient: Callable[[Exception], bool]
 ) -> T:
-    """Send a request that changes nothing, and send it again where it failed for a reason that may pass.
+    """Send a request that may safely be repeated, and retry it after transient failures.
 
     Args:
-        request: is given the seconds that are left.
-        is_transient: whether another attempt may succeed.
+        limits: time limit and number of retries.
+        request: called with the seconds that are left.
+        is_transient: says whether another attempt may succeed.
 
     Raises:
-        Exception: the last attempt's, as it came.
+        Exception: that of the last attempt, unchanged.
     """
     deadline = time.monotonic() + limits.timeout
     for attempt in range(limits.retries):
@@ -504,12 +507,12 @@ def keep_trying(
 
 @dataclass(slots=True)
 class Words:
-    """The errors of a store in words; shows no secret.
+    """Makes a store's errors, with readable messages that reveal no secret.
 
     Args:
-        place: as :attr:`Store.place`.
-        limits: for what to say of time.
-        secrets: replaced in everything that a library says.
+        place: as in :attr:`Store.place`.
+        limits: the limits that messages mention.
+        secrets: replaced in all messages of libraries.
     """
 
     place: str
@@ -517,7 +520,7 @@ class Words:
     secrets: Sequence[str] = field(default=(), repr=False)
 
     def reason(self, error: object) -> str:
-        """What a library says, on one line without secrets."""
+        """A library's message, on one line and without secrets."""
         text = " ".join(str(error).split())
         for secret in self.secrets:
             if secret:
@@ -525,36 +528,36 @@ class Words:
         return text if len(text) <= 200 else f"{text[:197]}..."
 
     def unreachable(self, error: object) -> StoreUnavailable:
-        """Nobody answers there."""
+        """The error for a server that does not answer."""
         return StoreUnavailable(
             f"{self.place} cannot be reached ({self.reason(error)}): make sure that it runs there and that the "
             "address is right"
         )
 
     def too_late(self) -> StoreUnavailable:
-        """It does not answer in time."""
+        """The error for a server that does not answer in time."""
         return StoreUnavailable(
             f"{self.place} did not answer within {self.limits.timeout:g} seconds: "
             "look what the database is busy with, or give it more time"
         )
 
     def refused(self, error: object) -> StoreUnavailable:
-        """Credentials or rights are not enough."""
+        """The error for insufficient credentials or rights."""
         return StoreUnavailable(
             f"{self.place} refuses ({self.reason(error)}): give a user or key that may read and write there"
         )
 
     def unusable(self, error: object) -> StoreUnavailable:
-        """Anything else."""
+        """The error for anything else."""
         return StoreUnavailable(
             f"{self.place} cannot be used ({self.reason(error)}): ask whoever runs the database"
         )
 
     def check_complete(self, info: StoreInfo) -> None:
-        """Refuse a collection whose load was cut off.
+        """Refuse a collection whose load has not finished.
 
         Raises:
-            KnowledgeBaseError: it was.
+            KnowledgeBaseError: it has not.
         """
         if not info.complete:
             raise KnowledgeBaseError(
@@ -562,11 +565,11 @@ class Words:
             )
 
     def missing(self) -> SpecragError:
-        """The collection is not there."""
+        """The error for a collection that does not exist."""
         return KnowledgeBaseError(
             f"{self.place} does not exist: load a knowledge base into it, or name another one"
         )
 
     def closed(self) -> StoreUnavailable:
-        """It has been closed here."""
+        """The error for a store that was closed by this program."""
         return StoreUnavailable(f"{self.place} has been closed: open it again")

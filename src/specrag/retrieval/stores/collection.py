@@ -1,4 +1,4 @@
-"""A store that is one collection of a database: how it is opened, checked and loaded, whoever's client it has."""
+"""A store that is one collection of a database: opening, checking and loading, independent of the database's client."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from specrag.retrieval.stores.base import Collection, Limits, Loading, StoreInfo
 
 
 class CollectionStore(ABC):
-    """What such stores share; the class methods are those of :class:`~specrag.retrieval.stores.base.StoreType`.
+    """Base of such stores; the class methods are those of :class:`~specrag.retrieval.stores.base.StoreType`.
 
     Args:
-        name: of the collection.
-        words: for errors.
+        name: name of the collection.
+        words: makes the errors.
     """
 
     def __init__(self, name: str, words: Words) -> None:
@@ -72,7 +72,7 @@ class CollectionStore(ABC):
     def _is_taken(self, replacing: bool) -> bool:
         if not self._exists():
             return False
-        self.info()  # refuses what specrag has not made
+        self.info()  # refuses a collection that specrag has not made
         if not replacing:
             raise InputError("store", self._name, "it exists already; replace it, or give another name")
         return True
@@ -92,11 +92,11 @@ class CollectionStore(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let all connections go."""
+        """Close all connections."""
 
     @abstractmethod
     def _exists(self) -> bool:
-        """Whether there is a collection of the name."""
+        """Whether there is a collection with the name."""
 
     @abstractmethod
     def _drop(self) -> None:
@@ -104,8 +104,8 @@ class CollectionStore(ABC):
 
     @abstractmethod
     def _create(self, info: StoreInfo) -> None:
-        """Make an empty collection that knows what is to be in it."""
+        """Create an empty collection with this record."""
 
     @abstractmethod
     def _record(self, info: StoreInfo) -> None:
-        """Write what is in it."""
+        """Write the collection's record."""

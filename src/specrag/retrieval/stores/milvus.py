@@ -1,8 +1,8 @@
 """Passages in Milvus, searched over gRPC in one request for all queries.
 
-A collection with the passage's id, its vector under a ``FLAT`` index (exact, inner product), and its fields. What a
-search must know stands in the collection's properties. A search gives at most 16,384 candidates, which is Milvus' own
-limit.
+A collection has each passage's id, its vector under a ``FLAT`` index (exact, inner product), and its fields. What a
+search must know is kept in the collection's properties. A search returns at most 16,384 candidates, which is Milvus'
+own limit.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from specrag.retrieval.stores.collection import CollectionStore
 T = TypeVar("T")
 
 TOKEN_VARIABLE = "SPECRAG_MILVUS_TOKEN"  # noqa: S105 - its name
-"""Holds ``USER:PASSWORD`` or an API key where the address has none."""
+"""Holds ``USER:PASSWORD`` or an API key if the address has none."""
 
 MOST = 16_384
-"""Candidates of a search, and ids of a request."""
+"""The most candidates of a search."""
 
 _PORT = 19530
 _RECORD = "specrag"  # in the collection's properties
@@ -64,9 +64,9 @@ class MilvusStore(CollectionStore):
     """A collection of Milvus; a :class:`~specrag.retrieval.stores.base.Store`. Made by :meth:`open`.
 
     Args:
-        client: connected; closed with this.
-        name: of the collection.
-        words: for errors.
+        client: a connected client; closed along with this object.
+        name: name of the collection.
+        words: makes the errors.
     """
 
     def __init__(self, client: MilvusClient, name: str, words: Words) -> None:
@@ -84,7 +84,7 @@ class MilvusStore(CollectionStore):
 
     @classmethod
     def _connect(cls, address: str, limits: Limits) -> Self:
-        # The client prints every error with its traceback; ours says it once.
+        # The client logs every error with a traceback; our own error is enough.
         logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
         found = Address.parse(address, "milvus", _PORT)
         token = f"{found.user}:{found.secret}" if found.user else found.secret
@@ -100,7 +100,7 @@ class MilvusStore(CollectionStore):
                 timeout=limits.connect_timeout,
             )
         except (MilvusException, grpc.RpcError) as error:
-            if getattr(error, "code", None) == _NO_CONNECTION:  # also where the password is wrong
+            if getattr(error, "code", None) == _NO_CONNECTION:  # also the code for a wrong password
                 found.reach(words)
                 raise words.refused(
                     "somebody listens there, and takes no connection with these words"
@@ -134,14 +134,14 @@ class MilvusStore(CollectionStore):
                 self._name,
                 schema=schema,
                 index_params=index,
-                consistency_level="Strong",  # what was written is found by the next search
+                consistency_level="Strong",  # the next search finds what was written
                 properties={_RECORD: info.to_json()},
                 timeout=left,
             )
         )
 
     def close(self) -> None:
-        """Let all connections go."""
+        """Close all connections."""
         if not self._is_closed:
             self._is_closed = True
             self._client.close()
@@ -224,7 +224,7 @@ class MilvusStore(CollectionStore):
             self._check(passage)
         known = self.info()
         info = known.with_passages(passages, vectors)
-        if info != known:  # before the passages, so that no search trusts too small a length
+        if info != known:  # before the passages, so that no search relies on too small a ``longest``
             self._record(info)
             self._lists = frozenset(info.lists)
         for some, rows in batches(passages, vectors):
@@ -250,7 +250,7 @@ class MilvusStore(CollectionStore):
     # -- errors -----------------------------------------------------------------------------------------------
 
     def _ask(self, request: Callable[[float], T]) -> T:
-        """A request; all of them may be sent twice."""
+        """Send a request; all requests here may safely be repeated."""
         if self._is_closed:
             raise self._words.closed()
         try:
@@ -271,7 +271,7 @@ def _is_transient(error: Exception) -> bool:
 
 
 def _described(error: Any, words: Words) -> SpecragError:
-    """The error of the client, or of gRPC below it, in words."""
+    """An error of the client, or of gRPC underneath, as one of ours."""
     if isinstance(error, grpc.RpcError):
         text, code = f"{error.details()} ({error.code().name.replace('_', ' ').lower()})", None
     else:
@@ -295,10 +295,10 @@ _EXACT = 2**53  # Milvus compares numbers of JSON as floating-point numbers
 
 
 def translate(filter: Filter, lists: frozenset[str]) -> str:
-    """An expression that selects at least what a filter selects; empty for all.
+    """An expression that selects at least what a filter selects; empty to select all.
 
-    Older servers take no parameters. So no text goes into an expression that could end its quotes: conditions with
-    such, and those that Milvus cannot say, are left to whoever reads the candidates.
+    Older servers take no parameters, so a text that could end its quotes never goes into an expression. Conditions with
+    such texts, and conditions that Milvus cannot express, are left to the reader of the candidates.
 
     Args:
         lists: fields that hold a list in some passage.
@@ -334,7 +334,7 @@ def _leaf(leaf: Leaf, lists: frozenset[str]) -> str | None:
 
 
 def _keys(field: str) -> list[str]:
-    """Where a field's values may stand; none where it cannot be said safely."""
+    """Where a field's values may be; empty if that cannot be expressed safely."""
     if is_column(field):
         return [field]
     if not all(_PLAIN_KEY.fullmatch(part) for part in field.split(".")):
@@ -343,7 +343,7 @@ def _keys(field: str) -> list[str]:
 
 
 def _agrees(key: str, condition: Condition, is_list: bool) -> str | None:
-    """That one value satisfies all comparisons; ``None`` where it cannot be said."""
+    """A condition that one value satisfies all comparisons; ``None`` if Milvus cannot express it."""
     comparisons = condition.comparisons
     values = [value for comparison in comparisons for value in comparison.values]
     if not all(_is_sayable(value) for value in values):
@@ -357,7 +357,7 @@ def _agrees(key: str, condition: Condition, is_list: bool) -> str | None:
         return None
     else:
         terms = [_joined([_limit(key, comparison) for comparison in comparisons], " and ") or ""]
-    if inside:  # for us true is 1 and false is 0
+    if inside:  # we treat true as 1 and false as 0
         both = [
             word
             for word, value in (("true", True), ("false", False))
@@ -371,7 +371,7 @@ def _agrees(key: str, condition: Condition, is_list: bool) -> str | None:
 def _limit(key: str, comparison: Comparison) -> str:
     value = comparison.values[0]
     if not key.startswith("metadata[") and not isinstance(value, str):
-        return "(id < 0)"  # a text and a number
+        return "(id < 0)"  # a text never matches a number
     return f"{key} {comparison.operator} {json.dumps(value, ensure_ascii=False)}"
 
 

@@ -1,7 +1,7 @@
 """Passages in Qdrant, searched over its REST interface in one request for all queries.
 
-A collection of points: the passage's id, its vector (``Dot``, so that it is kept as it came), and a payload of its
-fields. What a search must know stands in the collection's metadata, which came with Qdrant 1.16.
+A collection consists of points: the passage's id, its vector (``Dot``, so that it is stored unchanged), and a payload
+with its fields. What a search must know is kept in the collection's metadata, which needs Qdrant 1.16.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from specrag.retrieval.stores.collection import CollectionStore
 T = TypeVar("T")
 
 KEY_VARIABLE = "SPECRAG_QDRANT_KEY"
-"""Holds the API key where the address has none."""
+"""Holds the API key if the address has none."""
 
 _PORT = 6333
 _RECORD = "specrag"  # in the collection's metadata
@@ -53,9 +53,9 @@ class QdrantStore(CollectionStore):
     """A collection of Qdrant; a :class:`~specrag.retrieval.stores.base.Store`. Made by :meth:`open`.
 
     Args:
-        client: connected; closed with this.
-        name: of the collection.
-        words: for errors.
+        client: a connected client; closed along with this object.
+        name: name of the collection.
+        words: makes the errors.
     """
 
     def __init__(self, client: QdrantClient, name: str, words: Words) -> None:
@@ -70,13 +70,13 @@ class QdrantStore(CollectionStore):
         found.reach(words)
         scheme = "https" if found.secure else "http"
         with warnings.catch_warnings():
-            # That a key goes over plain HTTP is the address's choice, as between containers of one machine.
+            # The address decides whether a key goes over plain HTTP, for example between containers of one machine.
             warnings.filterwarnings("ignore", "Api key is used with an insecure connection")
             client = QdrantClient(
                 url=f"{scheme}://{found.host}:{found.port}",
                 api_key=key or None,
                 timeout=math.ceil(limits.timeout),
-                check_compatibility=False,  # it would ask the server, and warn
+                check_compatibility=False,  # the check would send a request and print warnings
                 pool_size=limits.connections,
             )
         return cls(client, found.name, words)
@@ -92,7 +92,7 @@ class QdrantStore(CollectionStore):
         self._tell(lambda: self._client.update_collection(self._name, metadata=record))
 
     def _create(self, info: StoreInfo) -> None:
-        # Without links (m=0) Qdrant builds no graph, which takes long and which exact search does without.
+        # Without links (m=0) Qdrant builds no graph, which would take long and which exact search does not need.
         graph = models.HnswConfigDiff(m=HnswSettings().neighbors if info.breadth else 0)
         self._tell(
             lambda: self._client.create_collection(
@@ -105,7 +105,7 @@ class QdrantStore(CollectionStore):
         )
 
     def close(self) -> None:
-        """Let all connections go."""
+        """Close all connections."""
         self._is_closed = True
         self._client.close()
 
@@ -153,7 +153,7 @@ class QdrantStore(CollectionStore):
         answers = self._ask(
             lambda left: self._client.query_batch_points(self._name, requests, timeout=math.ceil(left))
         )
-        # A point that several queries find is read once.
+        # A point found by several queries is converted once.
         known: dict[Any, Fetched] = {}
         found = []
         for answer in answers:
@@ -177,7 +177,7 @@ class QdrantStore(CollectionStore):
         """See :class:`~specrag.retrieval.stores.base.Store`."""
         known = self.info()
         info = known.with_passages(passages, vectors)
-        if info != known:  # before the passages, so that no search trusts too small a length
+        if info != known:  # before the passages, so that no search relies on too small a ``longest``
             self._record(info)
         for some, rows in batches(passages, vectors):
             points = models.Batch(
@@ -195,11 +195,11 @@ class QdrantStore(CollectionStore):
     # -- errors -----------------------------------------------------------------------------------------------
 
     def _ask(self, request: Callable[[float], T]) -> T:
-        """A request that may be sent twice."""
+        """Send a request that may safely be repeated."""
         return self._told(lambda: keep_trying(self._words.limits, request, _is_transient))
 
     def _tell(self, request: Callable[[], T]) -> T:
-        """A request that is sent once."""
+        """Send a request once."""
         return self._told(request)
 
     def _told(self, request: Callable[[], T]) -> T:
@@ -243,10 +243,10 @@ _EXACT = 2**53  # Qdrant compares numbers as floating-point numbers
 
 
 def translate(filter: Filter) -> models.Filter | None:
-    """Conditions that select at least what a filter selects; ``None`` for all.
+    """Conditions that select at least what a filter selects; ``None`` to select all.
 
-    Text is not ordered in Qdrant, and a field may hold what our fields do not count as a value: what it cannot say is
-    left to whoever reads the candidates.
+    Qdrant does not order text, and a field may hold something that we do not count as a value. What Qdrant cannot
+    express is left to the reader of the candidates.
     """
     found = fold(filter, _leaf, _all_of, _any_of)
     if found is None or isinstance(found, models.Filter):
@@ -278,7 +278,7 @@ def _leaf(leaf: Leaf) -> models.Condition | None:
 
 
 def _keys(field: str) -> list[str]:
-    """Where a field's values may stand in a payload; none where a path cannot say it."""
+    """Where in a payload a field's values may be; empty if a path cannot express it."""
     if is_column(field):
         return [field]
     if not all(_PLAIN_KEY.fullmatch(part) for part in field.split(".")):
@@ -288,7 +288,7 @@ def _keys(field: str) -> list[str]:
 
 
 def _agrees(key: str, condition: Condition) -> models.Condition | None:
-    """That one value satisfies all comparisons; ``None`` where it cannot be said."""
+    """A condition that one value satisfies all comparisons; ``None`` if Qdrant cannot express it."""
     comparisons = condition.comparisons
     values = [value for comparison in comparisons for value in comparison.values]
     numbers = [value for value in values if not isinstance(value, str)]
@@ -306,7 +306,7 @@ def _agrees(key: str, condition: Condition) -> models.Condition | None:
 
 
 def _limits(comparisons: Sequence[Comparison]) -> dict[str, float]:
-    """The narrowest limits that several comparisons set."""
+    """The narrowest limits set by several comparisons."""
     names = {"<": "lt", "<=": "lte", ">": "gt", ">=": "gte"}
     found: dict[str, float] = {}
     for comparison in comparisons:
@@ -321,7 +321,7 @@ def _within(key: str, **limits: float) -> models.Condition:
 
 
 def _booleans(key: str, condition: Condition) -> list[models.Condition | None]:
-    """For us ``true`` is 1 and ``false`` is 0."""
+    """Conditions for truth values, since we treat ``true`` as 1 and ``false`` as 0."""
     return [
         models.FieldCondition(key=key, match=models.MatchValue(value=value))
         for value in (True, False)

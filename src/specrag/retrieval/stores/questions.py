@@ -1,4 +1,4 @@
-"""Questions in words over a store, which is searched with vectors."""
+"""Search a store, which takes vectors, with questions in words."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from specrag.retrieval.encoder.reranker import Reranker
     from specrag.retrieval.stores.registry import Opened
 
-_NARROWED = 16  # conditions that are remembered
+_NARROWED = 16  # the most conditions whose narrowed store is kept
 
 
 class QuestionSearch(Closing):
     """A store as a :class:`~specrag.methods.retriever.Retriever`.
 
     Args:
-        store: searched with the index that it was opened for; closed with this.
+        store: searched with the index that it was opened with; closed along with this object.
     """
 
     def __init__(self, store: Opened) -> None:
@@ -35,7 +35,7 @@ class QuestionSearch(Closing):
         return len(self.store)
 
     def narrowed(self, where: Where | None) -> Any:
-        """The store with conditions.
+        """The store, restricted by conditions.
 
         Raises:
             InputError: a value cannot be used, or no passage satisfies the conditions.
@@ -56,7 +56,7 @@ class QuestionSearch(Closing):
         return known
 
     def missing_since(self, moment: float) -> tuple[str, ...]:
-        """Shards that have failed to answer since a moment of ``time.monotonic()``."""
+        """Shards that have failed to answer since a given ``time.monotonic()`` value."""
         found = getattr(self.store, "missing_since", None)
         return () if found is None else tuple(found(moment))
 
@@ -87,5 +87,5 @@ class QuestionSearch(Closing):
         return found
 
     def close(self) -> None:
-        """Let the store go."""
+        """Close the store."""
         self.store.close()

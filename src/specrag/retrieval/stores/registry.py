@@ -1,7 +1,7 @@
-"""Stores by their addresses: ours, and those that other packages bring by the entry-point group ``specrag.stores``.
+"""Stores by address: our own, and those that other packages provide in the entry-point group ``specrag.stores``.
 
-An address is a URL, whose scheme names the kind of store; several are one: ``shards:ADDRESS,ADDRESS``, or
-``partial-shards:...``, of which some may fail to answer. A shard may also be the folder of a knowledge base.
+An address is a URL whose scheme names the kind of store. ``shards:ADDRESS,ADDRESS`` combines several stores into one;
+with ``partial-shards:...``, some of them may fail to answer. A shard may also be the folder of a knowledge base.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 GROUP = "specrag.stores"
 
 INDEXES = ("flat", "hnsw", "bm25", "hybrid")
-"""Exact and approximate search of stores; the others are of folders alone."""
+"""Stores offer exact and approximate search (the first two); the others exist only for folders."""
 
 SHARDS, PARTIAL = "shards:", "partial-shards:"
 
-#: The only place that names our own stores; each is imported when it is asked for.
+#: The only place that names our own stores; each is imported on first use.
 _OWN: Mapping[str, str] = {
     "postgresql": "specrag.retrieval.stores.pgvector.store:PgVectorStore",
     "postgres": "specrag.retrieval.stores.pgvector.store:PgVectorStore",
@@ -44,7 +44,7 @@ _OWN: Mapping[str, str] = {
 
 
 def schemes() -> tuple[str, ...]:
-    """What an address may begin with, ours first."""
+    """The schemes that an address may begin with, our own first."""
     return (*_OWN, *sorted(brought(GROUP).keys() - _OWN))
 
 
@@ -58,7 +58,7 @@ def store_type(address: str) -> StoreType:
 
     Raises:
         InputError: there is none.
-        SpecragError: its packages are missing, or another package brings it, and it cannot be imported.
+        SpecragError: its packages are missing, or another package provides it but cannot be imported.
     """
     scheme = address.partition("://")[0].partition("+")[0]
     if scheme in _OWN:
@@ -75,7 +75,7 @@ def store_type(address: str) -> StoreType:
 
 
 def shard_addresses(address: str) -> tuple[str, ...]:
-    """The addresses behind ``shards:``; of any other address itself.
+    """The addresses after ``shards:``; any other address alone.
 
     Raises:
         InputError: there are none.
@@ -100,17 +100,18 @@ def open_store(
     """Open a store, or several as one, for searching; the caller closes it.
 
     Args:
-        address: of it.
-        index: ``flat`` (exact, the default) or ``hnsw``; of folders also ``bm25`` and ``hybrid``.
-        where: only passages that satisfy these conditions are found.
+        address: the store's address.
+        index: ``flat`` (exact, the default) or ``hnsw``; for folders also ``bm25`` and ``hybrid``.
+        where: find only passages that satisfy these conditions.
         breadth: candidates of an approximate search.
-        encoder: used in place of loading the one that the store names; or where that one is found.
-        limits: time-outs.
+        encoder: an encoder to use instead of loading the one that the store names, or a collection to get that one
+            from.
+        limits: timeouts.
 
     Raises:
         InputError: a value cannot be used, or no passage satisfies the conditions.
         StoreUnavailable: a database cannot be reached.
-        KnowledgeBaseError: a collection is not there, is none of specrag's, lacks the index, or does not fit the
+        KnowledgeBaseError: a collection does not exist, was not made by specrag, lacks the index, or does not fit the
             encoder.
     """
     from specrag.retrieval.stores.retriever import StoreRetriever
@@ -195,10 +196,10 @@ def shown(address: str) -> str:
 
 
 def check_load(address: str, loading: Loading) -> None:
-    """Check before a long build whether :func:`load` can succeed.
+    """Check whether :func:`load` can succeed, before a long build.
 
     Raises:
-        SpecragError: it would not.
+        SpecragError: it would fail.
     """
     for one in shard_addresses(address):
         if not is_address(one):
@@ -209,18 +210,18 @@ def check_load(address: str, loading: Loading) -> None:
 
 
 def load(address: str, knowledge_base: KnowledgeBase, loading: Loading | None = None) -> int:
-    """Load a knowledge base into a store; into several, each gets a part of the passages.
+    """Load a knowledge base into a store; if there are several, each gets a part of the passages.
 
     Args:
-        address: of the store, or ``shards:...``.
-        knowledge_base: open.
-        loading: how.
+        address: the store's address, or ``shards:...``.
+        knowledge_base: an open knowledge base.
+        loading: how to load it.
 
     Returns:
         How many passages there are now.
 
     Raises:
-        SpecragError: a store is there already, cannot be reached, or goes away.
+        SpecragError: a store already exists, cannot be reached, or goes away.
     """
     loading = loading or Loading()
     check_load(address, loading)

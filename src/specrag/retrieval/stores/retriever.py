@@ -1,8 +1,8 @@
-"""Search a store exactly: its candidates, ranked by the kernel of ``scoring.py``.
+"""Search a store exactly: its candidates are ranked by the kernel in ``scoring.py``.
 
-A database sums inner products in float32 and in an order of its own, so that its ranking is right but for passages
-whose scores lie within a rounding error of each other. It is asked for a few candidates more than wanted; while one
-that it left out might belong among the best, for more of them.
+A database sums inner products in float32 and in its own order, so its ranking is right except for passages whose scores
+lie within a rounding error of each other. It is asked for a few more candidates than wanted, and for still more as long
+as one that it left out might be among the best.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from specrag.retrieval.encoder.encoder import Encoder
 
 REMEMBERED = 8192
-"""Passages that are kept in memory: those of eight full speculative caches."""
+"""Passages kept in memory: as many as eight full speculative caches hold."""
 
-#: Candidates beyond k that are asked for at first, and how many times more if they do not do.
+#: How many more candidates than k are asked for at first, and the factor by which to ask for more if they do not do.
 NEAR_TIES, MORE = 8, 4
 
 
@@ -38,16 +38,16 @@ class StoreRetriever(Closing):
     """A :class:`~specrag.methods.retriever.PassageRetriever` over a store. Safe to use from several threads.
 
     Passages that a search has returned stay in memory for a while, with their vectors: scoring and reading them takes
-    no round trip. Once others have changed the store, open it again.
+    no round trip. If others have changed the store, open it again.
 
     Args:
-        store: closed with this.
+        store: the store; closed along with this object.
         index: ``flat`` (exact) or ``hnsw`` (approximate).
-        where: only passages that satisfy these conditions are found; searches with conditions are exact.
+        where: find only passages that satisfy these conditions; searches with conditions are exact.
         breadth: candidates of an approximate search, and the most passages that it returns; by default the store's.
-        remembered: passages kept in memory.
-        encoder: the store's, if it is loaded already; or where it is found.
-        record: what is known of the store; by default it is asked.
+        remembered: the most passages kept in memory.
+        encoder: the store's encoder, if it is loaded already, or a collection to get it from.
+        record: what is known about the store; by default the store is asked.
 
     Raises:
         InputError: a value cannot be used, or no passage satisfies the conditions.
@@ -97,7 +97,7 @@ class StoreRetriever(Closing):
         return self.record.breadth if breadth is None else breadth
 
     def narrowed(self, where: Where) -> StoreRetriever:
-        """The same with other conditions, over the same store.
+        """A retriever over the same store with further conditions.
 
         Raises:
             InputError: a value cannot be used, or no passage satisfies the conditions.
@@ -122,16 +122,16 @@ class StoreRetriever(Closing):
             most *= MORE
 
     def close(self) -> None:
-        """Let the store's connections go. Nothing can be searched afterwards."""
+        """Close the store's connections. No search is possible afterwards."""
         self.store.close()
 
     def __len__(self) -> int:
-        """Number of passages, those left out by conditions included."""
+        """Number of passages, including those excluded by conditions."""
         return self.record.passages
 
     @property
     def dimension(self) -> int:
-        """Elements of a vector."""
+        """Number of elements of a vector."""
         return self.record.encoder.dimension
 
     # -- questions ------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ class StoreRetriever(Closing):
         """The encoder that made the vectors, loaded on first use.
 
         Raises:
-            KnowledgeBaseError: the one of this name is another now.
+            KnowledgeBaseError: the encoder with this name is a different one now.
         """
         with self._loading:
             if self._encoder is None:
@@ -151,7 +151,7 @@ class StoreRetriever(Closing):
             return self._encoder
 
     def encode(self, texts: Sequence[str]) -> list[Query]:
-        """Questions in the form that :meth:`search` takes, each encoded alone.
+        """Encode questions for :meth:`search`, each alone.
 
         Raises:
             InputError: a question is empty.
@@ -165,13 +165,13 @@ class StoreRetriever(Closing):
     # -- searching ------------------------------------------------------------------------------------------
 
     def search(self, queries: Sequence[Query], k: int) -> list[Ranking]:
-        """The best passages by inner product, bit for bit the same for a batch as one by one.
+        """The best passages by inner product; a batch gives bit for bit the same results as single queries.
 
-        One request for all queries, as a rule; another one for those of which the store had more near ties than it
-        sent.
+        Usually this takes one request for all queries, and another one for those with more near ties than the store
+        has sent.
 
         Raises:
-            InputError: a query lacks its vector; ``k`` is above the breadth of an approximate search.
+            InputError: a query lacks its vector, or ``k`` is above the breadth of an approximate search.
             StoreUnavailable: the store did not answer.
             KnowledgeBaseError: it is gone, or has been replaced since it was opened.
         """
@@ -185,7 +185,7 @@ class StoreRetriever(Closing):
         ]
 
     def _candidates(self, vectors: Floats, k: int) -> list[Sequence[Fetched]]:
-        """Passages of each query among which its best ``k`` are."""
+        """For each query, passages that include its best ``k``."""
         found: list[Sequence[Fetched]] = [()] * len(vectors)
         open_: list[int] = list(range(len(vectors)))
         slacks = dense_slack(norms(vectors), self.record.longest, self.dimension)
@@ -208,10 +208,10 @@ class StoreRetriever(Closing):
     # -- passages -------------------------------------------------------------------------------------------
 
     def score(self, queries: Sequence[Query], passage_ids: Longs) -> Floats:
-        """Inner products by the kernel, float32 [queries, ids given]; no round trip for passages seen lately.
+        """Inner products by the kernel, float32 [queries, ids given]; no round trip for passages seen recently.
 
         Raises:
-            InputError: as for :meth:`search`; an id is not that of a passage.
+            InputError: as for :meth:`search`, or there is no passage with one of these ids.
             StoreUnavailable: the store did not answer.
         """
         ids = _checked_ids(passage_ids)
@@ -229,10 +229,10 @@ class StoreRetriever(Closing):
         return scores
 
     def passages(self, ids: Sequence[int]) -> list[Passage]:
-        """These passages, in the order given; no round trip for those seen lately.
+        """These passages, in the order given; no round trip for those seen recently.
 
         Raises:
-            InputError: there is no passage of one of these ids.
+            InputError: there is no passage with one of these ids.
             StoreUnavailable: the store did not answer.
         """
         wanted = _checked_ids(np.array(ids, dtype=np.int64)).tolist()
@@ -256,12 +256,12 @@ class StoreRetriever(Closing):
     # -- changes --------------------------------------------------------------------------------------------
 
     def add(self, passages: Sequence[Passage], vectors: Floats) -> None:
-        """Add passages, or replace those of the same ids; see :meth:`Store.add`."""
+        """Add passages, replacing those with the same ids; see :meth:`Store.add`."""
         self.store.add(passages, vectors)
         self._refresh()
 
     def remove(self, ids: Sequence[int]) -> None:
-        """Remove passages; ids that are not there do not matter."""
+        """Remove passages; unknown ids are ignored."""
         self.store.remove(ids)
         self._refresh()
 
@@ -271,7 +271,7 @@ class StoreRetriever(Closing):
 
 
 def _allowed(passages: Sequence[Fetched], filter: Filter | None) -> Sequence[Fetched]:
-    """Those that satisfy a filter, which a store may have applied in part only."""
+    """The passages that satisfy a filter, which a store may have applied only in part."""
     if filter is None:
         return passages
     return [one for one in passages if matches(filter, field_values(one.passage))]
@@ -287,7 +287,7 @@ def _may_miss(query: Floats, found: Sequence[Fetched], answer: Found, k: int, sl
 
 
 def _rank(query: Floats, found: Sequence[Fetched], k: int) -> Ranking:
-    """The best ``k`` by the kernel."""
+    """The best ``k`` by the kernel's scores."""
     if not found:
         return Ranking(ids=np.empty(0, dtype=np.int64), scores=np.empty(0, dtype=np.float32))
     matrix = np.stack([one.vector for one in found])
@@ -307,7 +307,7 @@ def check_encoder(encoder: Encoder, record: StoreInfo, place: str) -> None:
     """Check that an encoder is the one that made the vectors.
 
     Raises:
-        KnowledgeBaseError: it makes others.
+        KnowledgeBaseError: it makes different vectors.
     """
     made = record.encoder
     if encoder.dimension != made.dimension:

@@ -17,11 +17,11 @@ from specrag.retrieval.stores.base import Fetched
 class SeenPassages:
     """A bounded number of passages and vectors; the least recently used are dropped. Thread-safe.
 
-    Memory: at most ``capacity`` passages, and ``4 * dimension * capacity`` bytes of vectors, taken as they fill up.
+    Memory: at most ``capacity`` passages, and ``4 * dimension * capacity`` bytes of vectors, used as they fill up.
 
     Args:
-        capacity: at least 1.
-        dimension: elements of a vector.
+        capacity: the most passages kept, at least 1.
+        dimension: number of elements of a vector.
     """
 
     def __init__(self, capacity: int, dimension: int) -> None:
@@ -29,14 +29,14 @@ class SeenPassages:
         self.capacity = capacity
         self._vectors = np.empty((capacity, dimension), dtype=np.float32)
         self._passages: list[Passage | None] = []
-        self._rows: OrderedDict[int, int] = OrderedDict()  # from id to row, the most recently used last
+        self._rows: OrderedDict[int, int] = OrderedDict()  # from id to row, most recently used last
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def add(self, several: Sequence[Fetched]) -> None:
-        """Add passages, the last as the most recently used."""
+        """Add passages; the last one becomes the most recently used."""
         with self._lock:
             for fetched in several:
                 row = self._row(fetched.passage.id)
@@ -55,7 +55,7 @@ class SeenPassages:
         return self._rows[id]
 
     def vectors(self, ids: Longs, out: Floats) -> Bools:
-        """Copy the vectors of these passages to the same rows of ``out``; whether each is known. bool [ids]."""
+        """Copy the vectors of these passages into the same rows of ``out``; returns which are known, bool [ids]."""
         with self._lock:
             rows = np.array([self._rows.get(id, -1) for id in ids.tolist()], dtype=np.int64)
             known: Bools = rows >= 0
@@ -65,7 +65,7 @@ class SeenPassages:
         return known
 
     def passages(self, ids: Sequence[int]) -> list[Passage | None]:
-        """These passages, None for each that is not known."""
+        """These passages, with None for each that is not known."""
         with self._lock:
             found: list[Passage | None] = []
             for id in ids:

@@ -1,6 +1,6 @@
-"""Passages in several places, searched as one: a batch goes to all of them at once, the best of their best are found.
+"""Passages in several places, searched as one: a batch goes to all places in parallel, and the results are merged.
 
-Every score comes from the one kernel, so that what comes out is, bit for bit, what one store with all passages gives.
+All scores come from the same kernel, so the result is bit for bit that of a single store with all passages.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Failures that are remembered for :meth:`ShardedRetriever.missing_since`, and passages whose shard is.
+#: Failures remembered for :meth:`ShardedRetriever.missing_since`, and passages whose shard is remembered.
 _FAILURES, _HOMES = 4096, 65_536
 
 _AT_ONCE = 1000  # passages read at a time
@@ -41,12 +41,13 @@ _AT_ONCE = 1000  # passages read at a time
 class ShardedRetriever(Closing):
     """A :class:`~specrag.methods.retriever.PassageRetriever` over several. Safe to use from several threads.
 
-    Passages keep their ids: one that two shards hold is found once.
+    Passages keep their ids: one that is in two shards is found once.
 
     Args:
-        shards: over passages with vectors of one encoder; closed with this.
-        names: of the shards, for errors and marks.
-        partial: a shard that does not answer is left out, and :meth:`missing_since` says so; else it is an error.
+        shards: retrievers over passages with vectors of the same encoder; closed along with this object.
+        names: names of the shards, for errors and for :meth:`missing_since`.
+        partial: leave out a shard that does not answer, and report it by :meth:`missing_since`; otherwise it is an
+            error.
         absent: names of shards that could not be opened.
 
     Raises:
@@ -91,11 +92,11 @@ class ShardedRetriever(Closing):
                 shard.knowledge_base.close()
 
     def narrowed(self, where: Where) -> ShardedRetriever:
-        """The same with conditions, over the same shards; those in which no passage satisfies them are not asked.
+        """A retriever over the same shards with conditions; shards in which no passage satisfies them are not asked.
 
         Raises:
             InputError: a value cannot be used, or no passage satisfies the conditions.
-            StoreUnavailable: a shard does not answer; with ``partial`` it is left out.
+            StoreUnavailable: a shard does not answer; with ``partial``, none of them does.
         """
         refused: list[InputError] = []
 
@@ -108,7 +109,7 @@ class ShardedRetriever(Closing):
 
         answers = self._each(narrow)
         found = {number: shard for number, shard in answers.items() if shard is not None}
-        # A field that one shard does not have, and no shard that has passages: what the first of them says.
+        # Every shard refuses, because it lacks a field or has no such passage: raise the first error.
         if not found:
             raise refused[0]
         shards = [found.get(number, shard) for number, shard in enumerate(self.shards)]
@@ -118,20 +119,20 @@ class ShardedRetriever(Closing):
         return other
 
     def missing_since(self, moment: float) -> tuple[str, ...]:
-        """The shards that have failed to answer since a moment of ``time.monotonic()``, for whomever."""
+        """The shards that have failed to answer any request since a given ``time.monotonic()`` value."""
         failed = [name for when, name in tuple(self._failures) if when >= moment]
         return tuple(dict.fromkeys([*self.absent, *failed]))
 
     def encode(self, texts: Sequence[str]) -> list[Query]:
-        """Questions in the form that :meth:`search` takes, each encoded alone."""
+        """Encode questions for :meth:`search`, each alone."""
         return self.shards[0].encode(texts)
 
     def search(self, queries: Sequence[Query], k: int) -> list[Ranking]:
-        """The best passages of all shards; a batch is one request to each, at the same time.
+        """The best passages of all shards; a batch is one request to each shard, in parallel.
 
         Raises:
-            InputError: a query lacks its vector, or ``k`` is none.
-            StoreUnavailable: a shard did not answer; with ``partial`` none of them did.
+            InputError: a query lacks its vector, or ``k`` cannot be used.
+            StoreUnavailable: a shard did not answer; with ``partial``, none of them did.
         """
         k = checked_k(k, max(len(self), 1))
         answers = self._each(lambda number: self.shards[number].search(queries, k))
@@ -145,7 +146,7 @@ class ShardedRetriever(Closing):
         ids = np.concatenate([ranking.ids for _, ranking in parts])
         scores = np.concatenate([ranking.scores for _, ranking in parts])
         homes = np.concatenate([np.full(len(ranking), number) for number, ranking in parts])
-        _, first = np.unique(ids, return_index=True)  # a passage of two shards counts once
+        _, first = np.unique(ids, return_index=True)  # a passage in two shards counts once
         ranking = best_of(scores[first], ids[first], k)
         with self._lock:
             if len(self._homes) > _HOMES:
@@ -157,8 +158,8 @@ class ShardedRetriever(Closing):
         """The scores by which :meth:`search` ranks, float32 [queries, ids given].
 
         Raises:
-            InputError: there is no passage of one of these ids.
-            StoreUnavailable: the shard of one does not answer.
+            InputError: there is no passage with one of these ids.
+            StoreUnavailable: a shard that holds one of them does not answer.
         """
         ids = np.asarray(passage_ids, dtype=np.int64)
         scores = np.empty((len(queries), len(ids)), dtype=np.float32)
@@ -172,8 +173,8 @@ class ShardedRetriever(Closing):
         """These passages, in the order given.
 
         Raises:
-            InputError: there is no passage of one of these ids.
-            StoreUnavailable: the shard of one does not answer.
+            InputError: there is no passage with one of these ids.
+            StoreUnavailable: a shard that holds one of them does not answer.
         """
         homes = self._located(ids)
         found: dict[int, Passage] = {}
@@ -201,10 +202,10 @@ class ShardedRetriever(Closing):
         raise InputError("passage id", id, "no shard has such a passage")
 
     def _each(self, ask: Callable[[int], T]) -> dict[int, T]:
-        """What each shard answers, asked at the same time.
+        """Ask all active shards in parallel; returns the answers by shard.
 
         Raises:
-            StoreUnavailable: one does not answer; where parts are enough, none does.
+            StoreUnavailable: a shard does not answer; with ``partial``, none of them does.
         """
         asked: dict[int, Future[T]] = {number: self._pool.submit(ask, number) for number in self._active}
         found: dict[int, T] = {}
@@ -225,15 +226,15 @@ class ShardedRetriever(Closing):
 
 
 class MergedBases(Closing):
-    """Knowledge bases of this machine searched by their words, as if they were one. Safe to use from several threads.
+    """Knowledge bases on this machine, searched by words as if they were one. Safe to use from several threads.
 
-    How rare a word is, and how long a passage is on average, are told over all of them: their passages' words are
-    indexed together when this is made, and held in memory.
+    The rarity of a word and the average length of a passage are computed over all of them: when this object is made,
+    the words of all passages are indexed together in memory.
 
     Args:
-        bases: open; closed with this. A passage that two of them hold is found once.
+        bases: open knowledge bases; closed along with this object. A passage that is in two of them is found once.
         name: ``bm25`` or ``hybrid``.
-        where: only passages that satisfy these conditions are found.
+        where: find only passages that satisfy these conditions.
 
     Raises:
         InputError: no passage satisfies the conditions.
@@ -269,7 +270,7 @@ class MergedBases(Closing):
             yield from self.passages(self._ids[first : first + _AT_ONCE].tolist())
 
     def _gathered(self, ask: Sequence[Callable[[Longs], np.ndarray]]) -> np.ndarray:
-        """What each knowledge base says of its passages, put together in the order of all ids."""
+        """What each knowledge base returns for its own passages, combined in the order of all ids."""
         parts = [tell(self._ids[self._homes == number]) for number, tell in enumerate(ask)]
         joined = np.concatenate(parts)
         order = np.concatenate([np.flatnonzero(self._homes == number) for number in range(len(parts))])
@@ -287,7 +288,7 @@ class MergedBases(Closing):
             base.close()
 
     def encode(self, texts: Sequence[str]) -> list[Query]:
-        """The texts in the form that :meth:`search` takes."""
+        """Encode texts for :meth:`search`."""
         from specrag.retrieval.knowledge_base import check_queries
 
         check_queries(texts)
@@ -308,7 +309,7 @@ class MergedBases(Closing):
         """These passages, in the order given.
 
         Raises:
-            InputError: there is no passage of one of these ids.
+            InputError: there is no passage with one of these ids.
         """
         wanted = np.asarray(ids, dtype=np.int64)
         places = np.minimum(np.searchsorted(self._ids, wanted), len(self._ids) - 1)

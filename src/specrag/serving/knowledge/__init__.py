@@ -1,1 +1,1 @@
-"""Knowledge bases over HTTP: searched, filled by uploads, indexed by jobs in a process of their own."""
+"""Knowledge bases over HTTP: searched, filled by uploads, and indexed by jobs in a separate process."""

@@ -1,4 +1,4 @@
-"""The knowledge bases of a server: found by name, opened once, replaced when they change, never under a reader."""
+"""A server's knowledge bases: found by name, opened once, replaced when they change, never closed under a reader."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def open_elsewhere(given: Table | StoreSettings, encoders: Encoders) -> Question
     """Connect to a table or another store.
 
     Args:
-        encoders: among which questions are encoded.
+        encoders: encode questions.
 
     Raises:
         StoreUnavailable: the database cannot be reached.
-        KnowledgeBaseError: the collection is none of specrag's.
+        KnowledgeBaseError: the collection was not made by specrag.
     """
     from specrag.retrieval.stores.base import Limits
     from specrag.retrieval.stores.registry import open_store
@@ -52,17 +52,17 @@ def open_elsewhere(given: Table | StoreSettings, encoders: Encoders) -> Question
     return QuestionSearch(open_store(address, index=given.index, encoder=encoders))
 
 
-_DELETED = ".deleted-"  # no knowledge base is called so
+_DELETED = ".deleted-"  # no knowledge base's name begins so
 Base: TypeAlias = KnowledgeBase | QuestionSearch
 
 
 @dataclass(slots=True)
 class _Opened:
-    """A knowledge base that is open.
+    """An open knowledge base.
 
     Attributes:
         readers: leases on it.
-        kept: whether somebody without a lease may hold it, who closes it by forgetting it.
+        kept: whether somebody without a lease may hold it; it is then closed when they drop it.
     """
 
     base: Base
@@ -79,8 +79,8 @@ class KnowledgeBases:
     """All knowledge bases; safe to use from several threads.
 
     Args:
-        settings: where they are.
-        encoders: that encode their questions.
+        settings: say where they are.
+        encoders: encode questions.
     """
 
     def __init__(self, settings: Settings, encoders: Encoders | None = None) -> None:
@@ -93,7 +93,7 @@ class KnowledgeBases:
     # -- names ----------------------------------------------------------------------------------------------
 
     def names(self) -> list[str]:
-        """Of all knowledge bases, sorted."""
+        """The names of all knowledge bases, sorted."""
         made: set[str] = set()
         root = self._settings.kb_root
         if root is not None:
@@ -113,14 +113,14 @@ class KnowledgeBases:
         )
 
     def kind(self, name: str) -> Literal["folder", "table"]:
-        """What it is; of every store ``table``."""
+        """The kind of a knowledge base; ``table`` for every store."""
         return "table" if name in self._elsewhere else "folder"
 
     def place(self, name: str) -> Place:
-        """Its folders in ``kb_root``.
+        """A knowledge base's folders in ``kb_root``.
 
         Raises:
-            InputError: there is no such folder: nothing can be uploaded here.
+            InputError: there is no ``kb_root``, so nothing can be uploaded here; or the name is not valid.
         """
         root = self._settings.kb_root
         if root is None:
@@ -128,14 +128,14 @@ class KnowledgeBases:
         return Place(root / check_name(name))
 
     def folder(self, name: str) -> Path:
-        """Where its index lies."""
+        """The folder of a knowledge base's index."""
         configured = self._settings.kbs.get(name)
         return self.place(name).index if configured is None else configured
 
     # -- use ------------------------------------------------------------------------------------------------
 
     def get(self, name: str) -> Base:
-        """A knowledge base to search for as long as it is referred to.
+        """A knowledge base that can be searched for as long as the caller holds it.
 
         Raises:
             KeyError: there is none of this name.
@@ -149,7 +149,7 @@ class KnowledgeBases:
 
     @contextlib.contextmanager
     def lease(self, name: str) -> Iterator[Base]:
-        """A knowledge base that stays open inside the block, whatever is indexed meanwhile; raises as `get`."""
+        """A knowledge base that stays open inside the block, whatever is indexed meanwhile; raises like `get`."""
         with self._lock:
             opened = self._open(name)
             opened.readers += 1
@@ -188,7 +188,7 @@ class KnowledgeBases:
         return KnowledgeBase.open(folder, encoder=encoder)
 
     def close(self) -> None:
-        """Let all of them go."""
+        """Close all of them, those with a reader when it is done."""
         with self._lock:
             for opened in self._opened.values():
                 opened.stale, opened.kept = True, False
@@ -198,7 +198,7 @@ class KnowledgeBases:
     # -- descriptions ---------------------------------------------------------------------------------------
 
     def describe(self, name: str) -> Description:
-        """What can be said of it without loading it.
+        """Describe a knowledge base without loading it.
 
         Raises:
             KeyError: there is none of this name.
@@ -236,7 +236,7 @@ class KnowledgeBases:
         return Description(name, "table", passages=len(opened.base))
 
     def files(self, name: str) -> list[StoredFile]:
-        """The documents that it holds, sorted by name; none for one that is empty.
+        """The documents of a knowledge base, sorted by name; none for one that is empty.
 
         Raises:
             KnowledgeBaseError: it is damaged.
@@ -244,7 +244,7 @@ class KnowledgeBases:
         return [file for file, _ in self.documents(name)]
 
     def documents(self, name: str) -> list[tuple[StoredFile, int]]:
-        """The same, each with the number of its passages."""
+        """Like :meth:`files`, each with the number of its passages."""
         folder = self.folder(name)
         if not Manifest.exists(folder):
             return []
@@ -258,7 +258,7 @@ class KnowledgeBases:
         """Make a knowledge base without documents.
 
         Raises:
-            InputError: the name or a value cannot be used, or nothing can be made here.
+            InputError: the name or a value cannot be used, there is no ``kb_root``, or there are too many.
             FileExistsError: there is one of this name.
             OSError: the disk refuses.
         """
@@ -278,17 +278,17 @@ class KnowledgeBases:
             atomic_write_json(place.record, record)
 
     def delete(self, name: str) -> None:
-        """Remove a knowledge base that was made here, with its documents; who reads it may end.
+        """Delete a knowledge base that was made through the API, with its documents; readers may finish.
 
         Raises:
-            InputError: it was not made here.
+            InputError: it was not made through the API.
             OSError: the disk refuses.
         """
         place = self.place(name)
         with self._lock:
             if not place.record.is_file():
                 raise InputError("kb", name, "it was not made through the API; its operator can remove it")
-            # One rename, so that a kill leaves all of it or nothing.
+            # A single rename, so that a kill leaves all of it or nothing.
             place.folder.rename(place.folder.with_name(f"{_DELETED}{uuid.uuid4().hex}"))
             fsync(place.folder.parent)
             opened = self._opened.pop(name, None)
@@ -298,22 +298,22 @@ class KnowledgeBases:
         self.remove_deleted()
 
     def remove_deleted(self) -> None:
-        """Remove what is left of deleted ones, also behind a kill."""
+        """Remove what is left of deleted knowledge bases, including those that a kill left behind."""
         root = self._settings.kb_root
         for folder in [] if root is None else root.glob(f"{_DELETED}*"):
             shutil.rmtree(folder, ignore_errors=True)
 
     def remove_empty(self, name: str) -> None:
-        """Remove what is left of a knowledge base that was to be made, unless it holds or awaits documents."""
+        """Remove a newly made knowledge base, unless it holds or awaits documents."""
         place = self.place(name)
         with self._lock:
             awaited = any(any(folder.glob("*")) for folder in (place.incoming, place.documents))
             if not awaited and not Manifest.exists(self.folder(name)):
-                place.record.unlink(missing_ok=True)  # first, so that a kill leaves no name
+                place.record.unlink(missing_ok=True)  # first, so that after a kill the name is free
                 shutil.rmtree(place.folder, ignore_errors=True)
 
     def build_settings(self, name: str) -> BuildSettings:
-        """How its documents become vectors; nothing for one that was made elsewhere, which knows."""
+        """How its documents become vectors; empty settings for one that has an index, which records its own."""
         if name in self._settings.kbs or Manifest.exists(self.folder(name)):
             return BuildSettings()
         record = json.loads(self.place(name).record.read_text(encoding="utf-8"))

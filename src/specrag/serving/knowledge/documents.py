@@ -1,4 +1,4 @@
-"""``/v1/kb/NAME/documents`` and ``/v1/kb/jobs``: add documents to a knowledge base, delete them, follow the jobs."""
+"""``/v1/kb/NAME/documents`` and ``/v1/kb/jobs``: add and delete a knowledge base's documents, and follow the jobs."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ async def upload(request: Request, name: str, create: bool = False) -> JSONRespo
         )
     finally:
         for folder in (place.incoming, place.folder) if create else ():
-            with contextlib.suppress(OSError):  # it holds something
+            with contextlib.suppress(OSError):  # it is not empty
                 folder.rmdir()
     job = Job(identifier, name, request.state.key.name, "add", files, makes_kb=create)
     return await anyio.to_thread.run_sync(_promise, operation, job)

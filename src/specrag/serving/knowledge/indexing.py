@@ -1,9 +1,10 @@
-"""Indexing in a process of its own: ``python -m specrag.serving.knowledge.indexing``.
+"""The indexing process: ``python -m specrag.serving.knowledge.indexing``.
 
-Documents come from anybody, and the libraries that read them are large: one that crashes them, or makes them take all
-memory, ends this process and not the server. It reads orders from standard input, a JSON object a line, and writes
-JSON lines: ``{"progress": ...}``, at last ``{"report": ...}`` or ``{"error": ...}``. When its standard input ends, its
-server has gone, and so does it, in the middle of an order too; the next run goes on where it was.
+Documents come from anybody, and the libraries that read them are large: a document that crashes them, or makes them
+take all memory, ends this process and not the server. The process reads orders from standard input, one JSON object a
+line, and writes JSON lines: ``{"progress": ...}``, and at the end ``{"report": ...}`` or ``{"error": ...}``. When
+standard input ends, the server has gone, and the process exits, even in the middle of an order; the next run goes on
+from there.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ class Order:
     """What to index.
 
     Args:
-        folder: of the knowledge base.
+        folder: the knowledge base's.
         paths: as :func:`specrag.retrieval.build.build` takes them.
-        encoder, chunk_tokens, chunk_overlap: of the build's settings; None takes what is there.
-        most_pages, most_characters: of each document.
+        encoder, chunk_tokens, chunk_overlap: settings of the build; None takes what is there.
+        most_pages, most_characters: limits of each document.
     """
 
     folder: str
@@ -49,10 +50,10 @@ class Order:
 
 
 class Indexer:
-    """Does orders; keeps the encoders that it has loaded.
+    """Runs orders; keeps the encoders that it has loaded.
 
     Args:
-        tell: takes each line.
+        tell: writes a line.
     """
 
     def __init__(self, tell: Callable[[dict[str, Any]], None]) -> None:
@@ -60,10 +61,10 @@ class Indexer:
         self._encoders = Encoders()
 
     def run(self, order: Order) -> None:
-        """Index, and tell how far it is and how it ended."""
+        """Index, and report the progress and the outcome."""
         from specrag.retrieval.build import (
             BuildSettings,
-            build,  # here: the watch over standard input must not wait for it
+            build,  # imported here: the watch over standard input must not wait for it
         )
         from specrag.retrieval.documents.converters import ReadingLimits
 
@@ -85,7 +86,7 @@ class Indexer:
             self._tell({"report": asdict(report)})
 
     def _encoder(self, folder: Path, name: str | None) -> Encoder:
-        """That of the knowledge base; for a new one that of the order."""
+        """The knowledge base's encoder; for a new one, the order's."""
         from specrag.retrieval.build import DEFAULT_ENCODER
         from specrag.retrieval.manifest import Manifest
 
@@ -96,13 +97,13 @@ class Indexer:
 
 
 def main() -> None:
-    """Do orders until standard input ends."""
+    """Run orders until standard input ends."""
     with contextlib.suppress(OSError):
-        os.nice(_NICE)  # answers go before documents
+        os.nice(_NICE)  # answers have priority over indexing
     with contextlib.suppress(OSError):
-        # Where memory runs out, this process ends and not the server.
+        # If memory runs out, this process is killed and not the server.
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
-    # Libraries that print must not end up between our lines.
+    # What libraries print must not end up between our lines.
     lines = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)
     orders: queue.SimpleQueue[str] = queue.SimpleQueue()

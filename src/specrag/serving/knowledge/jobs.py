@@ -1,7 +1,7 @@
-"""Uploads and deletions become jobs: written down before they are promised, done one after the other, in any case once.
+"""Turns uploads and deletions into jobs: recorded before they are promised, done one at a time, each exactly once.
 
-A job's record is its promise. It is on the disk before the client gets an answer; after a kill at any moment the next
-start finds the jobs that have not ended and does them, and files of uploads that were never promised are removed.
+A job's record is its promise. It is on disk before the client gets an answer. After a kill at any moment, the next
+start finds the jobs that have not ended and does them; files of uploads that were never promised are removed.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from specrag.serving.operation.logs import Log
 from specrag.serving.operation.metrics import Metrics
 from specrag.serving.settings import Settings
 
-_KEPT = 100  # records of ended jobs, for each knowledge base
+_KEPT = 100  # records of ended jobs, per knowledge base
 _ATTEMPTS = 20  # while another process writes the knowledge base
-_WAIT = 0.5  # seconds between them
-_IDLE = 60.0  # seconds without a job that the indexing process is kept
+_WAIT = 0.5  # seconds between attempts
+_IDLE = 60.0  # seconds without a job after which the indexing process is ended
 _BUSY = "another process"
-_TRIES = 3  # of a job whose server was killed each time
+_TRIES = 3  # starts of a job during which the server was killed each time
 
 
 class JobFailedError(SpecragError):
@@ -45,7 +45,7 @@ class Jobs:
 
     Args:
         bases: where the documents go.
-        metrics, log: are told.
+        metrics, log: told of every job.
         settings: the limits of jobs.
     """
 
@@ -54,7 +54,7 @@ class Jobs:
         self._metrics = metrics
         self._log = log
         self._settings = settings
-        self._ending = threading.Lock()  # between a job's start or end and its cancellation
+        self._ending = threading.Lock()  # keeps a job's start and end apart from its cancellation
         self._jobs: dict[str, Job] = {}
         self._waiting: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -64,7 +64,7 @@ class Jobs:
     # -- the server's side ----------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Clean up behind a kill, and go on with what was promised."""
+        """Clean up after a kill, and resume the jobs that were promised."""
         for name in self._bases.names():
             if self._bases.kind(name) == "folder":
                 self._recover(name)
@@ -72,7 +72,7 @@ class Jobs:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the running job; it goes on at the next start."""
+        """End the running job; it resumes at the next start."""
         self._stopping.set()
         self._waiting.put(None)
         self._worker.end(for_good=True)
@@ -83,7 +83,7 @@ class Jobs:
 
     @property
     def full(self) -> bool:
-        """Whether no more can wait."""
+        """Whether no more jobs can wait."""
         return self.pending >= self._settings.max_jobs
 
     @property
@@ -92,15 +92,15 @@ class Jobs:
         return sum(job.status not in ENDED for job in list(self._jobs.values()))
 
     def busy(self, kb: str) -> bool:
-        """Whether one of a knowledge base has not ended."""
+        """Whether a knowledge base has a job that has not ended."""
         return any(job.kb == kb and job.status not in ENDED for job in list(self._jobs.values()))
 
     def new_id(self) -> str:
-        """The id of a job to come."""
+        """An id for a new job."""
         return uuid.uuid4().hex
 
     def add(self, job: Job) -> None:
-        """Promise a job: write it down and put it into the queue.
+        """Promise a job: write its record and put it into the queue.
 
         Raises:
             OSError: the disk refuses; nothing is promised.
@@ -110,10 +110,10 @@ class Jobs:
         self._waiting.put(job)
 
     def cancel(self, job: Job) -> bool:
-        """End a job before it is done: one that runs within a second, one that waits when its turn comes.
+        """Cancel a job: a running one ends within a second, a waiting one when its turn comes.
 
         Returns:
-            Whether it had not ended yet.
+            False if the job had ended already.
 
         Raises:
             OSError: the disk refuses.
@@ -127,13 +127,13 @@ class Jobs:
             return True
 
     def discard(self, job: Job) -> None:
-        """Remove the files of a job that could not be promised, and what it has made."""
+        """Remove the files of a job that could not be promised, and the knowledge base that it made."""
         shutil.rmtree(self._bases.place(job.kb).incoming / job.id, ignore_errors=True)
         if job.makes_kb:
             self._bases.remove_empty(job.kb)
 
     def find(self, identifier: str) -> Job | None:
-        """A job of this run or, if it has ended, of an earlier one."""
+        """A job of this run, or one that ended in an earlier run."""
         if not is_job(identifier):
             return None
         job = self._jobs.get(identifier)
@@ -186,7 +186,7 @@ class Jobs:
             try:
                 job = self._waiting.get(timeout=_IDLE)
             except queue.Empty:
-                self._worker.end()  # and its memory is free
+                self._worker.end()  # which frees its memory
                 continue
             if job is None or self._stopping.is_set():
                 return
@@ -200,10 +200,10 @@ class Jobs:
                 self._write(replace(job, status="running"))
             except OSError as error:
                 self._log.warning("job record not written", job=job.id, reason=str(error))
-            job.status = "running"  # only now: whoever reads it may kill the server, and this try counts
+            job.status = "running"  # after the record: a reader may kill the server, and this try counts
         try:
             ended = self._outcome(job)
-        except OSError as error:  # its documents are between two states, from which the next start goes on
+        except OSError as error:  # some documents are moved, some not; the next start goes on
             self._log.error("documents not moved", error, job=job.id, kb=job.kb)
             self._jobs[job.id] = replace(job, status="failed", stage=None, error="the server's disk refuses")
             return
@@ -220,7 +220,7 @@ class Jobs:
             shutil.rmtree(self._bases.place(job.kb).incoming / job.id, ignore_errors=True)
             if ended.makes_kb and ended.status != "done":
                 self._bases.remove_empty(job.kb)
-            self._jobs[job.id] = ended  # only now, since who reads it may look at the disk
+            self._jobs[job.id] = ended  # last, since a reader may look at the disk
         self._forget()
         self._metrics.job(ended.status)
         seconds = round(time.monotonic() - started, 3)
@@ -229,23 +229,23 @@ class Jobs:
         )
 
     def _put_off(self, job: Job) -> None:
-        """Cut off by the stop it goes on at the next start, and this was no try."""
+        """Leave a job that the stop cut off to the next start, without counting this try."""
         job.status, job.stage = "waiting", None
         job.tries -= 1
         with contextlib.suppress(OSError):
             self._write(job)
 
     def _outcome(self, job: Job) -> Job:
-        """Do a job; the job as it is afterwards.
+        """Do a job, and return it as it is afterwards.
 
         Raises:
-            OSError: the documents cannot be brought to where they were.
+            OSError: the documents cannot be moved back.
         """
         place = self._bases.place(job.kb)
         report: dict[str, Any] | None = None
         error = None
         try:
-            if job.cancelled and job.tries == 1:  # else its documents may have been moved
+            if job.cancelled and job.tries == 1:  # on a later try its documents may have been moved
                 raise JobFailedError("it was cancelled")
             self._move(job, place)
             report = self._build(job, place)
@@ -263,7 +263,7 @@ class Jobs:
         return replace(job, status=status, stage=None, report=report, error=error)
 
     def _known(self, kb: str) -> dict[str, str]:
-        """SHA-256 of the documents of a knowledge base by path; none where it is damaged."""
+        """SHA-256 of a knowledge base's documents, by path; empty if it is damaged."""
         try:
             return {file.path: file.sha256 for file in self._bases.files(kb)}
         except SpecragError:
@@ -295,11 +295,11 @@ class Jobs:
         return self._run(job, [documents] if left else gone)
 
     def _empty(self, job: Job, removed: int) -> dict[str, Any]:
-        """The last document is gone; a knowledge base that was made here is empty again."""
+        """Empty a knowledge base whose last document is gone, if it was made through the API."""
         if not self._bases.place(job.kb).record.is_file():
             raise JobFailedError("it would leave the knowledge base without documents")
         folder = self._bases.folder(job.kb)
-        (folder / MANIFEST).unlink()  # first, so that a kill leaves no half of a knowledge base
+        (folder / MANIFEST).unlink()  # first, so that a kill cannot leave half of it
         shutil.rmtree(folder)
         return {"added": 0, "updated": 0, "removed": removed, "unchanged": 0, "skipped": [], "passages": 0}
 
@@ -322,7 +322,7 @@ class Jobs:
             raise JobFailedError(f"it was begun {_TRIES} times, and the server was killed each time")
         for attempt in range(_ATTEMPTS):
             outcome = self._worker.run(order, progress, lambda: job.cancelled)
-            # Also the process of a server that was killed a moment ago.
+            # The other process may be that of a server which was killed a moment ago.
             busy = outcome.report is None and _BUSY in outcome.message
             if not busy or attempt == _ATTEMPTS - 1 or self._stopping.is_set():
                 break
@@ -338,7 +338,7 @@ class Jobs:
 
 
 def _none_taken(report: Mapping[str, Any], names: frozenset[str]) -> str:
-    """Why a build that went well took none of a job's documents."""
+    """Why a successful build took none of a job's documents."""
     for skipped in report["skipped"]:
         if skipped["source"] in names:
             return f"none of the documents can be read, first {skipped['source']}: {skipped['reason']}"

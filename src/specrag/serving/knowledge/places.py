@@ -1,15 +1,15 @@
-"""Where the knowledge bases of a server lie, and what things in them may be called.
+"""Where a server's knowledge bases are stored, and which names are valid in them.
 
-Layout of ``kb_root``, one folder a knowledge base::
+Layout of ``kb_root``, one folder per knowledge base::
 
-    NAME/kb.json            says that it was made through the API, and how documents are cut
+    NAME/kb.json            says that it was made through the API, and how documents are chunked
     NAME/index/             the knowledge base, for one that was made through the API
     NAME/documents/         uploaded documents that are indexed
     NAME/incoming/JOB/      uploads that are arriving or wait to be indexed, and what they replace
     NAME/jobs/JOB.json      what was uploaded, and how it ended
 
-Every part of a path that a request gives goes through this file. Names that would need repair are refused, never
-repaired, so that two of them cannot meet.
+Every part of a path that comes from a request is checked here. Invalid names are refused, never repaired, so that two
+names cannot collide.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from specrag.serving.settings import NAME_PATTERN
 _NAME = re.compile(NAME_PATTERN)
 _JOB = re.compile(r"[0-9a-f]{32}")
 _RESERVED = frozenset({"jobs"})
-_LONGEST = 200  # bytes of a document's name; file systems take 255
+_LONGEST = 200  # bytes of a document's name; file systems allow 255
 _FORBIDDEN = frozenset('/\\:*?"<>|')
 
-#: Endings of documents that can be read; each also with ``.gz``, but those that are packed already.
+#: Endings of documents that can be read; also with ``.gz``, except those of formats that are packed already.
 ENDINGS = (
     ".txt", ".md", ".markdown", ".rst", ".html", ".htm", ".xhtml", ".pdf", ".docx", ".pptx", ".xlsx", ".odt", ".odp",
     ".ods", ".epub", ".eml", ".ipynb", ".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".log", ".tex",
@@ -48,12 +48,12 @@ class Place:
 
     @property
     def record(self) -> Path:
-        """There for a knowledge base that was made through the API."""
+        """Exists if the knowledge base was made through the API."""
         return self.folder / "kb.json"
 
     @property
     def index(self) -> Path:
-        """The knowledge base's own folder, where no other is set."""
+        """The index's folder, unless the settings name another."""
         return self.folder / "index"
 
     @property
@@ -63,25 +63,25 @@ class Place:
 
     @property
     def incoming(self) -> Path:
-        """Uploads on their way."""
+        """Uploads that are arriving or wait to be indexed."""
         return self.folder / "incoming"
 
     @property
     def jobs(self) -> Path:
-        """Records of uploads."""
+        """Records of jobs."""
         return self.folder / "jobs"
 
 
 def is_name(name: str) -> bool:
-    """Whether a knowledge base may be called so."""
+    """Whether a knowledge base may have this name."""
     return _NAME.fullmatch(name) is not None and name not in _RESERVED
 
 
 def check_name(name: str) -> str:
-    """A name for a knowledge base.
+    """Return the name of a knowledge base after checking it.
 
     Raises:
-        InputError: it may not be called so.
+        InputError: the name is not valid.
     """
     if not is_name(name):
         remedy = "give 1 to 64 of a-z, 0-9, - and _, first a letter or digit; jobs is taken"
@@ -90,16 +90,16 @@ def check_name(name: str) -> str:
 
 
 def is_job(identifier: str) -> bool:
-    """Whether this is the form of a job's id."""
+    """Whether this has the form of a job's id."""
     return _JOB.fullmatch(identifier) is not None
 
 
 def check_document(name: str) -> str:
-    """A document's file name.
+    """Return a document's file name after checking it.
 
     Raises:
-        InputError: it is a path, hidden, too long, holds what a terminal or a file system takes for something
-            else, or ends in nothing that can be read.
+        InputError: it is a path, hidden, too long, holds characters that are special to a terminal or a file
+            system, or has an ending that cannot be read.
     """
     remedy = _fault(name)
     if remedy is not None:
@@ -127,15 +127,15 @@ def _fault(name: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A knowledge base in short.
+    """A summary of a knowledge base.
 
     Attributes:
-        name: in this server.
-        kind: a folder of this machine, or a table of PostgreSQL.
-        documents: files indexed; None where that is not known.
-        passages: pieces that they were cut into.
+        name: its name on this server.
+        kind: ``folder`` for a folder of this machine, ``table`` for a table of PostgreSQL or another store.
+        documents: number of files indexed; None if unknown.
+        passages: number of passages that they were cut into.
         generation: grows with each change; 0 for one without documents.
-        encoder: that made its vectors.
+        encoder: name of the encoder that made its vectors.
         writable: whether documents can be uploaded.
         problem: why it cannot be used now, if it cannot.
     """

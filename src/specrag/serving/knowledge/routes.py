@@ -1,6 +1,6 @@
-"""``/v1/kb``: list, make, search and delete knowledge bases; who may do what with which one.
+"""``/v1/kb``: list, make, search and delete knowledge bases, and check what a key may do with each.
 
-A knowledge base that a key may not read is answered as one that does not exist.
+A knowledge base that a key may not read is treated as one that does not exist.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class NewKnowledgeBase(Body):
 
 
 def operation_of(request: Request) -> Operation:
-    """What the server's operation is made of."""
+    """The parts that routes and middleware share."""
     operation: Operation = request.app.state.operation
     return operation
 
 
 def check_readable(request: Request, name: str) -> Operation:
-    """Raises ApiError: there is none of this name for this key."""
+    """Return the operation; raises ApiError if there is no knowledge base of this name for this key."""
     operation = operation_of(request)
     key: ApiKey = request.state.key
     if not is_name(name) or not key.may_read(name) or name not in operation.bases:
@@ -61,7 +61,7 @@ def check_readable(request: Request, name: str) -> Operation:
 
 
 def check_writable(request: Request, name: str) -> Operation:
-    """Raises ApiError: the key may not read or change it, or it takes no uploads."""
+    """Return the operation; raises ApiError if the key may not read or change it, or it takes no uploads."""
     operation = check_readable(request, name)
     key: ApiKey = request.state.key
     if not key.may_upload(name):
@@ -72,7 +72,7 @@ def check_writable(request: Request, name: str) -> Operation:
 
 
 def check_room(operation: Operation) -> None:
-    """Raises ApiError: too many jobs wait."""
+    """Raise ApiError if too many jobs are waiting."""
     if operation.jobs.full:
         raise ApiError(
             429,
@@ -83,7 +83,7 @@ def check_room(operation: Operation) -> None:
 
 
 def check_creating(request: Request) -> Operation:
-    """Raises ApiError: the key may not make knowledge bases."""
+    """Return the operation; raises ApiError if the key may not make knowledge bases."""
     key: ApiKey = request.state.key
     if not key.create:
         raise ApiError(403, "this key may not make knowledge bases", code="no_create")
@@ -91,7 +91,7 @@ def check_creating(request: Request) -> Operation:
 
 
 def check_new(request: Request, name: str) -> Operation:
-    """Raises ApiError or InputError: the key may not make one, or the name is taken or cannot be one."""
+    """Return the operation; raises ApiError or InputError if the key may not make one, or the name cannot be used."""
     operation = check_creating(request)
     operation.bases.place(name)  # says what is wrong with the name
     if name in operation.bases:
@@ -100,7 +100,7 @@ def check_new(request: Request, name: str) -> Operation:
 
 
 def make_base(operation: Operation, body: NewKnowledgeBase) -> None:
-    """Raises ApiError: the name is taken, or the disk refuses."""
+    """Make a knowledge base; raises ApiError if the name is taken, or the disk refuses."""
     try:
         operation.bases.create(body.name, body.chunk_tokens, body.chunk_overlap)
     except FileExistsError:

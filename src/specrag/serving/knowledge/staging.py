@@ -1,11 +1,11 @@
-"""An upload or a deletion as it is remembered, and its documents: put where it wants them, or back where they were.
+"""The record of an upload or a deletion, and the moves of its documents into place and back.
 
 What a job replaces or removes is kept beside its upload until the index holds the new state. Every step is one rename,
-and :func:`move` goes on from whatever a kill has left, also of :func:`take_back`, which is its inverse::
+and :func:`move` goes on from whatever a kill has left, even halfway through :func:`take_back`, its inverse::
 
     documents/NAME           the document
     incoming/JOB/NAME        what the job adds
-    incoming/JOB/replaced/NAME   what it adds it for, or what it removes
+    incoming/JOB/replaced/NAME   what the job replaces or removes
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Job:
         files: their names.
         status: ``waiting``, ``running``, ``done``, ``failed`` or ``cancelled``.
         stage: ``reading``, ``encoding`` or ``indexing``, while it runs.
-        done, total: of the stage.
+        done, total: progress of the stage.
         error: why it failed, for the client.
         report: what it changed.
         created: seconds since 1970.
-        tries: how often it was begun.
+        tries: how often it was started.
         cancelled: whether it is to end before it is done.
-        makes_kb: whether it makes its knowledge base, which then goes with it if it fails.
+        makes_kb: whether it makes its knowledge base, which is removed again if the job fails.
     """
 
     id: str
@@ -63,7 +63,7 @@ class Job:
 
 
 def read_job(path: Path) -> Job | None:
-    """A job's record; None where there is none, or none that can be read."""
+    """Read a job's record; None if there is none, or it cannot be read."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         known = {entry.name for entry in fields(Job)}
@@ -73,11 +73,11 @@ def read_job(path: Path) -> Job | None:
         return None
 
 
-_REPLACED = "replaced"  # no document is called so: its name would need an ending
+_REPLACED = "replaced"  # no document has this name: it would need an ending
 
 
 class _Paths(NamedTuple):
-    """Where the files of one name lie."""
+    """Where the files of one name are."""
 
     document: Path
     incoming: Path
@@ -85,7 +85,7 @@ class _Paths(NamedTuple):
 
 
 def move(job: Job, place: Place) -> None:
-    """Bring the documents to where the job wants them; may be done twice.
+    """Move the documents to where the job wants them; may be done twice.
 
     Raises:
         OSError: the disk refuses.
@@ -94,7 +94,7 @@ def move(job: Job, place: Place) -> None:
     make_folder(place.incoming / job.id / _REPLACED)
     for paths in _paths(job, place):
         if job.action == "add" and not paths.incoming.exists():
-            continue  # it has been moved before
+            continue  # already moved
         if paths.document.exists():
             rename(paths.document, paths.replaced)
         if job.action == "add":
@@ -117,10 +117,10 @@ def take_back(job: Job, place: Place, names: frozenset[str]) -> None:
 
 
 def not_indexed(job: Job, place: Place, known: dict[str, str]) -> frozenset[str]:
-    """Those of the job's documents whose state the index does not hold.
+    """The names of the job's documents whose state the index does not hold.
 
     Args:
-        known: SHA-256 of the documents that it holds, in hexadecimal, by path.
+        known: SHA-256 of the documents that the index holds, in hexadecimal, by path.
 
     Raises:
         OSError: a document cannot be read.

@@ -1,7 +1,7 @@
-"""Files of a multipart body, written as they arrive, checked by their content, and kept only if all of them are good.
+"""Receives the files of a multipart body: written as they arrive, checked by content, kept only if all are good.
 
-The ending decides which converter reads a file, so the bytes must be of that ending's kind. Archives are looked into by
-their table of contents only; nothing is unpacked to the disk, so that a link in one leads nowhere.
+A file's ending decides which converter reads it, so its bytes must be of that kind. Of an archive only the table of
+contents is read; nothing is unpacked to the disk, so a link inside it leads nowhere.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from specrag.serving.errors import ApiError
 from specrag.serving.knowledge.places import check_document
 
 _START = 64 * 2**10
-_UNPACKED = 256 * 2**20  # bytes that an archive may hold
+_UNPACKED = 256 * 2**20  # bytes that an archive may unpack to
 
 
 def check_content(path: Path, name: str) -> None:
-    """Make sure that a file's bytes are what its name says.
+    """Check that a file's bytes are of the kind that its name says.
 
     Args:
-        path: where it lies.
-        name: what it is to be called.
+        path: where the file is.
+        name: the name that it is to have.
 
     Raises:
-        InputError: they are something else.
+        InputError: they are of another kind, or cannot be unpacked.
         OSError: the file cannot be read.
     """
     kind = PurePath(name.lower())
@@ -67,13 +67,13 @@ def _check_text(name: str, start: bytes) -> None:
     try:
         decode(start)
     except UnreadableError as error:
-        # The cut may stand inside a character of UTF-16.
+        # The sample may end inside a character of UTF-16.
         if not start.startswith((b"\xff\xfe", b"\xfe\xff")):
             raise InputError("files", name, f"its content is not text: {error}") from None
 
 
 def _unpack(path: Path, name: str) -> bytes:
-    """The first bytes of what a gzip file holds, once its whole size has been seen to be bearable."""
+    """The first bytes of what a gzip file holds, after checking how large all of it is."""
     size = path.stat().st_size
     most = min(_UNPACKED, most_unpacked(size))
     start, total = b"", 0
@@ -96,12 +96,12 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class _Receiver:
-    """Takes a multipart body apart; methods named ``on_`` are called by the parser.
+    """Splits a multipart body into its files; the parser calls the methods in ``callbacks``.
 
     Args:
         boundary: between the parts.
-        folder: new; takes the files.
-        most_files: that may come.
+        folder: a new folder for the files.
+        most_files: how many files are accepted.
         most_bytes: of all files together.
     """
 
@@ -128,7 +128,7 @@ class _Receiver:
         self._parser = MultipartParser(boundary, callbacks)  # type: ignore[arg-type]
 
     def feed(self, data: bytes) -> None:
-        """Take in a part of the body."""
+        """Parse the next part of the body."""
         try:
             self._parser.write(data)
         except FormParserError:
@@ -137,7 +137,7 @@ class _Receiver:
             ) from None
 
     def abandon(self) -> None:
-        """Let the file go that is open."""
+        """Close the file that is open, if any."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -189,16 +189,16 @@ class _Receiver:
 
 
 async def receive_files(request: Request, folder: Path, most_files: int, most_bytes: int) -> tuple[str, ...]:
-    """Write the files of a request into a new folder; all of them, or none and no folder.
+    """Write the files of a request into a new folder: all of them, or no files and no folder.
 
     Args:
-        request: with a multipart body.
-        folder: to make.
-        most_files: that may come.
+        request: has a multipart body.
+        folder: the folder to make.
+        most_files: how many files are accepted.
         most_bytes: of all files together.
 
     Returns:
-        Their names.
+        The files' names.
 
     Raises:
         ApiError: the body is malformed, too large, or the disk is full.
@@ -240,7 +240,7 @@ def _check(folder: Path, names: list[str]) -> None:
 
 
 def disk_error(error: OSError) -> ApiError:
-    """What a client is told where the disk refuses."""
+    """The error that a client gets if the disk refuses."""
     if error.errno in _FULL:
         return ApiError(507, "no space is left on the server's disk", code="disk_full")
     return ApiError(500, "the server cannot write the files; its log says why", code="disk_error")

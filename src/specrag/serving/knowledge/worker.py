@@ -1,6 +1,6 @@
-"""The indexing process, seen from the server: started when it is needed, started anew when it has died.
+"""The indexing process, seen from the server: started when it is needed, and again after it has died.
 
-It is ended when it goes on for too long, holds too much memory, or is not wanted any more.
+It is ended when an order takes too long, when it holds too much memory, or when it is no longer wanted.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from typing import Any
 from specrag.serving.knowledge.indexing import Order
 from specrag.serving.settings import PREFIX
 
-_PERIOD = 0.1  # seconds between two looks
+_PERIOD = 0.1  # seconds between two checks
 
 Process = subprocess.Popen[str]
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a process may take.
+    """Limits of the process.
 
     Attributes:
-        seconds: of time.
+        seconds: for an order.
         memory: bytes of its own; files that it maps do not count.
     """
 
@@ -38,7 +38,7 @@ class Bounds:
     memory: int
 
     def broken(self, pid: int, seconds: float) -> str | None:
-        """Which of them a process is beyond that has worked for so long."""
+        """Why a process that has worked for ``seconds`` is over a limit; None if it is not."""
         if seconds > self.seconds:
             return f"it took longer than {self.seconds:,g} seconds; send fewer or smaller documents"
         if own_memory(pid) > self.memory:
@@ -47,12 +47,12 @@ class Bounds:
 
 
 class Guard:
-    """Watches a process inside a block.
+    """Watches a process inside a block, and kills it if it breaks a limit or is unwanted.
 
     Args:
-        process: to end.
-        bounds: that it has to keep.
-        unwanted: whether it is to end in any case.
+        process: the one to watch.
+        bounds: the limits.
+        unwanted: whether to kill it in any case.
     """
 
     def __init__(self, process: Process, bounds: Bounds, unwanted: Callable[[], bool]) -> None:
@@ -84,7 +84,7 @@ class Guard:
 
 
 def own_memory(pid: int) -> int:
-    """Bytes that a process holds and no file backs, in memory or swapped out; 0 where the system does not tell."""
+    """Bytes that a process holds and no file backs, in memory or swapped out; 0 if the system does not tell."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -112,10 +112,10 @@ class Outcome:
 
 
 class Worker:
-    """One indexing process; orders come from one thread, :meth:`end` from any.
+    """One indexing process; :meth:`run` is called from one thread, :meth:`end` from any.
 
     Args:
-        bounds: of each order.
+        bounds: limits of each order.
     """
 
     def __init__(self, bounds: Bounds) -> None:
@@ -127,11 +127,11 @@ class Worker:
     def run(
         self, order: Order, progress: Callable[[str, int, int], None], unwanted: Callable[[], bool]
     ) -> Outcome:
-        """Do an order and wait for its end.
+        """Run an order and wait for its end.
 
         Args:
-            progress: told stage, done and total.
-            unwanted: whether it is to end before it is done.
+            progress: called with stage, done and total.
+            unwanted: whether to end it before it is done.
         """
         process = self._start()
         if process is None:
@@ -142,16 +142,16 @@ class Worker:
             return outcome
         self._kill()
         if outcome is not None:
-            return outcome  # it had been done when the guard struck
+            return outcome  # it was done before the guard killed the process
         if guard.reason is not None:
             return Outcome(message=guard.reason, bad_input=True)
         return Outcome(message=f"the indexing process ended early, with status {process.returncode}")
 
     def end(self, *, for_good: bool = False) -> None:
-        """End the process, in the middle of an order too.
+        """End the process, even in the middle of an order.
 
         Args:
-            for_good: start no other.
+            for_good: never start another one.
         """
         with self._lock:
             self._ended = self._ended or for_good
@@ -188,7 +188,7 @@ class Worker:
 
 
 def _exchange(process: Process, order: Order, progress: Callable[[str, int, int], None]) -> Outcome | None:
-    """Send an order and listen; None if the process has died over it."""
+    """Send an order and read messages until it ends; None if the process died."""
     assert process.stdin is not None
     assert process.stdout is not None
     try:
@@ -209,7 +209,7 @@ def _exchange(process: Process, order: Order, progress: Callable[[str, int, int]
 
 
 def _environment(given: Mapping[str, str]) -> dict[str, str]:
-    """What the other process is told: nothing of keys and passwords."""
+    """The environment of the indexing process, without keys and passwords."""
     return {
         name: value
         for name, value in given.items()

@@ -1,4 +1,4 @@
-"""One request that generates texts, from its arrival to its last token: waits for its place, runs, is counted."""
+"""Runs a request that generates texts, from its arrival to its last token: admission, generation, metrics."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Emission:
     """What one of a request's texts has emitted.
 
     Attributes:
-        index: of the text.
+        index: the text's.
         value: a step, another event of its method, or :class:`Ended`.
     """
 
@@ -57,18 +57,18 @@ class Emission:
 
 
 class RunningTexts:
-    """The coroutines of one request, side by side.
+    """The coroutines of one request, run side by side.
 
-    The first error ends all of them. Ending the iteration of :meth:`emissions` early does too, before their next
-    pass. The ticket is released when the last has ended in the executor, and its memory with it.
+    The first error ends all of them before their next pass, and so does ending the iteration of :meth:`emissions`
+    early. The ticket, and its memory with it, is released when the last one has ended in the executor.
 
     Args:
         executor: runs them.
         starts: make the coroutines.
-        ticket: leave to run them.
-        deadline: a time of the executor's clock.
-        behind: for each text an earlier one that reads the same prompt: its first step is waited for, so that its
-            keys and values are found in the prefix cache; ``None`` begins at once.
+        ticket: permission to run them.
+        deadline: a time on the executor's clock.
+        behind: for each text, an earlier one with the same prompt. The text waits for that one's first step, so that
+            it finds the keys and values in the prefix cache; ``None`` begins at once.
     """
 
     def __init__(
@@ -88,11 +88,11 @@ class RunningTexts:
         self._begun = [asyncio.Event() for _ in starts]
 
     def interrupt(self, error: Exception) -> None:
-        """End them; whoever iterates gets this error."""
+        """End all of them; the iteration raises this error."""
         self._news.put_nowait(error)
 
     async def emissions(self) -> AsyncIterator[Emission]:
-        """What they emit, each at its end an :class:`Ended`. To be iterated once."""
+        """What the texts emit, and an :class:`Ended` at the end of each. Can be iterated once."""
         pumps = [asyncio.ensure_future(self._pump(index)) for index in range(len(self._starts))]
         try:
             running = len(pumps)
@@ -124,12 +124,12 @@ class RunningTexts:
             self._news.put_nowait(error)
         finally:
             self._begun[index].set()
-            if not tracked.began:  # its coroutine will never run, so nobody else counts it
+            if not tracked.began:  # its coroutine will never run, so nothing else counts it
                 self._left.count()
 
 
 class _Countdown:
-    """Calls a function once so many have been counted."""
+    """Calls a function after a number of counts."""
 
     def __init__(self, number: int, then: Callable[[], object]) -> None:
         self._left = number
@@ -142,7 +142,7 @@ class _Countdown:
 
 
 class _Tracked:
-    """A coroutine that says at its end, in the event loop, that it has ended; its sessions are closed by then."""
+    """A coroutine that reports its end to the event loop; its sessions are closed by then."""
 
     def __init__(
         self, start: Callable[[], Coroutine[Any]], loop: asyncio.AbstractEventLoop, left: _Countdown
@@ -158,12 +158,12 @@ class _Tracked:
             result = yield from self._start()
             yield Emit(Ended(result))
         finally:
-            # The loop may have been closed under a server that was stopped.
+            # The loop may be closed already if the server was stopped.
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._left.count)
 
 
-#: The source of text that no model has made, such as the beginning of an answer.
+#: The source of text that no model wrote, such as a given beginning of an answer.
 GIVEN = "given"
 
 
@@ -172,7 +172,7 @@ class Teller:
     """Describes what one text's method emits.
 
     Args:
-        tokenizer: of the model; ``None`` for one that tells texts and no tokens.
+        tokenizer: the model's; ``None`` for one that returns texts and no tokens.
         elapsed: seconds since the request began.
     """
 
@@ -184,7 +184,7 @@ class Teller:
         self._texts = None if self.tokenizer is None else TextStream(self.tokenizer)
 
     def describe(self, emitted: Step | Event) -> dict[str, Any] | None:
-        """An event for the client; ``None`` for what clients have no use for."""
+        """An event for the client; ``None`` if clients have no use for it."""
         if isinstance(emitted, Step):
             return {"event": "step", **self._step(emitted), "at": self.elapsed()}
         described = emitted.describe()
@@ -209,12 +209,12 @@ class Teller:
 
 
 def shown_text(emitted: Step | Event) -> str:
-    """The characters that a client's text gains."""
+    """The characters that are added to the client's text."""
     return emitted.text if isinstance(emitted, Step) else emitted.text_gained
 
 
 def _begins(emitted: object) -> bool:
-    """Whether an answer has its first token: what endpoints send has text and no tokens."""
+    """Whether an answer now has its first token; what endpoints send has text and no tokens."""
     if isinstance(emitted, Relayed):
         return not emitted.whole
     return isinstance(emitted, Step) and bool(emitted.tokens or emitted.text)
@@ -233,10 +233,10 @@ class Finished:
     total: float
 
     def describe(self, method: str) -> dict[str, Any]:
-        """The field ``specrag`` for it.
+        """The field ``specrag`` for the text.
 
         Args:
-            method: by which it was written.
+            method: the method that wrote it.
         """
         result = self.result
         usage = result.describe_usage()
@@ -253,14 +253,14 @@ class Answering:
     Args:
         service: runs them.
         model: writes them.
-        method: by which they are written.
-        plans: one a text.
-        said: makes a text of what was sent, for a log that may hold it.
-        arrived: when the request came, by ``time.perf_counter``.
-        deadline: seconds from there that the client allows; at most those of the settings.
+        method: name of the method that writes them.
+        plans: one per text.
+        said: returns what was sent as a text, for a log that may hold it.
+        arrived: when the request arrived, by ``time.perf_counter``.
+        deadline: seconds from arrival that the client allows; at most those of the settings.
 
     Attributes:
-        ended: of the texts, in their order; ``None`` for one that has not ended.
+        ended: the finished texts, in order; ``None`` for one that has not ended.
     """
 
     def __init__(
@@ -289,24 +289,24 @@ class Answering:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the request came."""
+        """Seconds since the request arrived."""
         return time.perf_counter() - self._arrived
 
     def teller(self) -> Teller:
-        """Describes the events of one of the texts."""
+        """An object that describes the events of one text."""
         return Teller(self._model.tokenizer, lambda: self.elapsed)
 
     async def enter(self) -> None:
         """Wait for a place; give it back with :meth:`leave_unused`.
 
         Raises:
-            ApiError: there is none to be had.
-            DeadlineExceeded: it did not come in time.
+            ApiError: the request is refused.
+            DeadlineExceeded: no place was free in time.
         """
         amount = sum(self._model.bytes_for(plan.tokens) for plan in self._plans)
         waiting = self._service.admission.enter(len(self._plans), amount)
         try:
-            # Not wait_for, which swallows a cancellation that comes as the place does (Python 3.11).
+            # Not wait_for, which swallows a cancellation that arrives together with the place (Python 3.11).
             async with asyncio.timeout(max(self._deadline - time.perf_counter(), 0.001)):
                 self._ticket = await waiting
         except TimeoutError:
@@ -315,7 +315,7 @@ class Answering:
         self._queued = self.elapsed
 
     def leave_unused(self) -> None:
-        """Give the place back if the texts were never run; else their end does."""
+        """Give the place back if the texts were never run; otherwise their end does it."""
         if self._ticket is not None and not self._started:
             self._ticket.release()
 
@@ -326,17 +326,17 @@ class Answering:
 
     @property
     def ends(self) -> frozenset[int]:
-        """Tokens that end a text and are no part of it."""
+        """Tokens that end a text and are not part of it."""
         tokenizer = self._model.tokenizer
         return frozenset() if tokenizer is None else tokenizer.eos_tokens
 
     @property
     def fingerprint(self) -> str:
-        """Of what computes: equal ones give equal texts for equal seeds, as far as rounding allows."""
+        """Identifies what computes: equal fingerprints give equal texts for equal seeds, as far as rounding allows."""
         return self._model.fingerprint
 
     def result(self, index: int) -> Result:
-        """Of a text that has ended."""
+        """The result of a text that has ended."""
         return self._of(index).result
 
     def describe(self, index: int) -> dict[str, Any]:
@@ -349,12 +349,12 @@ class Answering:
         return ended
 
     def summary(self) -> dict[str, Any]:
-        """The field ``specrag`` of an answer: of its first text, and of the others behind it."""
+        """The field ``specrag`` of an answer: that of its first text, with those of the others in ``others``."""
         first, *others = [self.describe(index) for index in range(len(self.ended))]
         return {**first, "others": others} if others else first
 
     async def emissions(self) -> AsyncIterator[Emission]:
-        """Run the texts; what they emit, and an :class:`~specrag.serving.openai.answering.Ended` for each."""
+        """Run the texts; yields what they emit, and an :class:`~specrag.serving.openai.answering.Ended` for each."""
         assert self._ticket is not None  # entered before
         self._started = True
         behind = same_prompts(self._plans) if self._model.keeps_prompts else None
@@ -417,7 +417,7 @@ class Answering:
 
 
 def same_prompts(plans: Sequence[Plan]) -> list[int | None]:
-    """For each plan the earlier one that reads the same prompt; ``None`` for the first of its kind."""
+    """For each plan, the index of the first one with the same prompt; ``None`` for that one itself."""
     first: dict[tuple[int, ...], int] = {}
     found: list[int | None] = []
     for index, plan in enumerate(plans):
@@ -435,11 +435,11 @@ class AnswerWriter(Protocol):
         """The answer as one object."""
 
     def chunks(self) -> AsyncIterator[dict[str, Any]]:
-        """The answer as it comes."""
+        """The answer in chunks, as it is written."""
 
 
 async def respond(request: Request, answering: Answering, writer: AnswerWriter, *, stream: bool) -> Response:
-    """Answer when a place is free; end the work if the client goes away."""
+    """Answer once a place is free; end the work if the client goes away."""
     if not stream:
         try:
             content = await unless_gone(request, _written(writer))
@@ -449,7 +449,7 @@ async def respond(request: Request, answering: Answering, writer: AnswerWriter, 
     try:
         await unless_gone(request, answering.enter())
     except BaseException:
-        answering.leave_unused()  # a place may have been given in the moment that the client went
+        answering.leave_unused()  # a place may have been granted just as the client went
         raise
     return EventStream(writer.chunks(), answering.leave_unused)
 
@@ -463,7 +463,7 @@ def service_of(request: Request) -> Service:
     """The server's service, ready to answer.
 
     Raises:
-        ApiError: it is not ready, or stops.
+        ApiError: it is not ready, or is stopping.
     """
     service: Service = request.app.state.service
     if service.state == "stopping":

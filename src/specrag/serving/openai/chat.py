@@ -59,9 +59,9 @@ class ChatJob:
     """The texts of a request.
 
     Attributes:
-        method: by which they are written.
-        plans: one a choice.
-        tools: that may be called; ``None`` for none.
+        method: name of the method that writes them.
+        plans: one per choice.
+        tools: the tools that may be called; ``None`` for none.
     """
 
     method: str
@@ -70,7 +70,7 @@ class ChatJob:
 
 
 def prepare_chat(body: ChatCompletionRequest, planner: Planner) -> ChatJob:
-    """Check everything and tokenize; runs beside the event loop."""
+    """Check everything and tokenize; runs outside the event loop."""
     choices = body.n or 1
     planner.check_choices(choices)
     if body.top_logprobs is not None and not body.logprobs:
@@ -78,15 +78,15 @@ def prepare_chat(body: ChatCompletionRequest, planner: Planner) -> ChatJob:
     wish, method, tokenizer = body.wish, planner.method(body), planner.model.tokenizer
     if planner.model.remote is not None:
         refuse_forms(body)
-    # Other methods read the messages, and write prompts of their own.
+    # Other methods read the messages and write prompts of their own.
     decodes = wish.kb is None and isinstance(method, DecodingMethod)
     form = form_of(tokenizer) if body.tools and decodes and tokenizer is not None else None
     tools = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls, form)
     if wish.kb is not None and tools is not None and not tools.required:
-        # Passages answer. Interfaces offer dozens of tools to every model, which would take the passages' room.
+        # Passages answer. Clients offer dozens of tools to every model, which would take the passages' room.
         tools = None
     conversation = read_conversation(body.messages, tools)
-    # Earlier messages give way to passages.
+    # With passages, earlier messages are dropped if need be, so only the last one is checked.
     planner.check_sizes(
         list(conversation.texts()) if wish.kb is None else [conversation.messages[-1]["content"]]
     )
@@ -98,7 +98,7 @@ def prepare_chat(body: ChatCompletionRequest, planner: Planner) -> ChatJob:
     if tools is not None:
         if processors and tools.required:
             raise InputError("response_format", "a form", "leave it out where a tool must be called")
-        # A text that must keep to a form cannot hold calls; whoever asks for both wants the form.
+        # A text that must have a form cannot hold calls; a client that asks for both wants the form.
         tools = None if processors else tools
     grammar = None if tools is None else tools.grammar(planner.service.grammars)
     if grammar is not None:
@@ -117,11 +117,11 @@ class _Writer(AnswerWriter):
     """Answers in OpenAI's form.
 
     Args:
-        body: of the request.
+        body: the request's.
         job: its texts.
         answering: runs them.
-        names: of tokens.
-        model: as requests call it.
+        names: the names of tokens.
+        model: the model's name in requests.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class _Writer(AnswerWriter):
         return await anyio.to_thread.run_sync(self._whole)
 
     def _whole(self) -> dict[str, Any]:
-        """Beside the event loop, for log-probabilities take their time."""
+        """Runs outside the event loop, since log-probabilities take time."""
         return self.whole_of(
             [self._choice(index, result) for index, result in enumerate(self.answering.finished)]
         )
@@ -166,7 +166,7 @@ class _Writer(AnswerWriter):
     # -- as it comes ------------------------------------------------------------------------------------------
 
     async def chunks(self) -> AsyncIterator[dict[str, Any]]:
-        """The answer as it comes."""
+        """The answer in chunks, as it is written."""
         count = len(self._job.plans)
         tellers = [self.answering.teller() for _ in range(count)]
         readers = [reader_of(self._job.tools) for _ in range(count)]
@@ -198,7 +198,7 @@ class _Writer(AnswerWriter):
             yield chunk
 
     def _calls(self, index: int, reader: TextReader, told: list[int]) -> list[dict[str, Any]]:
-        """Chunks for calls that are complete and were not told yet."""
+        """Chunks for complete calls that have not been sent yet."""
         chunks = []
         for number in range(told[index], len(reader.calls)):
             call = reader.calls[number].model_copy(update={"index": number})

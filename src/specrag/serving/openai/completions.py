@@ -1,4 +1,4 @@
-"""``POST /v1/completions``: texts that go on from a prompt as it is."""
+"""``POST /v1/completions``: texts that continue a prompt as it is."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from specrag.speculation.decode import DecodedToken, Step
 
 router = APIRouter(route_class=JsonRoute, tags=["completions"])
 
-#: OpenAI's own.
+#: OpenAI's default.
 DEFAULT_MAX_TOKENS = 16
 
-# Tokens of a scored prompt in one chunk of a stream: what is made of them holds others up for a few milliseconds.
+# Tokens of a scored prompt in one chunk of a stream; formatting them holds up other requests for a few milliseconds.
 _PIECE = 128
 
 
@@ -63,9 +63,9 @@ class _Job:
     """The texts of a request.
 
     Attributes:
-        method: by which they are written.
-        plans: one a choice, those of a prompt side by side.
-        prompts: the text of each choice's prompt, to be sent back in front where that is asked for.
+        method: name of the method that writes them.
+        plans: one per choice; those of a prompt are adjacent.
+        prompts: the text of each choice's prompt, for requests that ask for an echo.
     """
 
     method: str
@@ -74,7 +74,7 @@ class _Job:
 
 
 def _prepare(body: CompletionRequest, planner: Planner) -> _Job:
-    """Check everything and tokenize; runs beside the event loop."""
+    """Check everything and tokenize; runs outside the event loop."""
     if body.suffix is not None:
         raise InputError("suffix", body.suffix[:20], "leave it out; this model only goes on from a prompt")
     choices = body.n or 1
@@ -90,7 +90,7 @@ def _prepare(body: CompletionRequest, planner: Planner) -> _Job:
     options = planner.options(body, max(max_tokens, 1), processors)
     wish = body.wish
     method = planner.method(body)
-    # A question is put in words; token ids of anything else are gone on from as they are.
+    # A question is asked as text; otherwise token ids are continued as they are.
     asks = wish.kb is not None or Needs.CONTEXT in method.needs
     if Needs.CONTEXT not in method.needs:
         options["raw"] = True
@@ -139,11 +139,11 @@ class _Writer(AnswerWriter):
     """Answers in OpenAI's form.
 
     Args:
-        body: of the request.
+        body: the request's.
         job: its texts.
         answering: runs them.
-        names: of tokens.
-        model: as requests call it.
+        names: the names of tokens.
+        model: the model's name in requests.
     """
 
     def __init__(
@@ -166,14 +166,14 @@ class _Writer(AnswerWriter):
         return await anyio.to_thread.run_sync(self._whole, scored)
 
     def _whole(self, scored: Mapping[int, PromptScored]) -> dict[str, Any]:
-        """Beside the event loop: sixteen prompts of 2,000 tokens with their alternatives take a second."""
+        """Runs outside the event loop: sixteen prompts of 2,000 tokens with their alternatives take a second."""
         results = self.answering.finished
         return self.whole_of(
             [self._choice(index, result, scored.get(index)) for index, result in enumerate(results)]
         )
 
     async def chunks(self) -> AsyncIterator[dict[str, Any]]:
-        """The answer as it comes."""
+        """The answer in chunks, as it is written."""
         count = len(self._job.plans)
         tellers = [self.answering.teller() for _ in range(count)]
         offsets = [0] * count
@@ -190,7 +190,7 @@ class _Writer(AnswerWriter):
                         piece = value.described(start, start + _PIECE)
                         text = "" if start else self._job.prompts[index]
                         yield self._chunk(index, text, piece, offsets=offsets, prompt=True)
-                        await asyncio.sleep(0)  # others have their turn
+                        await asyncio.sleep(0)  # gives other requests a turn
                 else:
                     text = shown_text(value)
                     event = tellers[index].describe(value) if self.tells_events else None

@@ -44,24 +44,24 @@ async def create_embeddings(body: EmbeddingRequest, request: Request) -> Respons
 
 
 def no_encoder(model: str, what: str, service: Service) -> ApiError:
-    """The answer to a request that names a model which does not encode.
+    """The error for a request that names a model which does not encode.
 
     Args:
-        what: it does not do.
+        what: says what it does not do.
     """
     message = f"the model {model[:80]!r} {what} here; take {service.settings.encoder!r}"
     return ApiError(404, message, code="model_not_found", param="model")
 
 
 def check_texts(field: str, texts: Sequence[str]) -> None:
-    """Raises InputError: one of them is empty or cannot be encoded."""
+    """Raise InputError if one of the texts is empty or cannot be encoded."""
     for place, text in enumerate(texts):
         if not check_text(f"{field}.{place}", text).strip():
             raise InputError(f"{field}.{place}", text[:20], "give at least one character")
 
 
 async def encode_in_parts(encode: Callable[[list[str]], np.ndarray], texts: list[str]) -> np.ndarray:
-    """Vectors of texts, made beside the event loop, so many at once that a client's going away ends the rest."""
+    """Vectors of texts, made outside the event loop in batches, so that a client's going away ends the rest."""
     parts = [await beside(encode, texts[start : start + _BATCH]) for start in range(0, len(texts), _BATCH)]
     return np.concatenate(parts)
 
@@ -88,7 +88,7 @@ async def _encode(service: Service, texts: list[str], body: EmbeddingRequest) ->
 
 
 async def beside(function: Callable[..., T], *arguments: Any) -> T:
-    """Call a function beside the event loop and the passes."""
+    """Call a function in a thread, outside the event loop and the passes."""
 
     def work() -> T:
         use_one_thread()
@@ -98,7 +98,7 @@ async def beside(function: Callable[..., T], *arguments: Any) -> T:
 
 
 def count_tokens(tokenizer_file: str, texts: list[str]) -> int:
-    """Tokens of the texts, also of what the encoder does not read any more."""
+    """Tokens of the texts, including those beyond what the encoder reads."""
     return sum(len(encoded.ids) for encoded in _tokenizer(tokenizer_file).encode_batch(texts))
 
 

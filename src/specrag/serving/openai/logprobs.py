@@ -1,4 +1,4 @@
-"""Log-probabilities in the two forms of OpenAI's API, and those of a text that is given."""
+"""Log-probabilities in the two forms of OpenAI's API, and those of a given text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specrag.speculation.target import alternatives
 if TYPE_CHECKING:
     from specrag.language_model import LanguageModel
 
-#: What JSON says for a probability of 0.
+#: The log-probability that JSON shows for a probability of 0.
 _LEAST = -9999.0
 
 
@@ -25,7 +25,7 @@ class TokenNames:
     """Tokens as clients see them.
 
     Args:
-        tokenizer: of the model; ``None`` for one that tells texts and no tokens.
+        tokenizer: the model's; ``None`` for one that returns texts and no tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
@@ -34,13 +34,13 @@ class TokenNames:
         self._special = {token: text for text, token in named.items()}
 
     def bytes(self, token: int) -> bytes:
-        """What it stands for; the name of a special token."""
+        """The bytes that a token stands for; for a special token, its name."""
         if token in self._special:
             return self._special[token].encode()
         return b"" if self._tokenizer is None else self._tokenizer.token_bytes(token)
 
     def text(self, token: int) -> str:
-        """The same as characters; parts of one are escaped."""
+        """The same as characters; parts of a character are escaped."""
         data = self.bytes(token)
         try:
             return data.decode()
@@ -48,7 +48,7 @@ class TokenNames:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
     def shown(self, tokens: Iterable[DecodedToken], ends: frozenset[int]) -> list[DecodedToken]:
-        """Those that are part of the text: all but the one that has ended it."""
+        """The tokens that are part of the text: all but the one that ended it."""
         return [token for token in tokens if token.token not in ends]
 
 
@@ -75,8 +75,8 @@ def completion_log_probs(
     """``logprobs`` of a completion's choice.
 
     Args:
-        offset: characters in front of the first token.
-        from_start: nothing stands in front of the first token, which therefore has no probability.
+        offset: characters before the first token.
+        from_start: nothing precedes the first token, which therefore has no probability.
     """
     texts = [names.text(token.token) for token in tokens]
     offsets = []
@@ -97,20 +97,20 @@ def _number(log_prob: float | None) -> float:
     return _LEAST if log_prob is None else max(log_prob, _LEAST)
 
 
-# Every row of such a pass has a whole vocabulary of logits.
+# Rows of one scoring pass, each of which computes logits over the whole vocabulary.
 _CHUNK = 64
 
 
 @dataclass(frozen=True, slots=True)
 class PromptScored:
-    """An event: what the model thinks of the prompt.
+    """An event: the model's scores of the prompt.
 
-    A long prompt has as many alternatives as a garbage collector takes a tenth of a second to visit or to free, so they
-    stay in arrays until they are written.
+    A long prompt has so many alternatives that the garbage collector takes a tenth of a second to visit or free them as
+    objects, so they stay in arrays until they are written.
 
     Attributes:
-        tokens: of the prompt.
-        rows: of the tokens behind the first, whose likelihood nobody knows.
+        tokens: the prompt's.
+        rows: those of the tokens after the first, which has no probability.
     """
 
     tokens: Sequence[int]
@@ -139,13 +139,13 @@ def scoring(
     """Score a prompt, emit :class:`PromptScored`, then generate.
 
     Args:
-        top: how many alternatives to tell beside each token.
-        then: generates; by default nothing is generated.
+        top: how many alternatives to report for each token.
+        then: generates; ``None`` generates nothing.
     """
     session = Session(llm.model)
     try:
         wanted = [Outputs(top_k=top, log_probs_of=(int(token),)) for token in tokens[1:]]
-        # The last token is not fed: what follows it is not asked for here.
+        # The last token is not fed: what follows it is not needed here.
         rows = (yield from session.extend(tokens, wanted, _CHUNK)) if wanted else []
     finally:
         session.close()

@@ -1,4 +1,4 @@
-"""The messages of a chat request as a model's chat template takes them."""
+"""Converts the messages of a chat request to the form that a model's chat template takes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Conversation:
 
     Attributes:
         messages: all of it, the system message first; ``role`` and ``content``, and for a template that knows tools
-            their calls.
-        question: the last message, where that is the user's; else empty.
+            also the calls.
+        question: the last message if that is the user's, else empty.
     """
 
     messages: tuple[Mapping[str, Any], ...]
@@ -34,7 +34,7 @@ class Conversation:
 
 
 def read_conversation(messages: Sequence[Message], tools: ToolUse | None) -> Conversation:
-    """The messages of a request.
+    """Read the messages of a request.
 
     Raises:
         InputError: a message has no text, or the order makes no sense.
@@ -51,7 +51,7 @@ def read_conversation(messages: Sequence[Message], tools: ToolUse | None) -> Con
         elif message.role == "tool":
             result = written_result(text)
             if spoken and spoken[-1]["role"] == "user" and messages[place - 1].role == "tool":
-                # Answers to calls that were made together are one message.
+                # Results of calls that were made together form one message.
                 result = f"{spoken.pop()['content']}\n{result}"
             spoken.append({"role": "user", "content": result})
         else:
@@ -89,7 +89,7 @@ def _with_calls(text: str, calls: Sequence[ToolCall] | None) -> str:
 
 
 def _native(message: Message, text: str, earlier: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """A message as chat templates that know tools take it."""
+    """A message in the form of chat templates that know tools."""
     told: dict[str, Any] = {"role": message.role, "content": text}
     if message.tool_calls:
         told["tool_calls"] = [_called(call) for call in message.tool_calls]
@@ -103,7 +103,7 @@ def _native(message: Message, text: str, earlier: Sequence[Mapping[str, Any]]) -
 
 def _called(call: ToolCall) -> dict[str, Any]:
     function = {"name": call.function.name, "arguments": parsed_arguments(call.function.arguments)}
-    # "written" is for whoever counts what there is to read; templates know nothing of it.
+    # "written" is for counting what the model reads; templates ignore it.
     return {
         "id": _short(call.id),
         "type": "function",
@@ -113,5 +113,5 @@ def _called(call: ToolCall) -> dict[str, Any]:
 
 
 def _short(call_id: str) -> str:
-    """Nine letters and digits for an id: Mistral's templates refuse others."""
+    """Nine letters and digits that stand for an id: Mistral's templates refuse others."""
     return hashlib.blake2b(call_id.encode(), digest_size=5).hexdigest()[:9]

@@ -1,4 +1,4 @@
-"""From a request's body to checked plans: the options of its texts, its seeds, its method."""
+"""Turns a request's body into checked plans: its method, the options of its texts, their seeds."""
 
 from __future__ import annotations
 
@@ -42,27 +42,27 @@ B = TypeVar("B", bound=Asking)
 
 _OPTIONS = "specrag.options"
 _SEARCH = frozenset(SearchOptions.model_fields)
-_LONGEST_TOKEN = 128  # bytes, where the tokenizer is not known
-_CUT = 64  # tokens by which the beginning of a text may be longer than in the whole
+_LONGEST_TOKEN = 128  # bytes, if the tokenizer is not known
+_CUT = 64  # tokens by which a prefix of a text may be longer than it is within the whole
 
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
-# Reading a long prompt takes a while: not in the event loop, and not in more threads than there are processors to win.
+# Tokenizing a long prompt takes a while: it stays out of the event loop, in no more threads than processors can serve.
 _threads = ThreadPoolExecutor(PREPARED, thread_name_prefix="specrag-prepare", initializer=use_one_thread)
 
 
 async def prepare(
     request: Request, service: Service, function: Callable[[], T], arrived: float, deadline: float | None
 ) -> T:
-    """Run a function that tokenizes, checks or opens files beside the event loop, in its turn and in time.
+    """Run a function that tokenizes, checks or opens files outside the event loop, in its turn and in time.
 
     Args:
         request: ends the wait when its client goes away.
-        arrived: when it came, by ``time.perf_counter``.
-        deadline: seconds from there that the client allows; at most those of the settings.
+        arrived: when it arrived, by ``time.perf_counter``.
+        deadline: seconds from arrival that the client allows; at most those of the settings.
 
     Raises:
-        ApiError: too many wait.
+        ApiError: too many requests wait.
         DeadlineExceeded: the time is over.
         Cancelled: the client has gone.
     """
@@ -80,17 +80,17 @@ async def _in_turn(service: Service, function: Callable[[], T]) -> T:
     ticket = await service.preparations.enter(1, 0)
 
     def release(_: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop of a server that was stopped
+        with contextlib.suppress(RuntimeError):  # the server was stopped, and its loop closed
             loop.call_soon_threadsafe(ticket.release)
 
     working = _threads.submit(function)
-    # Not where it is waited for: whoever gives up leaves the thread at work, or it never begins.
+    # Not after the wait: a caller that gives up may leave the thread at work, or the work may never begin.
     working.add_done_callback(release)
     return await asyncio.wrap_future(working)
 
 
 async def with_named_base(body: B, service: Service, key: ApiKey) -> B:
-    """The body under the model's own name; a knowledge base that the id names (``MODEL@KB``) is in ``specrag.kb``.
+    """The body with the model's own name; a knowledge base that the id names (``MODEL@KB``) is put into ``specrag.kb``.
 
     Raises:
         ApiError: no such model is served to this key.
@@ -112,11 +112,11 @@ async def with_named_base(body: B, service: Service, key: ApiKey) -> B:
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """Makes checked plans of what a caller asks of a server.
+    """Makes checked plans of a caller's requests.
 
     Attributes:
-        prompt_field: where a request's body holds the prompt, for errors.
-        model: that the request names.
+        prompt_field: the field of a request's body that holds the prompt, for errors.
+        model: the one that the request names.
     """
 
     service: Service
@@ -128,8 +128,8 @@ class Planner:
         """The method that a request names, or the server's, with its options.
 
         Raises:
-            InputError: there is none of this name, an option cannot be used, or the client could not be told that
-                text is taken back.
+            InputError: there is no such method, an option cannot be used, or the method may take back streamed text
+                and the client does not ask for events.
         """
         wish = body.wish
         name = wish.method or default_method(self.service.settings.method, wish.kb is not None)
@@ -143,12 +143,12 @@ class Planner:
     def options(
         self, body: GenerationBody, max_tokens: int | None, processors: Sequence[LogitsProcessor] = ()
     ) -> Options:
-        """The generation's options that a body gives.
+        """The generation options that a body gives.
 
         Raises:
-            InputError: a token of ``logit_bias`` is no number.
+            InputError: a token of ``logit_bias`` is not a number.
         """
-        # Nobody else's keys and values serve a tenant of its own, nor do its own serve anybody.
+        # A tenant of its own neither reuses anybody's keys and values nor leaves any for others.
         tenant = f"{self.key.name}/{secrets.token_hex(16)}" if body.wish.fresh else self.key.name
         options: Options = {**_sampling(body), "tenant": tenant}
         if body.stop is not None:
@@ -159,7 +159,7 @@ class Planner:
             options["ignore_eos"] = True
         if processors:
             options["processors"] = tuple(processors)
-        # Where nothing is drawn, passages may still be dealt out by the seed: equal requests get equal answers.
+        # Even if nothing is sampled, the seed may deal out passages: equal requests must get equal answers.
         unseeded = 0 if options["temperature"] == 0 else secrets.randbits(62)
         options["seed"] = unseeded if body.seed is None else body.seed
         limit = self.service.settings.max_output_tokens
@@ -177,7 +177,7 @@ class Planner:
         """
         given = self.service.resources(self.model, wish.kb, self.key.may_read)
         options: Options = {**request.options}
-        if given.retriever is None:  # else earlier messages give way, and the method says what is too long
+        if given.retriever is None:  # otherwise earlier messages are dropped, and the method checks lengths
             self.check_length(request)
             if Needs.CONTEXT not in method.needs:
                 options = {"max_tokens": self.model.generator.context_length, **options}
@@ -198,7 +198,7 @@ class Planner:
 
     @contextlib.contextmanager
     def _named(self, wish: SpecragField, method: Method) -> Iterator[None]:
-        """Let errors name the fields of the body."""
+        """Make errors name the fields of the body."""
         try:
             yield
         except ContextLengthError:
@@ -219,19 +219,19 @@ class Planner:
         """Refuse a prompt that is longer than the settings or the model allow.
 
         Raises:
-            ContextLengthError: it is.
+            ContextLengthError: it is longer.
         """
         if self.model.tokenizer is None:
-            return  # an upstream knows best, and says so
+            return  # the upstream checks it itself
         tokens = self.model.generator.count(request.prompt, raw=request.options.get("raw", False))
         if tokens > self._most_tokens:
             raise _too_long(f"{tokens:,} tokens", self._most_tokens)
 
     def check_sizes(self, texts: Sequence[str]) -> None:
-        """Refuse texts that cannot fit, before they are tokenized: by their bytes, then by their beginnings.
+        """Refuse texts that cannot fit before they are tokenized whole: by their bytes, then by their prefixes.
 
         Args:
-            texts: parts of one prompt; none holds half of a surrogate pair.
+            texts: parts of one prompt; none holds a lone surrogate.
 
         Raises:
             ContextLengthError: they are too long together, or one of them is alone.
@@ -245,7 +245,7 @@ class Planner:
         for text in texts:
             length = 2 * most
             while length < len(text):
-                # The end of a beginning may be a few tokens more than it is in the whole.
+                # At its end a prefix may have a few tokens more than it has within the whole.
                 tokens = len(tokenizer.encode(text[:length], special=False))
                 if tokens > most + _CUT:
                     raise _too_long(f"more than {tokens:,} tokens", most)
@@ -269,7 +269,7 @@ class Planner:
 
 
 def _sampling(body: GenerationBody) -> Options:
-    # As OpenAI's: 1. An answer from passages is to say what they say.
+    # OpenAI's default is 1. An answer from passages should say what they say, so its default is 0.
     options: Options = {"temperature": 1.0 if body.wish.kb is None else 0.0}
     for name in _NUMBERS:
         value = getattr(body, name)
@@ -291,7 +291,7 @@ def _too_long(size: str, most: int) -> ContextLengthError:
 
 
 def choice_seed(seed: int, index: int) -> int:
-    """The seed of a further choice: a function of the request's and the choice's number."""
+    """The seed of a choice: a function of the request's seed and the choice's number."""
     if index == 0:
         return seed
     text = f"{seed:x}/choice/{index:x}"
@@ -299,10 +299,10 @@ def choice_seed(seed: int, index: int) -> int:
 
 
 def check_text(field: str, text: str) -> str:
-    """A text that can be encoded.
+    """Return a text after checking that it can be encoded.
 
     Raises:
-        InputError: it holds half of a surrogate pair, which JSON can write and UTF-8 cannot.
+        InputError: it holds a lone surrogate, which JSON can express and UTF-8 cannot.
     """
     try:
         text.encode()

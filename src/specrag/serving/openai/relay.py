@@ -1,4 +1,4 @@
-"""Plain chat and plain completions through a gateway: the request is passed on as it is, the answer as it comes."""
+"""Relays plain chat and plain completions through a gateway: passes the request on and streams the answer back."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from specrag.serving.openai.schemas import ChatCompletionRequest, CompletionRequ
 from specrag.serving.openai.writing import AnswerWriter
 from specrag.speculation.decode import Step
 
-#: Fields that are the gateway's own business, or tell who asks.
+#: Fields that are not passed on: the gateway's own, and those that tell who asks.
 _KEPT = {
     "model",
     "specrag",
@@ -42,7 +42,7 @@ def is_relayed(body: GenerationBody, planner: Planner) -> bool:
     """Whether an upstream answers by itself.
 
     Raises:
-        InputError: the method that the body names cannot be had through upstreams.
+        InputError: the method that the body names does not work through upstreams.
     """
     if planner.model.remote is None:
         return False
@@ -50,10 +50,10 @@ def is_relayed(body: GenerationBody, planner: Planner) -> bool:
 
 
 def refuse_forms(body: ChatCompletionRequest) -> None:
-    """Refuse what only plain chat passes on.
+    """Refuse fields that only plain chat passes on.
 
     Raises:
-        InputError: the body asks for it.
+        InputError: the body has one of them.
     """
     formed = body.response_format is not None and body.response_format.type != "text"
     asked = {
@@ -71,9 +71,9 @@ def refuse_forms(body: ChatCompletionRequest) -> None:
 async def relay(
     request: Request, body: ChatCompletionRequest | CompletionRequest, planner: Planner, arrived: float
 ) -> Response:
-    """Answer by an upstream alone."""
+    """Answer through an upstream alone."""
     remote = planner.model.remote
-    assert remote is not None  # as is_relayed has found
+    assert remote is not None  # is_relayed has checked it
     choices = _choices(body)
     planner.check_choices(choices)
     chat = isinstance(body, ChatCompletionRequest)
@@ -113,7 +113,7 @@ class _RelayWriter(AnswerWriter):
     """Passes an upstream's answer on under the gateway's own head.
 
     Args:
-        body: of the request.
+        body: the request's.
         answering: runs it.
         chat: whether it is a chat completion.
     """
@@ -138,7 +138,7 @@ class _RelayWriter(AnswerWriter):
         return self.whole_of(sorted(choices, key=lambda choice: int(choice["index"])))
 
     async def chunks(self) -> AsyncIterator[dict[str, Any]]:
-        """The answer as it comes. The chunk that ends the first choice waits for the counts of tokens."""
+        """The answer in chunks, as it arrives. The chunk that ends the first choice waits for the token counts."""
         teller = self.answering.teller()
         last: dict[str, Any] | None = None
         async with aclosing(self.answering.emissions()) as emissions:  # type: ignore[type-var]

@@ -1,4 +1,4 @@
-"""``POST /v1/rerank``: documents by how well they answer a query, in the form of Cohere and Jina."""
+"""``POST /v1/rerank``: ranks documents by how well they answer a query, in the form of Cohere and Jina."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def _ranked(service: Service, body: RerankRequest, documents: list[str]) -
 
 
 async def _fits(reranker: Reranker, query: str, documents: list[str]) -> tuple[np.ndarray, int | None]:
-    """Scores of a cross-encoder; the tokens of what it was given, if its files let them be counted."""
+    """Scores by a cross-encoder, and the number of its input tokens if its files allow counting them."""
     scores = await encode_in_parts(partial(reranker.score, query), documents)
     if reranker.tokenizer_file is None:
         return scores, None

@@ -38,7 +38,7 @@ from specrag.serving.operation.limits import JsonRoute
 
 router = APIRouter(route_class=JsonRoute, tags=["responses"])
 
-#: What the fields of a chat completion are called here, for errors.
+#: Names of chat completion fields in this API, for errors.
 _FIELDS = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
@@ -73,7 +73,7 @@ def _said(body: ResponseRequest) -> str:
 
 @contextmanager
 def _named() -> Iterator[None]:
-    """Let errors name the fields of this interface."""
+    """Make errors name the fields of this API."""
     try:
         yield
     except InputError as error:
@@ -86,10 +86,10 @@ def _named() -> Iterator[None]:
 
 
 def _as_chat(body: ResponseRequest) -> ChatCompletionRequest:
-    """The same as a chat completion.
+    """Convert the body to a chat completion.
 
     Raises:
-        InputError: the body counts on something that is kept.
+        InputError: the body relies on stored responses, asks for events, or has no message.
     """
     if body.previous_response_id is not None:
         remedy = "leave it out and send the whole conversation as input; responses are not kept here"
@@ -142,7 +142,7 @@ def _format(body: ResponseRequest) -> ResponseFormat | None:
 
 
 def _messages(items: Sequence[ResponseItem]) -> list[Message]:
-    """The items of an input as messages; calls in a row are one message.
+    """Convert the items of an input to messages; consecutive calls form one message.
 
     Raises:
         InputError: an item lacks a field.
@@ -169,7 +169,7 @@ def _messages(items: Sequence[ResponseItem]) -> list[Message]:
         elif item.type == "function_call_output":
             content = _text(needed("output"))
             messages.append(Message(role="tool", content=content, tool_call_id=needed("call_id")))
-        # What a model has thought is not read again.
+        # Reasoning items are not read again.
     return messages
 
 
@@ -184,7 +184,7 @@ class _Writer:
     """Answers in the form of responses.
 
     Args:
-        body: of the request.
+        body: the request's.
         job: its text.
         answering: runs it.
     """
@@ -223,7 +223,7 @@ class _Writer:
         return self._ended(text + self._reader.finish())
 
     async def chunks(self) -> AsyncIterator[dict[str, Any]]:
-        """The answer as it comes."""
+        """The answer as events, as it is written."""
         begun = {
             **self._head,
             "status": "in_progress",
@@ -260,7 +260,7 @@ class _Writer:
         yield self._part("response.content_part.added", part=part)
 
     def _closing(self, output: list[dict[str, Any]], *, opened: bool) -> Iterator[dict[str, Any]]:
-        """The end of the message, and the calls behind it."""
+        """The events that end the message, and those of the calls after it."""
         for index, item in enumerate(output):
             if item["type"] == "message":
                 if not opened:  # it is empty

@@ -1,8 +1,8 @@
-"""What clients may send: OpenAI's request bodies, and the field ``specrag`` beside their fields.
+"""Request bodies: OpenAI's, with the additional field ``specrag``.
 
-A field that nobody knows is refused, so that a misspelt one is not silently without effect. Fields of OpenAI's API
-that change nothing here (such as ``user``) are known and ignored. Numbers are checked where they are used, by the
-rules that Python and the command line share.
+Unknown fields are refused, so that a misspelt one is not silently without effect. Fields of OpenAI's API that have no
+effect here (such as ``user``) are accepted and ignored. Numbers are checked where they are used, by the rules that
+Python and the command line share.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from specrag.request import SearchOptions
 #: Most choices of one request.
 MAX_CHOICES = 16
 
-#: Most texts of one call for embeddings.
+#: Most texts of one embeddings request.
 MAX_INPUTS = 2048
 
-#: Most prompts of one call for completions.
+#: Most prompts of one completions request.
 MAX_PROMPTS = 64
 
-#: Most pieces of one message, and entries of fields that change nothing.
+#: Most parts of one message, and entries of ignored fields.
 MAX_PARTS, MAX_IGNORED = 256, 64
 
-#: Most calls of tools in one message.
+#: Most tool calls in one message.
 MAX_CALLS = 64
 
 #: Most stop strings of one request, and characters of each.
 MAX_STOPS, MAX_STOP_LENGTH = 16, 256
 
-_MOST_UNKNOWN = 8  # fields that are each told
+_MOST_UNKNOWN = 8  # unknown fields that are reported one by one
 
 Count: TypeAlias = Annotated[int, Field(ge=1, le=1_000_000)]
-#: A list, for JSON has no tuples.
+#: A list, since JSON has no tuples.
 Conditions: TypeAlias = (
     Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_length=32, fail_fast=True)]
     | Annotated[dict[Annotated[str, Field(max_length=200)], JsonValue], Field(max_length=16, fail_fast=True)]
@@ -43,19 +43,19 @@ StopText: TypeAlias = Annotated[str, Field(max_length=MAX_STOP_LENGTH)]
 
 
 def _example(**fields: Any) -> ConfigDict:
-    """Says in the API's description what a body may look like."""
+    """A configuration that gives the API's description an example of a body."""
     return ConfigDict(json_schema_extra={"examples": [fields]})
 
 
 class Body(BaseModel):
-    """Refuses fields that it does not know, and guesses no types."""
+    """Base of request bodies: refuses unknown fields, and converts no types."""
 
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
 
     @model_validator(mode="before")
     @classmethod
     def _check_count(cls, values: Any) -> Any:
-        """Refuse thousands of unknown fields at once: each would be an error of its own."""
+        """Refuse a body with very many unknown fields as a whole: each would be an error of its own."""
         if isinstance(values, dict) and len(values) > len(cls.model_fields) + _MOST_UNKNOWN:
             raise ValueError("it has more fields than there are; send those of the API alone")
         return values
@@ -104,12 +104,12 @@ class Asking(Body):
 
     model: Annotated[str, Field(max_length=256)]
     specrag: SpecragField | None = None
-    # Known and without effect.
+    # Accepted and ignored.
     user: str | None = None
 
     @property
     def wish(self) -> SpecragField:
-        """The field ``specrag``; its defaults where it is left out."""
+        """The field ``specrag``; its defaults if it is left out."""
         return self.specrag or SpecragField()
 
 
@@ -130,7 +130,7 @@ class GenerationBody(Asking):
         Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024, fail_fast=True)]
         | None
     ) = None
-    # Beyond OpenAI's, by the names that other servers use.
+    # Not in OpenAI's API, under the names that other servers use.
     top_k: Annotated[int, Field(ge=-1, le=1_000_000)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
@@ -153,7 +153,7 @@ class CompletionRequest(GenerationBody):
     )
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    return_token_ids: bool | None = None  # as vLLM has it
+    return_token_ids: bool | None = None  # as in vLLM
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     suffix: str | None = None
     response_format: ResponseFormat | None = None
@@ -190,7 +190,7 @@ class Message(Body):
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_CALLS, fail_fast=True)] | None = None
     tool_call_id: str | None = None
-    # What an assistant's message may carry when a client sends back what it was given.
+    # What an assistant's message may also hold when a client sends it back as received.
     refusal: str | None = None
     annotations: Annotated[list[Any], Field(max_length=MAX_IGNORED)] | None = None
     audio: None = None
@@ -255,7 +255,7 @@ class ChatCompletionRequest(GenerationBody):
     tools: Annotated[list[Tool], Field(max_length=128, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
-    # Known and without effect.
+    # Accepted and ignored.
     metadata: Annotated[dict[str, str], Field(max_length=MAX_IGNORED, fail_fast=True)] | None = None
     store: bool | None = None
     service_tier: str | None = None
@@ -288,7 +288,7 @@ class ResponseItem(Body):
     name: Annotated[str, Field(max_length=128)] | None = None
     arguments: str | None = None
     output: ResponseText | None = None
-    # Known and without effect.
+    # Accepted and ignored.
     id: str | None = None
     status: str | None = None
     phase: str | None = None
@@ -345,7 +345,7 @@ class ResponseRequest(Asking):
     store: bool | None = Field(None, description="false; nothing is kept.")
     previous_response_id: str | None = Field(None, description="Refused: send the whole conversation.")
     metadata: Annotated[dict[str, str], Field(max_length=MAX_IGNORED, fail_fast=True)] | None = None
-    # Known and without effect.
+    # Accepted and ignored.
     include: Annotated[list[str], Field(max_length=MAX_IGNORED, fail_fast=True)] | None = None
     reasoning: dict[str, JsonValue] | None = None
     service_tier: str | None = None

@@ -1,4 +1,4 @@
-"""How answers are sent: server-sent events, large JSON; and work that ends when its client goes away."""
+"""Sends answers as server-sent events or as large JSON, and ends work whose client goes away."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ T = TypeVar("T")
 
 _DONE = b"data: [DONE]\n\n"
 
-#: No proxy may hold a part of an answer back.
+#: Keep proxies from holding back parts of an answer.
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 _log = logging.getLogger("specrag.serving")
 
 
 class EventStream(Response):
-    """An answer that is sent as it comes, one chunk an event.
+    """An answer that is streamed as server-sent events, one chunk per event.
 
     A failure before the first chunk is answered with its own status; a later one with an event that holds the error.
-    When the client goes away the chunks are closed, which ends the work behind them.
+    When the client goes away, the chunks are closed, which ends the work that makes them.
 
     Args:
         chunks: JSON objects.
-        ended: called at the end, however it came.
+        ended: called at the end, whether it succeeded or not.
     """
 
     media_type = "text/event-stream"
@@ -50,7 +50,7 @@ class EventStream(Response):
         try:
             await until_gone(receive, self._send_all(scope, receive, send))
         except Cancelled:
-            pass  # nobody is left to be told
+            pass  # no client is left to tell
         finally:
             self._ended()
 
@@ -87,10 +87,10 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
 
 async def until_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Do some work until the connection is closed by the client.
+    """Do some work; end it if the client closes the connection.
 
     Raises:
-        Cancelled: it was closed first.
+        Cancelled: the connection was closed first.
     """
     working = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_gone(receive))
@@ -115,27 +115,27 @@ async def _send(send: Send, data: bytes) -> None:
 
 
 def _event(chunk: Mapping[str, Any]) -> bytes:
-    kind = chunk.get("type")  # events of responses have one
+    kind = chunk.get("type")  # events of /v1/responses have one
     named = f"event: {kind}\n" if kind else ""
     return f"{named}data: {json.dumps(chunk, ensure_ascii=False)}\n\n".encode()
 
 
 def _note(error: Exception) -> None:
-    """Unforeseen failures go to the log: the client is only told that there was one."""
+    """Log an unexpected failure: the client is only told that there was one."""
     if to_api_error(error).status_code == 500:
         _log.error("a request failed", exc_info=error)
 
 
 # -- large answers ----------------------------------------------------------------------------------------------
 
-_DEPTH = 5  # from a whole answer to one token, which is written at once with its alternatives
+_DEPTH = 5  # levels from a whole answer to one token, which is written at once with its alternatives
 
 
 def to_json(value: Any) -> bytes:
-    """The bytes of a value, as the standard encoder makes them without spaces; not to be called in the event loop.
+    """Encode a value as the standard encoder does without spaces; must not be called in the event loop.
 
     The standard encoder writes a whole value in one call, during which no other thread runs, not even that of the
-    event loop. Here a value is written piece by piece, so that others run in between.
+    event loop. Here a value is written piece by piece, so that other threads run in between.
     """
     return "".join(_pieces(value, _DEPTH)).encode()
 

@@ -1,7 +1,7 @@
-"""Tools: how a model is told of them, what grammar keeps its calls, and how the calls are read from its text.
+"""Tools: how a model is told of them, which grammar its calls follow, and how the calls are read from its text.
 
-A model is told by its chat template, in the template's form (:data:`FORMS`); where that knows no tools, in the form of
-Hermes and Qwen. Whatever is no well-formed call of one of the request's tools stays text.
+The model's chat template tells it of the tools, in the template's form (:data:`FORMS`). If the template knows no tools,
+the form of Hermes and Qwen is used. Anything that is not a well-formed call of one of the request's tools stays text.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from specrag.models.grammar import Grammar, GrammarVocabulary
     from specrag.models.tokenizer import Tokenizer
 
-#: Characters of a call; more is text.
+#: Most characters of a call; anything longer is text.
 LONGEST_CALL = 2**18
 
-# Characters in which it shows whether a text is calls and nothing else.
+# Characters after which it is clear whether a text is calls and nothing else.
 _LONGEST_LEAD = 64
 
 
@@ -40,12 +40,12 @@ class CallForm:
     """How a family of models writes calls.
 
     Attributes:
-        mark: stands in front of calls; its chat template holds it.
-        arguments: what the arguments are called.
-        opening, closing: around each call; without a closing, calls go on to the end of the text.
-        start, between, end: in front of the first call, between two, and behind the last one.
-        begins: what a text begins with, apart from white space, that is calls without a mark: where the mark is a
-            special token, the text lacks it; Qwen2.5-Coder forgets it.
+        mark: precedes calls; the chat template holds it.
+        arguments: the key of the arguments.
+        opening, closing: enclose each call; without a closing, calls go on to the end of the text.
+        start, between, end: before the first call, between two, and after the last one.
+        begins: what a text of calls without a mark begins with, apart from white space. A mark that is a special
+            token is missing in the text; Qwen2.5-Coder forgets its mark.
     """
 
     mark: str
@@ -58,17 +58,17 @@ class CallForm:
     begins: tuple[str, ...] = ("{",)
 
     def head(self, function: FunctionDefinition) -> str:
-        """A call up to its arguments, behind the opening."""
+        """A call from the opening to its arguments."""
         space = "\n" if self.opening else ""
         return f'{space}{{"name": {json.dumps(function.name)}, "{self.arguments}": '
 
     @property
     def tail(self) -> str:
-        """A call behind its arguments, in front of the closing."""
+        """A call from the end of its arguments to the closing."""
         return "}\n" if self.closing else "}"
 
     def reader(self, names: Collection[str]) -> CallReader:
-        """Reads a text with calls.
+        """A reader of texts with calls.
 
         Args:
             names: of the functions that may be called.
@@ -87,7 +87,7 @@ HERMES = CallForm(
     begins=("{", f"{_FENCE}{{", f"{_FENCE}json{{"),
 )
 
-#: The forms of models, by what their chat templates hold.
+#: The forms of models, told apart by the marks in their chat templates.
 FORMS = (
     HERMES,
     CallForm("[TOOL_CALLS]", start="[", between=", ", end="]", begins=("[{",)),
@@ -96,7 +96,7 @@ FORMS = (
 
 
 def form_of(tokenizer: Tokenizer) -> CallForm | None:
-    """The form in which the model's chat template tells of tools; ``None`` where it does not."""
+    """The form in which the model's chat template tells of tools; ``None`` if it does not."""
     template = tokenizer.tool_template or ""
     return next((form for form in FORMS if form.mark in template), None)
 
@@ -121,11 +121,11 @@ class ToolUse:
     """The tools of a request.
 
     Attributes:
-        functions: that may be called.
+        functions: those that may be called.
         required: one must be called.
-        several: more than one call may be made; only where the client says so, since small models find no end.
+        several: more than one call may be made; only if the client says so, since small models do not stop.
         form: of the calls.
-        native: the model's chat template tells of them.
+        native: the model's chat template tells of the tools.
     """
 
     functions: tuple[FunctionDefinition, ...]
@@ -136,7 +136,7 @@ class ToolUse:
 
     @property
     def names(self) -> list[str]:
-        """Of the functions."""
+        """The names of the functions."""
         return [function.name for function in self.functions]
 
     def described(self) -> list[dict[str, Any]]:
@@ -147,16 +147,16 @@ class ToolUse:
         ]
 
     def told(self) -> str:
-        """The text for the system message, where the template has none."""
+        """The text for the system message, if the template has none."""
         return _TOLD.format(signatures="\n".join(json.dumps(tool) for tool in self.described()))
 
     def grammar(self, vocabulary: GrammarVocabulary) -> Grammar | None:
-        """What the model may write: calls, or, where none is required, any text with calls in it.
+        """The grammar of what the model may write: calls, or, if none is required, any text with calls in it.
 
-        ``None`` where any text may be written and nothing tells by itself where a call begins.
+        ``None`` if any text may be written and nothing in it shows where a call begins.
 
         Raises:
-            InputError: a tool's parameters are no JSON schema that can be followed.
+            InputError: a tool's parameters are not a JSON schema that can be followed.
         """
         form = self.form
         if not (self.required or form.closing):
@@ -173,7 +173,7 @@ class ToolUse:
             start = f"start: {_quoted(form.start)} {opening} one {more} {_quoted(form.end)}"
         else:
             count = "*" if self.several else "?"
-            # Lazy: the text ends as soon as a call is opened, by letters or by a token that is in no text.
+            # Lazy: the text ends as soon as a call is opened. Not needed if the opening is a token, which no text has.
             lazy = "" if vocabulary.is_token(form.opening) else "[lazy]"
             opened = f"called: opened one\nopened{lazy}: TEXT {opening}\nTEXT: /(.|\\n)*/"
             start = f"start: called{count} TEXT\n{opened}"
@@ -181,7 +181,7 @@ class ToolUse:
 
 
 def reader_of(tools: ToolUse | None) -> TextReader:
-    """Reads a text of a request."""
+    """A reader of a request's text."""
     return TextReader() if tools is None else tools.form.reader(tools.names)
 
 
@@ -191,13 +191,13 @@ def tool_use(
     parallel: bool | None,
     native: CallForm | None = None,
 ) -> ToolUse | None:
-    """What a request asks for; ``None`` where the model is to know of no tools.
+    """The tools that a request asks for; ``None`` if the model is to know of none.
 
     Args:
-        native: the form of the model's chat template, where that can tell of tools.
+        native: the form of the model's chat template, if that can tell of tools.
 
     Raises:
-        InputError: a tool is chosen that is not there, or two have one name.
+        InputError: a tool is chosen or required that is not there, or two have the same name.
     """
     functions = tuple(tool.function for tool in tools or ())
     names = [function.name for function in functions]
@@ -228,12 +228,12 @@ def written_calls(calls: Sequence[ToolCall]) -> str:
 
 
 def written_result(content: str) -> str:
-    """What a tool has answered, for the model."""
+    """A tool's result, in the form that the model reads."""
     return f"<tool_response>\n{content}\n</tool_response>"
 
 
 def parsed_arguments(written: str) -> Any:
-    """A call's arguments for a chat template: what the JSON says, or the text where it is none."""
+    """A call's arguments for a chat template: the values of the JSON, or the text if it is not JSON."""
     try:
         return _DECODER.decode(written)
     except (ValueError, RecursionError):
@@ -247,23 +247,23 @@ class TextReader:
     """Reads a text without calls.
 
     Attributes:
-        calls: that were read so far.
+        calls: those read so far.
     """
 
     def __init__(self) -> None:
         self.calls: list[ToolCall] = []
 
     def push(self, text: str) -> str:
-        """Take characters; those that are text and may be shown."""
+        """Take characters; returns those that are text and may be shown."""
         return text
 
     def finish(self) -> str:
-        """The rest of the text; calls that were cut off are shown as they stand."""
+        """Returns the rest of the text; calls that were cut off are shown as they are."""
         return ""
 
 
 class CallReader(TextReader):
-    """Tells calls from text as it comes; text that may turn out to be the beginning of a call is held back.
+    """Separates calls from text as it is written; text that may be the beginning of a call is held back.
 
     Args:
         form: of the calls.
@@ -276,7 +276,7 @@ class CallReader(TextReader):
         self._names = frozenset(names)
 
     def _read(self, written: str) -> bool:
-        """Note the calls of a piece of JSON; whether it is calls and nothing else."""
+        """Note the calls in a piece of JSON; returns whether it is calls and nothing else."""
         if len(written) > LONGEST_CALL:
             return False
         try:
@@ -293,13 +293,13 @@ class CallReader(TextReader):
         if name not in self._names or not isinstance(arguments, Mapping):
             raise ValueError("no call")
         told = json.dumps(arguments, ensure_ascii=False)
-        told.encode()  # half a surrogate pair cannot be sent
+        told.encode()  # fails for a lone surrogate, which cannot be sent
         called = CalledFunction(name=name, arguments=told)
         return ToolCall(id=f"call_{secrets.token_hex(12)}", type="function", function=called)
 
 
 class _Enclosed(CallReader):
-    """Of calls with a mark in front and one behind."""
+    """Reads calls that stand between an opening and a closing."""
 
     def __init__(self, form: CallForm, names: Collection[str]) -> None:
         super().__init__(form, names)
@@ -331,13 +331,13 @@ class _Enclosed(CallReader):
                     shown += self._held[: len(self._held) - kept]
                     self._held = self._held[len(self._held) - kept :]
                     return shown
-                # The line end in front of a call belongs to it, as the one behind it does.
+                # The line end before a call belongs to it, as does the one after it.
                 shown += self._held[:start].rstrip("\n")
                 self._held = self._held[start + len(self.form.opening) :]
                 self._inside, self._searched = True, 0
 
     def _close(self, end: int) -> str:
-        """Take a call out of what is held; gives back what is none."""
+        """Take a call out of the held text; returns it as text if it is none."""
         written, behind = self._held[:end], end + len(self.form.closing)
         whole = f"{self.form.opening}{self._held[:behind]}"
         self._held, self._behind_call = self._held[behind:], True
@@ -351,7 +351,7 @@ class _Enclosed(CallReader):
 
 
 class _ToTheEnd(CallReader):
-    """Of calls that are all that follows a mark."""
+    """Reads calls that take up everything after a mark."""
 
     def __init__(self, form: CallForm, names: Collection[str]) -> None:
         super().__init__(form, names)
@@ -379,7 +379,7 @@ class _ToTheEnd(CallReader):
 
 
 class _Whole(CallReader):
-    """Of a text that is calls and nothing else, without a mark; any other is left to another reader.
+    """Reads a text that is calls and nothing else, without a mark; leaves any other to another reader.
 
     Args:
         form: of the calls.
@@ -420,7 +420,7 @@ class _Whole(CallReader):
 
 
 def _without_fence(text: str) -> str:
-    """The inside of a block of code in Markdown; another text as it is."""
+    """The content of a Markdown code block; any other text as it is."""
     inner = text.strip()
     fenced = inner.startswith(_FENCE) and inner.endswith(_FENCE) and len(inner) > 2 * len(_FENCE)
     return inner.removeprefix(_FENCE).removesuffix(_FENCE).removeprefix("json") if fenced else text
@@ -440,10 +440,10 @@ def _behind_gap(written: str, place: int) -> int:
 
 
 def _values(written: str) -> list[Any]:
-    """The values of JSON texts in a row, or of one list.
+    """The values of consecutive JSON texts, or of one list.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the text is something else.
     """
     values: list[Any] = []
     place = _behind_gap(written, 0)
@@ -455,7 +455,7 @@ def _values(written: str) -> list[Any]:
 
 
 def _beginning(text: str, mark: str) -> int:
-    """Length of the longest end of a text that may be the beginning of a call."""
+    """Length of the longest suffix of a text that may be the beginning of a call."""
     for length in range(min(len(text), len(mark)), 0, -1):
         if f"\n{mark}".startswith(text[-length:]) or mark.startswith(text[-length:]):
             return length
@@ -474,5 +474,5 @@ def _mark(text: str, vocabulary: GrammarVocabulary) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A text in a grammar; nothing for none."""
+    """A text as a literal of a grammar; empty for an empty text."""
     return json.dumps(text) if text else ""

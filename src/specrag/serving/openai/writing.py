@@ -1,4 +1,4 @@
-"""What the answers of both routes that write texts have in common: their heads, their usage, the field ``specrag``."""
+"""What answers of both text-writing routes have in common: their heads, their usage, the field ``specrag``."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class AnswerWriter:
     """Puts a request's texts into OpenAI's form.
 
     Args:
-        body: of the request.
+        body: the request's.
         answering: runs its texts.
-        names: of tokens.
-        model: as requests call it.
-        prefix: of the answer's id.
-        objects: what the whole answer and a chunk of it are called.
+        names: the names of tokens.
+        model: the model's name in requests.
+        prefix: the beginning of the answer's id.
+        objects: the ``object`` field of the whole answer and of a chunk.
     """
 
     def __init__(
@@ -60,26 +60,26 @@ class AnswerWriter:
         }
 
     def chunk_of(self, choice: dict[str, Any], event: dict[str, Any] | None) -> dict[str, Any]:
-        """A piece of the answer, with an event of ours."""
+        """A chunk of the answer, with an event of ours if there is one."""
         chunk = {**self._head, "object": self._objects[1], "choices": [choice]}
         if self._counted:
             chunk["usage"] = None
         return chunk if event is None else {**chunk, "specrag": event}
 
     def usage_chunks(self) -> list[dict[str, Any]]:
-        """The last chunk, which counts tokens, where it was asked for."""
+        """The last chunk, with the counts of tokens, if it was asked for."""
         if not self._counted:
             return []
         usage = add_up(self.answering.finished, self._choices)
         return [{**self._head, "object": self._objects[1], "choices": [], "usage": usage}]
 
     def done(self, index: int) -> dict[str, Any] | None:
-        """The event at the end of a text, for whoever knows of the field."""
+        """The event at the end of a text, if the request uses the field ``specrag``."""
         return {"event": "done", **self.answering.describe(index)} if self._asked else None
 
     @property
     def tells_events(self) -> bool:
-        """Whether the request asks for what happens."""
+        """Whether the request asks for events."""
         return self._wish.events
 
 
@@ -87,7 +87,7 @@ def add_up(results: Sequence[Result], choices: int) -> dict[str, Any]:
     """OpenAI's counts over all texts; a prompt that several choices answer is counted once.
 
     Args:
-        choices: of each prompt, side by side.
+        choices: how many each prompt has; those of a prompt are adjacent.
     """
     prompts = [result.usage for result in results[::choices]]
     prompt = sum(usage.prompt_tokens for usage in prompts)

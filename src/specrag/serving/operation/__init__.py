@@ -1,1 +1,1 @@
-"""What makes an application fit to be run: keys, limits, queues, log, metrics, health."""
+"""What it takes to operate the application: keys, limits, queues, log, metrics, health."""

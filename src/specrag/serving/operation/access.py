@@ -1,9 +1,9 @@
-"""Who may call: keys, and what browsers may do for the pages of other sites.
+"""Who may call: API keys, and what browsers may do for the pages of other sites.
 
-A server without a key trusts whoever sits at this machine; so does every web page that is open there. A page from
-elsewhere could reach it by a name that its owner lets point to 127.0.0.1, or by a form. Both are refused: the
-name of the host must be one of ours, and a request that a browser marks as another site's must come from a listed
-origin.
+A server without a key trusts everybody at this machine, and with them every web page that is open there. A page from
+elsewhere could reach the server through a host name that its owner points to 127.0.0.1, or through a form. Both are
+refused: the host name must be one of ours, and a request that a browser marks as another site's must come from a
+listed origin.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Authentication:
     """Puts the key that a request carries into ``request.state.key``, or answers 401.
 
     Args:
-        app: what answers.
-        keys: those that are known.
+        app: the wrapped application.
+        keys: the known keys.
     """
 
     def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
@@ -89,11 +89,11 @@ _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class SecurityHeaders:
-    """Puts the headers on every answer.
+    """Adds security headers to every response.
 
     Args:
-        app: what answers.
-        shared: whether pages of other origins may read answers (CORS is on).
+        app: the wrapped application.
+        shared: whether pages of other origins may read responses (CORS is on).
     """
 
     def __init__(self, app: ASGIApp, shared: bool = False) -> None:
@@ -119,8 +119,8 @@ class SiteGuard:
     """Refuses requests that another site's page sends through a browser.
 
     Args:
-        app: what answers.
-        settings: the hosts and origins that are ours.
+        app: the wrapped application.
+        settings: our hosts and the allowed origins.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
@@ -130,7 +130,7 @@ class SiteGuard:
         if not settings.needs_key:
             self._hosts = frozenset({*settings.allowed_hosts, *_HERE, settings.host})
         elif not settings.allowed_hosts:
-            self._hosts = None  # behind a proxy that the settings do not know
+            self._hosts = None  # perhaps behind a proxy that the settings do not know
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -164,7 +164,7 @@ def _host_name(host: str) -> str:
 
 
 def _origin_host(origin: str) -> str:
-    """Host and port of an origin; empty for ``null`` and for what is none."""
+    """Host and port of an origin; empty for ``null`` and for a malformed one."""
     try:
         return urlsplit(origin).netloc.lower()
     except ValueError:

@@ -1,8 +1,8 @@
-"""Who may start: a bounded queue in front of a number of places and a budget of memory.
+"""Admission: a bounded queue in front of a fixed number of places and a memory budget.
 
-Used from the event loop alone. First come, first served, but for one thing: a request whose memory is not free yet
-lets a few others pass that fit, so that a long one does not hold up short ones; it is passed a limited number of
-times, so that it does start.
+Used from the event loop only. First come, first served, with one exception: while a request does not fit yet, later
+ones that fit may pass it, so that a long one does not hold up short ones. It is passed a limited number of times, so
+that it does start.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from dataclasses import dataclass
 
 from specrag.serving.errors import ApiError
 
-#: How often a waiting request lets another one start before it.
+#: How many requests may pass a waiting one.
 MAX_PASSED = 16
 
-#: A hint to come back is never longer than this many seconds.
+#: Longest Retry-After, in seconds.
 _LONGEST_HINT = 60
 
-# Share of the newest answer in the running mean of how long answers take.
+# Weight of the newest answer in the running mean of how long answers take.
 _NEWEST = 0.1
 
 
 class Ticket:
-    """Leave to run; give it back with :meth:`release`, once or more often.
+    """Permission to run; give it back with :meth:`release`, which may be called more than once.
 
     Args:
-        admission: that has issued it.
+        admission: the one that issued it.
         places: how many it holds.
         amount: bytes that it holds.
     """
@@ -43,7 +43,7 @@ class Ticket:
         self.released = False
 
     def release(self) -> None:
-        """Make room for others."""
+        """Give back the places and the memory."""
         if not self.released:
             self.released = True
             self._admission.take_back(self, self._admission.clock() - self._began)
@@ -63,10 +63,10 @@ class Admission:
     """Places and memory for all requests.
 
     Args:
-        places: texts that are written at the same time.
+        places: texts that may be written at the same time.
         queue: requests that may wait for a place.
-        budget: bytes for keys and values of all of them; ``None`` where nobody knows how many there are.
-        clock: seconds.
+        budget: bytes for keys and values of all of them; ``None`` if the amount of memory is unknown.
+        clock: in seconds.
     """
 
     def __init__(
@@ -95,11 +95,11 @@ class Admission:
         """Wait for a place.
 
         Args:
-            places: texts that will be written at the same time; at most all places are taken.
+            places: texts that will be written at the same time; capped at the number of all places.
             amount: bytes of keys and values that they may need.
 
         Raises:
-            ApiError: 400 where the memory can never be had, 429 where the queue is full, 503 where the server stops.
+            ApiError: 400 if the memory can never be had, 429 if the queue is full, 503 if the server is stopping.
         """
         if self._closed:
             raise _stopping()
@@ -130,17 +130,17 @@ class Admission:
             if waiting in self._queue:
                 self._queue.remove(waiting)
             elif not waiting.ready.cancelled() and waiting.ready.exception() is None:
-                waiting.ready.result().release()  # it was let in at the same moment
+                waiting.ready.result().release()  # it was admitted at the same moment
             self._admit_waiting()
             raise
 
     def retry_after(self) -> int:
-        """Whole seconds after which a place should be free, by how long answers take."""
+        """Whole seconds until a place should be free, estimated from how long answers take."""
         rounds = (len(self._queue) + 1) / self.places
         return max(1, min(_LONGEST_HINT, math.ceil(rounds * self._mean_seconds)))
 
     def close(self) -> None:
-        """Let nobody in any more; those who wait are told."""
+        """Admit nobody any more; waiting requests get an error."""
         self._closed = True
         while self._queue:
             waiting = self._queue.popleft()
@@ -148,7 +148,7 @@ class Admission:
                 waiting.ready.set_exception(_stopping())
 
     def take_back(self, ticket: Ticket, seconds: float) -> None:
-        """A ticket's places are free again."""
+        """Free a ticket's places and memory."""
         self.running -= ticket.places
         self.reserved -= ticket.amount
         self._mean_seconds += _NEWEST * (seconds - self._mean_seconds)
@@ -168,7 +168,7 @@ class Admission:
         for waiting in list(self._queue):
             if self._fits(waiting.places, waiting.amount):
                 self._queue.remove(waiting)
-                if not waiting.ready.done():  # else its client has just gone
+                if not waiting.ready.done():  # otherwise its client has just gone
                     waiting.ready.set_result(self._admit(waiting.places, waiting.amount))
                     for other in passed:
                         other.passed += 1

@@ -1,14 +1,14 @@
-"""Connections of HTTP/1.1 that cannot be held open for nothing.
+"""HTTP/1.1 connections that cannot be held open without use.
 
-uvicorn waits for ever for the rest of a request's head, and for a client that does not read its answer. Here every
-connection is looked at each second: a head that does not arrive in time, an answer that is not read, and the rest of
-a body that goes on long behind the answer end the connection. (Until then such a rest is read and dropped: closed at
-once, the system would throw away the answer that says what was wrong with the body.) Beyond the most connections the
-one that has been idle longest makes room, and where none is idle one whose body is still arriving, of the client that
-has most of them; one that is being answered never does.
+uvicorn waits forever for the rest of a request's head, and for a client that does not read its answer. Here every
+connection is checked each second. It ends if a head does not arrive in time, if an answer is not read, or if the rest
+of a body is still arriving long after the answer. (Until then the rest is read and dropped: if the connection closed
+at once, the system would throw away the answer that says what was wrong with the body.) At the limit of connections,
+the one that has been idle longest makes room. If none is idle, one whose body is still arriving does, of the client
+with the most such connections. A connection that is being answered never does.
 
-A client may close its side behind a request and still read (RFC 9112, section 9.6). The end of what it sends looks the
-same where it has gone altogether; then its system refuses what is written, so an interim answer (100) finds out.
+A client may close its side after a request and still read (RFC 9112, section 9.6). This looks the same as a client
+that has gone altogether. In that case its system refuses what is written, so an interim response (100) finds out.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from specrag.serving.settings import Settings
 
 _PERIOD = 1.0
-_FIRST_LOOK = 0.005  # seconds behind the interim answer; each later one twice as late
+_FIRST_LOOK = 0.005  # seconds after the interim response; the delay doubles with each look
 _CLOSED = 7  # TCP_CLOSE of Linux: the other side has refused what was sent
-_DROP = struct.pack("ii", 1, 0)  # linger on close, for no time
+_DROP = struct.pack("ii", 1, 0)  # linger on close for zero seconds, which drops what is unsent
 
 
 class Watch:
@@ -40,11 +40,11 @@ class Watch:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.connections: dict[WatchedProtocol, None] = {}  # in the order of their arrival
+        self.connections: dict[WatchedProtocol, None] = {}  # in order of arrival
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, connection: WatchedProtocol) -> None:
-        """Take in a new connection, if need be in the place of an idle one."""
+        """Add a new connection; without room, end the least wanted one or the new one itself."""
         crowd = self._crowd(connection)
         if crowd:
             leaving = _least_wanted(crowd) or connection
@@ -57,7 +57,7 @@ class Watch:
             self._timer = connection.loop.call_later(_PERIOD, self._look)
 
     def _crowd(self, connection: WatchedProtocol) -> list[WatchedProtocol]:
-        """Those one of which has to make room for a new connection; none while there is room."""
+        """The connections of which one must make room for a new one; empty while there is room."""
         most = self.settings.max_client_connections
         if most is not None:
             own = [other for other in self.connections if other.address == connection.address]
@@ -89,7 +89,7 @@ def _least_wanted(crowd: list[WatchedProtocol]) -> WatchedProtocol | None:
 
 
 class WatchedProtocol(H11Protocol):
-    """uvicorn's own protocol under a watch. A subclass names the watch; see :func:`watched_protocol`."""
+    """uvicorn's own protocol under a watch. A subclass sets the watch; see :func:`watched_protocol`."""
 
     watch: Watch
 
@@ -101,21 +101,21 @@ class WatchedProtocol(H11Protocol):
 
     @property
     def busy(self) -> bool:
-        """Whether a request has arrived here that is not answered yet."""
+        """Whether a request has arrived that is not answered yet."""
         return self.cycle is not None and not self.cycle.response_complete
 
     @property
     def arriving(self) -> bool:
-        """Whether the body of a request still arrives here and no answer has begun."""
+        """Whether the body of a request is still arriving and no answer has begun."""
         return self.busy and self.cycle.more_body and not self.cycle.response_started
 
     @property
     def address(self) -> str:
-        """The client's; empty where it has none."""
+        """The client's address; empty if it has none."""
         return self.client[0] if self.client else ""
 
     def end(self) -> None:
-        """Close the connection at once; what is still to be sent is dropped, also by the system."""
+        """Close the connection at once; unsent data is dropped, by the system too."""
         if self.transport is not None:
             peer = self.transport.get_extra_info("socket")
             with contextlib.suppress(OSError):
@@ -123,7 +123,7 @@ class WatchedProtocol(H11Protocol):
             self.transport.abort()
 
     def look(self, now: float) -> None:
-        """End the connection if it has been of no use for too long."""
+        """End the connection if it has been stalled or idle for too long."""
         settings = self.watch.settings
         if self.transport.get_write_buffer_size() == 0:
             self._written_since = now
@@ -138,25 +138,25 @@ class WatchedProtocol(H11Protocol):
         self.watch.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client has gone."""
+        """The connection has ended."""
         self.watch.remove(self)
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
-        """The server stops: nobody waits for the rest of a body."""
+        """End the connection as the server stops, without waiting for the rest of a body."""
         if self.arriving:
             self.end()
         else:
             super().shutdown()
 
     def handle_events(self) -> None:
-        """Answer what has arrived. Who sends two lengths may have hidden a request behind the first of them."""
+        """Answer what has arrived. A request with two lengths may hide another one, so it ends the connection."""
         super().handle_events()
         if self.busy and {b"content-length", b"transfer-encoding"} <= {name for name, _ in self.headers}:
             self.headers.append((b"connection", b"close"))  # RFC 9112, section 6.1: whatever is answered
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """The client sends no more; whether the connection stays, for an answer."""
+        """The client sends no more; returns whether the connection stays open for an answer."""
         if not self.busy or self.cycle.more_body or not hasattr(socket, "TCP_INFO"):
             return False
         self._half_closed = True
@@ -176,7 +176,7 @@ class WatchedProtocol(H11Protocol):
             self.loop.call_later(delay, self._look_for_client, min(2 * delay, _PERIOD))
 
     def on_response_complete(self) -> None:
-        """An answer has been written; what is left of the body counts as idle time."""
+        """An answer has been written; from now on the connection is idle, even if the body is still arriving."""
         self.idle_since = self.loop.time()
         super().on_response_complete()
         if self._half_closed and not self.busy:
@@ -184,7 +184,7 @@ class WatchedProtocol(H11Protocol):
 
 
 def watched_protocol(settings: Settings) -> type[WatchedProtocol]:
-    """The class to give to uvicorn as ``http``."""
+    """The protocol class to give to uvicorn as ``http``."""
     shared = Watch(settings)
 
     class Protocol(WatchedProtocol):

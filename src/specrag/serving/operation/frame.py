@@ -1,4 +1,4 @@
-"""The frame around every request: its id, its line in the log, its place in the figures, and the last net under it."""
+"""The frame around every request: its id, its log line, its metrics, and the last handler of its errors."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from specrag.serving.operation.logs import Log, Tracing, request_id
 from specrag.serving.operation.metrics import Metrics
 
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-# Asked again and again; they get a line only where they fail.
+# Polled routes; they get a log line only if they fail.
 _QUIET = frozenset({"/healthz", "/readyz", "/metrics", "/v1/kb/jobs/{job}"})
-# Why a request was refused, by the status that says so.
+# Reasons for refusing a request, by status.
 _REFUSALS = {
     401: "key", 403: "scope", 408: "slow", 413: "size", 421: "host", 429: "busy", 503: "unready", 507: "disk",
 }  # fmt: skip
@@ -25,10 +25,10 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 
 
 class Activity:
-    """When the server was last used; questions about its health are no use.
+    """When the server was last used; polling of its health does not count.
 
     Args:
-        clock: seconds.
+        clock: in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -37,18 +37,18 @@ class Activity:
         self._last = clock()
 
     def begin(self) -> None:
-        """A request has come."""
+        """Note that a request has arrived."""
         self._running += 1
 
     def end(self, route: str) -> None:
-        """It has been answered."""
+        """Note that a request has been answered."""
         self._running -= 1
         if route not in _QUIET:
             self._last = self._clock()
 
     @property
     def idle(self) -> float:
-        """Seconds since somebody was last answered; 0 while somebody is."""
+        """Seconds since a request was last answered; 0 while one is running."""
         return 0.0 if self._running else self._clock() - self._last
 
 
@@ -56,9 +56,9 @@ class RequestFrame:
     """The outermost layer of the application.
 
     Args:
-        app: what answers.
-        log, metrics, tracing, activity: are told.
-        clock: seconds.
+        app: the wrapped application.
+        log, metrics, tracing, activity: told of every request.
+        clock: in seconds.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class RequestFrame:
                     if problem.status_code >= 500:
                         self._log.error("request failed", error)
                     if status:
-                        raise  # the answer has begun; the connection is cut
+                        raise  # the response has begun; the connection is cut
                     await error_response(problem)(scope, receive, sending)
                 span.end(_route(scope), status)
         finally:
@@ -136,6 +136,6 @@ class RequestFrame:
 
 
 def _route(scope: Scope) -> str:
-    """The route's template, which has no values of the request in it."""
+    """The route's template, which holds no values of the request; ``other`` without a route."""
     path = getattr(scope.get("route"), "path", None)
     return path if isinstance(path, str) else "other"

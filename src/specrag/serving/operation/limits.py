@@ -1,8 +1,8 @@
-"""How long, how slow and how full the body of a request may be, whether or not it says its length beforehand.
+"""Limits the size, the slowness and the number of values of request bodies, with or without a declared length.
 
-JSON is read in the event loop, and what that costs grows with its values. A body of 4 MiB can hold a text or 1.4
-million empty objects. The text is read in 10 ms; the objects, checked one by one, held every other request up for
-seconds.
+JSON is parsed in the event loop, and the cost grows with the number of values. A body of 4 MiB can hold one text or
+1.4 million empty objects. The text is parsed in 10 ms; the objects, checked one by one, held up every other request
+for seconds.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from specrag.serving.errors import ApiError, error_response
 from specrag.serving.settings import Settings
 
-#: Most values of one body, and most of them that are objects or lists, which cost most to read and to check.
+#: Most values in one body, and most objects and lists among them, which cost the most to parse and check.
 MAX_VALUES, MAX_NESTED = 150_000, 10_000
 
 _OPENING = (b"[", b"{")
-# One of these stands in front of every value but the first; inside a text they are none.
+# One of these precedes every value but the first; inside a string they do not count.
 _MARKS = (*_OPENING, b":", b",")
 _TEXT_OR_MARK = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[{:,]', re.DOTALL)
 
 
 class JsonRoute(APIRoute):
-    """A route whose JSON body is refused, before it is read, if it holds too many values."""
+    """A route that refuses a JSON body with too many values, before parsing it."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """See FastAPI."""
@@ -46,17 +46,17 @@ class JsonRoute(APIRoute):
 
 class _BoundedRequest(Request):
     async def json(self) -> Any:
-        """The body as Python's values.
+        """Parse the body.
 
         Raises:
-            ApiError: it holds too many of them.
+            ApiError: it holds too many values.
         """
         if _holds_more(await self.body(), MAX_VALUES, MAX_NESTED):
             message = (
                 f"the body holds more than {MAX_VALUES:,} values; send fewer messages, prompts or tokens"
             )
             raise ApiError(400, message, code="invalid_value")
-        # Counting, reading and checking take a turn of the event loop each.
+        # Counting, parsing and checking each take a turn of the event loop of their own.
         await asyncio.sleep(0)
         content = await super().json()
         await asyncio.sleep(0)
@@ -74,35 +74,35 @@ def _holds_more(body: bytes, most: int, most_nested: int) -> bool:
         else:
             marks += 1
             nested += found[0] in _OPENING
-        # Between two texts of well-formed JSON stands a mark.
+        # In well-formed JSON there is a mark between any two strings.
         if marks > most or nested > most_nested or texts > most + 1:
             return True
     return False
 
 
-#: Where files are uploaded; their limits are others.
+#: The route of uploads, which have limits of their own.
 UPLOAD = re.compile(r"/v1/kb/[^/]+/documents/?")
 
-_OVERHEAD = 64 * 2**10  # of a multipart body's own lines
+_OVERHEAD = 64 * 2**10  # bytes of a multipart body beside its files
 _DIGITS = 18
 
 
 class BodyLimits:
     """Ends requests whose body is too large (413) or arrives too slowly (408), and too many uploads of a key (429).
 
-    A body is counted as it is read, so that one sent in chunks, without a length, is cut where it exceeds.
+    Bytes are counted as they are read, so a chunked body without a length is cut as soon as it exceeds the limit.
 
     Args:
-        app: what answers.
+        app: the wrapped application.
         settings: the limits.
-        clock: seconds.
+        clock: in seconds; by default the event loop's.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings, clock: Callable[[], float] | None = None) -> None:
         self._app = app
         self._settings = settings
         self._clock = clock
-        self._arriving: Counter[str] = Counter()  # uploads by key
+        self._arriving: Counter[str] = Counter()  # uploads in progress, by key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -139,14 +139,14 @@ class BodyLimits:
 
 
 class _Reading:
-    """A ``receive`` that counts.
+    """A ``receive`` that counts bytes and time.
 
     Args:
         receive: the server's.
-        most: bytes.
-        seconds: until the last of them.
-        settings: what a slow body is; only the time in which the client is waited for counts.
-        clock: seconds; by default the event loop's.
+        most: bytes of the body.
+        seconds: until the whole body has arrived.
+        settings: define a slow body; only the time spent waiting for the client counts.
+        clock: in seconds; by default the event loop's.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class _Reading:
         self._ended = False
 
     async def __call__(self) -> Message:
-        """The next part of the body; behind its end the news that the client has gone, whenever that is."""
+        """The next part of the body; after its end, the message that the client has gone, whenever that comes."""
         if self._ended:
             return await self._receive()
         began = self._clock()

@@ -1,9 +1,8 @@
-"""The log, a line for each request, and OpenTelemetry's traces, a span for each.
+"""The log, with a line per request, and OpenTelemetry traces, with a span per request.
 
-Texts of users are told only where the operator asks for them, and in lines alone. A line has the time, the level, the
-event and its fields; lines written while a request is answered have its id. Traces are for those who have installed
-``specrag[tracing]`` and set ``tracing``; where they go is told by OpenTelemetry's own variables, such as
-``OTEL_EXPORTER_OTLP_ENDPOINT``.
+Users' texts are written only if the operator asks for them, and only to the log. A line has the time, the level, the
+event and its fields; lines written while a request is answered have its id. Traces need ``specrag[tracing]`` and the
+setting ``tracing``; OpenTelemetry's own variables, such as ``OTEL_EXPORTER_OTLP_ENDPOINT``, say where they go.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from specrag.errors import InputError
 from specrag.serving.settings import Settings
 
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
-"""Of the request that is being answered."""
+"""Id of the request that is being answered."""
 
-#: Fields that hold what users wrote or were answered.
+#: Fields that hold texts of users or answers to them.
 TEXTS = frozenset({"prompt", "messages", "query", "answer", "text", "document", "input"})
 
-# Without the values of variables, which may be keys and texts.
+# Without local variables, which may hold keys and texts.
 _TRACES = structlog.processors.ExceptionRenderer(
     structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
 )
@@ -37,11 +36,11 @@ _LONGEST = 2000  # characters of a field
 
 
 class Log:
-    """Writes lines.
+    """Writes log lines.
 
     Args:
         settings: the format, the level, and whether texts are written.
-        stream: where to; standard error by default.
+        stream: where lines go; standard error by default.
     """
 
     def __init__(self, settings: Settings, stream: TextIO | None = None) -> None:
@@ -67,15 +66,15 @@ class Log:
         )
 
     def info(self, event: str, **fields: Any) -> None:
-        """Something that is as it should be."""
+        """Log a normal event."""
         self._logger.info(event, **fields)
 
     def warning(self, event: str, **fields: Any) -> None:
-        """Something that an operator may want to change."""
+        """Log something that an operator may want to change."""
         self._logger.warning(event, **fields)
 
     def error(self, event: str, error: BaseException | None = None, **fields: Any) -> None:
-        """Something that should not have happened, with where it did."""
+        """Log something that should not have happened, with its traceback."""
         self._logger.error(event, exc_info=error, **fields)
 
     def _without_texts(self, _: Any, __: str, fields: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
@@ -97,7 +96,7 @@ def _with_request(_: Any, __: str, fields: MutableMapping[str, Any]) -> MutableM
 
 
 def _bounded(_: Any, __: str, fields: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """No field fills the log, and none starts a line of its own."""
+    """Shorten long fields, and escape lone surrogates, which cannot be written."""
     for name, value in fields.items():
         if isinstance(value, str):
             short = value if len(value) <= _LONGEST else f"{value[:_LONGEST]}..."
@@ -106,7 +105,7 @@ def _bounded(_: Any, __: str, fields: MutableMapping[str, Any]) -> MutableMappin
 
 
 class _Forward(logging.Handler):
-    """Hands the lines of libraries on."""
+    """Forwards the lines of libraries to the log."""
 
     def __init__(self, log: Log) -> None:
         super().__init__()
@@ -122,7 +121,7 @@ class _Forward(logging.Handler):
 
 
 def take_over_libraries(log: Log) -> None:
-    """Let the lines of uvicorn and of our own modules come in our form; uvicorn's own line a request does not.
+    """Send the lines of uvicorn and of our own modules to the log; uvicorn's own line per request is dropped.
 
     Args:
         log: where they go.
@@ -136,14 +135,14 @@ def take_over_libraries(log: Log) -> None:
 
 
 class Span(Protocol):
-    """What a request's span is told."""
+    """The span of a request."""
 
     def end(self, route: str, status: int) -> None:
-        """How the request was answered."""
+        """Record how the request was answered."""
 
 
 class Tracing:
-    """Traces of nothing; the figures of answers are dropped."""
+    """Tracing that is off: spans do nothing, and figures are dropped."""
 
     @contextmanager
     def request(self, scope: Scope) -> Iterator[Span]:  # noqa: ARG002 - as the other
@@ -151,10 +150,10 @@ class Tracing:
         yield _NO_SPAN
 
     def figures(self, values: Mapping[str, Any]) -> None:
-        """Add to the span of the request that is being answered."""
+        """Add figures to the span of the request that is being answered."""
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send the remaining spans."""
 
 
 class _NoSpan:
@@ -166,7 +165,7 @@ _NO_SPAN = _NoSpan()
 
 
 class OpenTelemetry(Tracing):
-    """Traces by OpenTelemetry's own package.
+    """Tracing by OpenTelemetry's own package.
 
     Args:
         exporter: takes finished spans; by default the one for OTLP over HTTP.
@@ -197,7 +196,7 @@ class OpenTelemetry(Tracing):
 
     @contextmanager
     def request(self, scope: Scope) -> Iterator[Span]:
-        """A span around a request, a child of the caller's if it says which."""
+        """A span around a request; a child of the caller's span if the request names one."""
         from opentelemetry.trace import SpanKind
 
         parent = self._propagator.extract(dict(Headers(scope=scope)))
@@ -207,13 +206,13 @@ class OpenTelemetry(Tracing):
             yield _OpenSpan(span, scope["method"])
 
     def figures(self, values: Mapping[str, Any]) -> None:
-        """Add to the span of the request that is being answered."""
+        """Add figures to the span of the request that is being answered."""
         from opentelemetry.trace import get_current_span
 
         get_current_span().set_attributes({f"specrag.{name}": value for name, value in values.items()})
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send the remaining spans."""
         self._provider.shutdown()
 
 
@@ -223,7 +222,7 @@ class _OpenSpan:
         self._method = method
 
     def end(self, route: str, status: int) -> None:
-        """Name it by its route."""
+        """Name the span by its route, and record the status."""
         from opentelemetry.trace import Status, StatusCode
 
         self._span.update_name(f"{self._method} {route}")

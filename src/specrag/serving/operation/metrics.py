@@ -1,7 +1,7 @@
-"""What Prometheus reads at /metrics: how fast, how much by whom guessed, how full.
+"""The metrics that Prometheus reads at ``/metrics``: latency, guesses by source, load.
 
-Labels are few and their values are ours, so that no request can make new series: routes, methods, sources of
-tokens; never names of users, knowledge bases or models of the request.
+There are few labels, and their values are ours, so that no request can create new series: routes, methods, sources of
+tokens; never users, or knowledge bases and models that a request names.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _TENTHS = (0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1)
 
 @dataclass(frozen=True, slots=True)
 class FinishedGeneration:
-    """One answer's figures.
+    """The figures of one finished answer.
 
     Args:
         method: how it was decoded.
         reason: ``stop``, ``length``, ``tool_calls``, ``cancelled``, ``deadline`` or ``error``.
         prompt_tokens, cached_tokens, completion_tokens: counts.
-        passes: of the target behind the prompt's.
+        passes: the target's passes after prefill.
         drafted_by, accepted_by: tokens by source.
-        queued, first_token, total: seconds from the arrival to the start, to the first and to the last token;
-            None where it did not come so far.
-        prompt, answer: what was sent and written, for a log that may hold it; else None.
+        queued, first_token, total: seconds from arrival to the start, to the first token and to the last token;
+            None if it did not get that far.
+        prompt, answer: what was sent and written, if the log may hold it; else None.
     """
 
     method: str
@@ -55,7 +55,7 @@ class FinishedGeneration:
 
 
 class Metrics:
-    """All figures of one server, in a registry of its own."""
+    """All metrics of one server, in a registry of its own."""
 
     def __init__(self) -> None:
         self._methods = frozenset(method_names())
@@ -122,24 +122,24 @@ class Metrics:
     # -- figures that are read when Prometheus asks -----------------------------------------------------------
 
     def watch(self, name: str, description: str, read: Callable[[], float]) -> None:
-        """A gauge that asks for its value: ``queue_length``, ``running_requests``, ``kv_bytes`` and the like.
+        """Add a gauge whose value is read on demand, such as ``queue_length`` or ``running_texts``.
 
         Args:
             name: without the prefix ``specrag_``.
             description: one line.
-            read: called from any thread.
+            read: returns the value; called from any thread.
         """
         Gauge(f"specrag_{name}", description, registry=self.registry).set_function(read)
 
     # -- events -----------------------------------------------------------------------------------------------
 
     def request(self, route: str, method: str, status: int, seconds: float) -> None:
-        """A request was answered; ``route`` is the template, not the path."""
+        """Record an answered request; ``route`` is the template, not the path."""
         self._requests.labels(route, method, str(status)).inc()
         self._latency.labels(route).observe(seconds)
 
     def generation(self, done: FinishedGeneration) -> None:
-        """An answer has ended, well or not."""
+        """Record an answer that has ended, successfully or not."""
         method = done.method if done.method in self._methods else "other"
         self._generations.labels(method, done.reason).inc()
         self._prompt.inc(done.prompt_tokens)
@@ -166,23 +166,23 @@ class Metrics:
             self._acceptance.labels(method).observe(accepted / drafted)
 
     def packed_pass(self, texts: int, rows: int) -> None:
-        """A model has run over the rows of so many texts at once."""
+        """Record one pass of a model over the rows of several texts."""
         self._batch.observe(texts)
         self._rows.observe(rows)
 
     def search(self, seconds: float, passages: int = 0) -> None:
-        """A knowledge base was searched."""
+        """Record a search of a knowledge base."""
         self._search.observe(seconds)
         self._passages.inc(passages)
 
     def rejected(self, reason: str) -> None:
-        """A request was refused, for one of few reasons."""
+        """Record a refused request; there are only a few reasons."""
         self._rejected.labels(reason).inc()
 
     def job(self, result: str) -> None:
-        """An upload has been indexed (``done``) or not (``failed``)."""
+        """Record how a job ended: ``done``, ``failed`` or ``cancelled``."""
         self._jobs.labels(result).inc()
 
     def text(self) -> bytes:
-        """All figures in Prometheus's format."""
+        """All metrics in Prometheus's text format."""
         return generate_latest(self.registry)

@@ -1,4 +1,4 @@
-"""What makes an application fit to be run: keys, limits, headers, log, figures, health, knowledge bases, the page."""
+"""Adds what it takes to operate the application: keys, limits, log, metrics, health, knowledge bases, the page."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Readiness:
     """Reasons why no requests should be sent here; none when the server is ready.
 
     Args:
-        folder: that is written; it must have some space left. None where nothing is written.
+        folder: the folder that is written, which must have some space left; None if nothing is written.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -49,20 +49,20 @@ class Readiness:
         self._stopping = False
 
     def add(self, name: str, check: Callable[[], str | None]) -> None:
-        """A condition.
+        """Add a condition.
 
         Args:
             name: what is checked, such as ``model``.
-            check: gives a reason, or None while all is well; must be quick.
+            check: returns a reason, or None while all is well; must be quick.
         """
         self._checks[name] = check
 
     def stop(self) -> None:
-        """From now on the server only ends what it has begun."""
+        """Report the server as stopping: it only finishes what it has begun."""
         self._stopping = True
 
     def reasons(self) -> dict[str, str]:
-        """What is in the way, by what was checked."""
+        """The reasons why the server is not ready, by what was checked."""
         found = {name: reason for name, check in self._checks.items() if (reason := check()) is not None}
         if self._stopping:
             found["server"] = "it is being stopped"
@@ -110,8 +110,8 @@ class Operation:
     """The parts that routes and middleware share.
 
     Args:
-        settings: of the server.
-        encoders: that encode questions.
+        settings: the server's.
+        encoders: encode questions.
         log: where lines go; by default standard error.
     """
 
@@ -129,7 +129,7 @@ class Operation:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Inside the block jobs are done."""
+        """Run jobs inside the block."""
         root = self.settings.kb_root
         if root is not None:
             await anyio.to_thread.run_sync(lambda: root.mkdir(parents=True, exist_ok=True))
@@ -143,7 +143,7 @@ class Operation:
             self.tracing.close()
 
     def observe(self, done: FinishedGeneration) -> None:
-        """An answer has ended."""
+        """Record a finished answer in metrics, trace and log."""
         self.metrics.generation(done)
         figures = {
             "method": done.method,
@@ -163,7 +163,7 @@ def add_operation(app: FastAPI) -> None:
     """Add middleware, ``/v1/kb``, ``/healthz``, ``/readyz``, ``/metrics`` and the page to an application.
 
     Args:
-        app: with its ``state.service``.
+        app: has its ``state.service``.
     """
     service: Service = app.state.service
     settings = service.settings
@@ -201,7 +201,7 @@ def _watch(operation: Operation, service: Service) -> None:
 
 
 def resident_bytes() -> float:
-    """Memory that the process holds; 0 where the system does not tell."""
+    """Resident bytes of the process; 0 if the system does not tell."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * 4096
@@ -210,7 +210,7 @@ def resident_bytes() -> float:
 
 
 def _add_middleware(app: FastAPI, operation: Operation) -> None:
-    """The innermost first."""
+    """Add the middleware, innermost first."""
     settings = operation.settings
     app.add_middleware(BodyLimits, settings=settings)
     app.add_middleware(Authentication, keys=operation.keys)

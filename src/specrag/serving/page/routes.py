@@ -1,4 +1,4 @@
-"""The page at ``/`` and the reference at ``/docs``: a few static files, read once, sent with their right types."""
+"""Serves the page at ``/`` and the reference at ``/docs``: static files, read once at startup."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class _File:
 
     Attributes:
         content: its bytes.
-        media_type: of the answer's header.
-        etag: another one for other bytes.
+        media_type: for the Content-Type header.
+        etag: changes with the content.
     """
 
     content: bytes
@@ -38,8 +38,8 @@ class _File:
 def page_routes() -> list[Route]:
     """Routes of the pages: ``/``, ``/docs``, and ``/page/NAME`` for each of their files.
 
-    Only names that were in the folder at the start are answered, so that no path can lead out of it. Nothing in these
-    files is secret: they are served without a key, and the page asks for one where the server wants it.
+    Only files that were in the folder at startup are served, so no path can lead out of it. None of these files is
+    secret: they are served without a key, and the page asks for one if the server requires it.
     """
     files = {path.name: _read(path) for path in sorted(FOLDER.iterdir()) if path.suffix in _TYPES}
 
@@ -66,8 +66,8 @@ def _read(path: Path) -> _File:
 
 
 def _send(request: Request, file: _File) -> Response:
-    # Asked for anew every time, since a module of one version must never meet one of another; unchanged files cost
-    # one small answer each.
+    # The browser revalidates every file every time, so that modules of different versions never mix. An unchanged
+    # file costs one small response.
     headers = {"ETag": file.etag, "Cache-Control": "no-cache"}
     wanted = [tag.strip().removeprefix("W/") for tag in request.headers.get("If-None-Match", "").split(",")]
     if file.etag in wanted:

@@ -1,4 +1,4 @@
-"""Drafters: what proposes tokens."""
+"""Drafters propose tokens."""
 
 from typing import TYPE_CHECKING
 

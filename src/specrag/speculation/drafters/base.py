@@ -17,13 +17,13 @@ ANY_DEPTH = sys.maxsize
 
 @dataclass
 class Stopwatch:
-    """Measures the seconds in which a drafter reads its prompt, which are not part of its guesses' price."""
+    """Measures the time a drafter spends reading its prompt, which is not part of the price of its guesses."""
 
     clock: Callable[[], float] = time.perf_counter
     seconds: float = 0.0
 
     def timed(self, reading: Coroutine[object]) -> Coroutine[None]:
-        """Run to the end and add the time of it."""
+        """Run the reading to its end and add the time it took."""
         began = self.clock()
         yield from reading
         self.seconds += self.clock() - began
@@ -34,41 +34,41 @@ class Drafter(Protocol):
 
     @property
     def outputs(self) -> Outputs:
-        """What it reads of the target's rows, in :meth:`start` and in :meth:`observe`."""
+        """What it reads from the target's rows, in :meth:`start` and in :meth:`observe`."""
 
     @property
     def runs_passes(self) -> bool:
         """Whether a proposal costs passes, so that its price must be weighed before it is made."""
 
     def start(self, session: Session, rows: Sequence[Row]) -> Coroutine[None]:
-        """Read the prompt, which the session holds; what takes passes may wait for the first proposal.
+        """Read the prompt, which the session holds; work that takes passes may wait for the first proposal.
 
         Args:
             session: the target's session.
-            rows: the target's answers for the last tokens of the prompt but the newest, as far as they were
+            rows: the target's answers for the last tokens of the prompt, excluding the newest one: those that were
                 asked for and are known.
         """
 
     def propose(self, session: Session, budget: int, depth: int = ANY_DEPTH) -> Coroutine[DraftTree]:
-        """Guess behind the session's newest token.
+        """Guess what follows the session's newest token.
 
         Args:
             session: the target's session.
-            budget: most nodes of the tree.
-            depth: longest path worth proposing: the tokens that may still come, without the bonus.
+            budget: maximum number of nodes in the tree.
+            depth: longest path worth proposing: the number of tokens that may still come, without the bonus token.
         """
 
     def observe(self, round: Round) -> None:
-        """Learn what became of a proposal; the round's tokens are committed already."""
+        """Learn the outcome of a proposal; the round's tokens are already committed."""
 
     def truncate(self, length: int) -> None:
-        """Forget everything behind the first ``length`` tokens of the session."""
+        """Forget everything after the first ``length`` tokens of the session."""
 
     def fork(self) -> Drafter:
-        """A drafter in the same state, for a fork of the session."""
+        """Return a drafter in the same state, for a fork of the session."""
 
     def close(self) -> None:
-        """Release memory; called by whoever made the drafter, since it may serve several calls of the loop."""
+        """Release memory. The drafter's creator calls this, since one drafter may serve several decoding loops."""
 
 
 class NoDrafter:

@@ -1,8 +1,8 @@
-"""A draft model with another vocabulary: what it writes is verified as the target's tokens.
+"""A draft model with a different vocabulary: its text is verified as tokens of the target.
 
 String-level exact match of Timor et al. (2025), arXiv 2502.05202: draft tokens are decoded, the text is encoded in
-the target's vocabulary, and those tokens are verified as a deterministic draft. Nothing is asked of the vocabularies
-but that both can spell the text.
+the target's vocabulary, and the resulting tokens are verified as a deterministic draft. The only requirement is that
+both vocabularies can spell the text.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from specrag.speculation.drafters.draft_model import CONFIDENCES, DRAFT_MODEL, F
 from specrag.speculation.tree import EMPTY, DraftTree, Round
 from specrag.speculation.vocabularies import Continuation, FollowedText, VocabularyPair
 
-#: The last token of a draft is graded apart, from this grade on: with more text it might be another one.
+#: The last token of a draft gets its own grades, starting here: more text might turn it into another token.
 _OPEN_GRADE = len(CONFIDENCES) + 1
 _TOP = Outputs(top_k=1)
 
@@ -32,7 +32,7 @@ class _Draft:
 
     Attributes:
         data: the bytes of its tokens.
-        starts: where in them each token begins.
+        starts: where each token begins in those bytes.
         confidences: the probability of each token.
         ended: its last token ends the text.
     """
@@ -49,17 +49,17 @@ class _Draft:
 
 
 class CrossVocabulary:
-    """A draft model that reads and writes the target's text in tokens of its own; guesses a chain.
+    """A draft model that reads and writes the target's text in its own tokens; guesses a chain.
 
-    A guess is the draft model's likeliest token. The draft model stops as soon as its text makes as many of the
-    target's tokens as were asked for, at a special token, and where its context ends: behind that nothing is
-    proposed. After :meth:`truncate` it is as if it had never seen the tokens taken back.
+    A guess is the draft model's likeliest token. Drafting stops when the text yields as many target tokens as were
+    asked for, at a special token, or at the end of the draft model's context; nothing is proposed beyond that. After
+    :meth:`truncate` the drafter behaves as if it had never seen the removed tokens.
 
     Args:
         model: the draft model.
         pair: the two vocabularies (:func:`~specrag.speculation.vocabularies.check_alignment`).
-        max_tokens: most guesses of the draft model in a round, in its own tokens.
-        min_confidence: end a draft behind a token that the draft model gives a smaller probability; 0: never.
+        max_tokens: maximum number of draft model guesses per round, in its own tokens.
+        min_confidence: end a draft after a token whose draft model probability is lower than this; 0: never.
 
     Raises:
         InputError: a value is out of range.
@@ -146,7 +146,7 @@ class CrossVocabulary:
         self._followed = 0
 
     def _missing(self, session: Session) -> list[int]:
-        """Take back what the text does not hold, or no longer in these tokens; those that are not read yet."""
+        """Drop own tokens that the text no longer holds or now spells differently; return the tokens still to read."""
         self._text.follow(session.tokens)
         own, right = self._session.tokens, self._text.tokens
         same = self._followed
@@ -162,7 +162,7 @@ class CrossVocabulary:
         return fits and max(missing, default=0) < self._model.vocab_size
 
     def _grades(self, found: Sequence[int], behind: Continuation, draft: _Draft) -> list[int]:
-        """The class of each token by the probability of the draft model's tokens that begin in it."""
+        """The class of each token, by the probability of the draft model's tokens that begin in it."""
         grades: list[int] = []
         seen, place = 0, len(behind.pending)
         for count, token in enumerate(found, start=1):

@@ -1,4 +1,4 @@
-"""A draft model of the same vocabulary guesses a chain (Leviathan et al. 2023; Chen et al. 2023)."""
+"""A draft model with the target's vocabulary guesses a chain (Leviathan et al. 2023; Chen et al. 2023)."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from specrag.speculation.tree import EMPTY, DraftTree, Round
 #: Source of a draft model's tokens.
 DRAFT_MODEL = "draft-model"
 
-#: Ends of the classes of confidence that are accepted about equally often.
+#: Upper bounds of the confidence classes; guesses in one class are accepted about equally often.
 CONFIDENCES = (0.2, 0.4, 0.6, 0.8, 0.9, 0.97)
-#: Drawn guesses are graded by their depth, from this grade on.
+#: Drawn guesses are graded by depth, starting at this grade.
 _DRAWN_GRADE, _MOST_DEPTH = 8, 7
-#: Up to here, tokens to catch up with go into the pass of the first guess, every row of which is answered.
+#: Up to this many tokens of backlog go into the pass of the first guess, where every row is answered.
 FEW = 32
 _TOP = Outputs(top_k=1)
 
@@ -55,7 +55,7 @@ def check_same_vocabulary(target: Vocabulary, draft: Vocabulary) -> None:
     """Check that every token means the same to both models; takes a second or two for a large vocabulary.
 
     Raises:
-        InputError: it does not.
+        InputError: some token differs.
     """
     remedy = "take a draft model of the target's family, which shares its vocabulary"
     if target is draft:
@@ -71,7 +71,7 @@ def check_same_vocabulary(target: Vocabulary, draft: Vocabulary) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """A token, how likely the draft model finds it, and the distribution that it was drawn from, if it was drawn."""
+    """A token, its probability under the draft model, and, if it was drawn, the distribution it was drawn from."""
 
     token: int
     confidence: float
@@ -79,14 +79,14 @@ class Guess:
 
 
 def likeliest(row: Row) -> Guess:
-    """The likeliest token of a row that was asked for its top tokens."""
+    """The likeliest token of a row whose top tokens were requested."""
     assert row.top_tokens is not None
     assert row.top_log_probs is not None
     return Guess(int(row.top_tokens[0]), math.exp(row.top_log_probs[0]))
 
 
 def grades_of(guesses: Sequence[Guess], drawn: bool) -> tuple[int, ...]:
-    """By confidence; by depth where guesses were drawn: a schedule reads grades, and must not see what was drawn."""
+    """Grade by confidence, or drawn guesses by depth: a schedule reads grades and must not see what was drawn."""
     if drawn:
         return tuple(_DRAWN_GRADE + min(depth, _MOST_DEPTH) for depth in range(len(guesses)))
     return tuple(bisect(CONFIDENCES, guess.confidence) for guess in guesses)
@@ -95,19 +95,19 @@ def grades_of(guesses: Sequence[Guess], drawn: bool) -> tuple[int, ...]:
 class DraftModel:
     """A draft model that follows the target's tokens in a session of its own; guesses a chain.
 
-    A guess is the draft model's likeliest token, or, given ``sampling``, drawn from its distribution, which the
-    tree then tells (``draft_probs``), as ratio-based rejection needs it. Behind the draft model's context nothing
-    is proposed. After :meth:`truncate` it is as if it had never seen the tokens taken back.
+    A guess is the draft model's likeliest token or, with ``sampling``, a draw from its distribution. The tree then
+    carries that distribution (``draft_probs``), which ratio-based rejection needs. Nothing is proposed beyond the draft
+    model's context. After :meth:`truncate` the drafter behaves as if it had never seen the removed tokens.
 
     Args:
-        model: the draft model, of the target's vocabulary (:func:`check_same_vocabulary`).
+        model: the draft model, with the target's vocabulary (:func:`check_same_vocabulary`).
         max_tokens: longest chain.
-        min_confidence: end a chain behind a token that the draft model gives a smaller probability; 0: never.
-        sampling: how guesses are drawn; ``None``: the likeliest. Penalties and biases are left out.
+        min_confidence: end a chain after a token whose draft model probability is lower than this; 0: never.
+        sampling: how guesses are drawn; ``None``: take the likeliest. Penalties and biases are ignored.
 
     Raises:
-        InputError: a value is out of range, or drawn guesses should end by their confidence: rejection keeps
-            the target's law only if what is verified does not depend on what was drawn.
+        InputError: a value is out of range, or ``min_confidence`` is set for drawn guesses: rejection preserves the
+            target's law only if what is verified does not depend on what was drawn.
     """
 
     outputs: Outputs = NOTHING
@@ -130,7 +130,7 @@ class DraftModel:
         self._min_confidence = min_confidence
         self._sampling = sampling
         self._session = Session(model)
-        self._followed = 0  # leading tokens of the own session that are no guesses
+        self._followed = 0  # leading tokens of the own session that are not guesses
 
     def start(self, session: Session, rows: Sequence[Row]) -> Coroutine[None]:
         del rows
@@ -146,7 +146,7 @@ class DraftModel:
         if len(missing) > FEW or not self._session.tokens:
             yield from self._session.extend(missing)
             missing = []
-        # The last guess is not fed, so that it needs no room.
+        # The last guess is not fed, so it needs no room.
         room = self._model.context_length - len(session) + 1
         outputs = _TOP if self._sampling is None else LOGITS
         guesses: list[Guess] = []
@@ -155,7 +155,7 @@ class DraftModel:
             guess = self._guess(rows[-1], len(session) + len(guesses), session.model.vocab_size)
             if guess.token >= session.model.vocab_size:  # a column that pads the logits
                 break
-            # Fed with the next guess, or with the target's next tokens.
+            # It is fed with the next guess, or with the target's next tokens.
             self._session.commit(range(len(missing)), guess.token)
             missing = []
             guesses.append(guess)
@@ -183,7 +183,7 @@ class DraftModel:
         self._followed = 0
 
     def _missing(self, session: Session) -> list[int]:
-        """Take back the guesses that the target did not keep; the target's tokens that are not read yet."""
+        """Drop the guesses that the target did not keep; return the target's tokens still to read."""
         own, right = self._session.tokens, session.tokens
         same = self._followed
         while same < min(len(own), len(right)) and own[same] == right[same]:

@@ -1,8 +1,8 @@
-"""EAGLE-2: a head on the target's features guesses a tree that grows where it is likeliest.
+"""EAGLE-2: a head on the target's features guesses a tree that grows where acceptance is likeliest.
 
 Li et al. 2024, "EAGLE-2: Faster Inference of Language Models with Dynamic Draft Trees", sections 4.1 and 4.2: the
 likeliest nodes of a level are expanded, and of all nodes those on the likeliest paths are kept. Candidates are a
-function of the text alone: the target's own draw verifies them, never the ratio of two probabilities.
+function of the text alone: they are verified by the target's own draw, never by a ratio of two probabilities.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from specrag.errors import InputError
 from specrag.speculation.drafters.base import ANY_DEPTH
 from specrag.speculation.tree import EMPTY, ROOT, DraftTree, Round
 
-#: Source of a head's tokens.
+#: Source of the head's tokens.
 EAGLE = "eagle"
-#: The paper's tree: longest path, and nodes expanded in a level as well as children of a node.
+#: The paper's tree: longest path; nodes expanded per level, which is also the number of children per node.
 DEPTH, TOP_K = 5, 10
-#: Rows of the prompt that a head reads at most, the newest: the public heads were trained on so many positions.
+#: Maximum number of prompt rows that a head reads, the newest ones: the public heads were trained on this length.
 PROMPT_ROWS = 2048
-#: A further pass of the head must promise so many tokens: it costs about a tenth of a small target's pass.
+#: Tokens that a further pass of the head must promise: it costs about a tenth of a small target's pass.
 MIN_GAIN = 0.1
 
-#: Ends of the classes of probability that are accepted about equally often, in nats.
+#: Upper bounds of the probability classes, in nats; guesses in one class are accepted about equally often.
 _LOG_PROBS = tuple(map(math.log, (0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.95)))
-#: Estimated features drift: the head is trusted less behind its own guesses. Deeper levels count as one.
+#: Estimated features drift: the head is trusted less after its own guesses. Deeper levels share the last class.
 _DEPTHS = 3
 
 
@@ -48,24 +48,24 @@ class FeatureModel(SessionModel, Protocol):
     """A model whose segments carry features (:class:`specrag.models.eagle_head.EagleHead`)."""
 
     def keep(self, feature: Any) -> Any:
-        """A copy of one row's feature that does not hold its whole pass in memory."""
+        """A copy of one row's feature that does not keep its whole pass in memory."""
 
 
 class Eagle:
     """Guesses a tree with a head that reads the target's features.
 
-    The head's cache holds rows of the target's true features only: what it estimates while a tree grows is written
-    behind them and overwritten. Beside the cache the drafter remembers the feature of every token that the head
-    reads, ``hidden_size`` numbers each (a tenth or less of the target's own keys and values), so that it can go on
-    from any truncation. Of a prompt it reads the rows that it is given, which may be the newest only; a prompt found
-    in a prefix cache leaves it with little to read.
+    The head's cache holds only rows of true target features; rows estimated while a tree grows are written after them
+    and overwritten. Beside the cache, the drafter keeps the feature of every token that the head reads
+    (``hidden_size`` numbers each, a tenth or less of the target's own keys and values), so that it can resume from any
+    truncation. From the prompt it reads the rows it is given, which may be only the newest; a prompt found in a prefix
+    cache leaves it little to read.
 
     Args:
         head: shared by all requests.
-        depth: longest path, one pass of the head each.
-        top_k: nodes expanded in a level, and children of a node.
-        min_gain: end a tree where the paths that could grow are together less likely than this, for another pass
-            could not add more tokens on average; 0: never (the paper).
+        depth: longest path, at one pass of the head per level.
+        top_k: nodes expanded per level, and children per node.
+        min_gain: stop growing a tree when the paths that could still grow have a total probability below this, since
+            another pass could not add more tokens than that on average; 0: never stop early (the paper).
 
     Raises:
         InputError: a value is out of range.
@@ -84,13 +84,15 @@ class Eagle:
         self._head = head
         self._depth, self._top_k, self._min_gain = depth, top_k, min_gain
         self._cache = head.new_cache()
-        # Of the session's tokens from `_first` up to the newest but one: always one short of the session's end.
+        # Features of the session's tokens from `_first` to the newest but one: always one short of the session's end.
         self._first = 0
         self._features: list[Any] = []
 
     def start(self, session: Session, rows: Sequence[Row]) -> Coroutine[None]:
         end = max(len(session) - 1, 0)
-        known = [row.hidden["final"] for row in rows if "final" in row.hidden]  # those without are the oldest
+        known = [
+            row.hidden["final"] for row in rows if "final" in row.hidden
+        ]  # rows without one are the oldest
         missing = end - self._first - len(self._features)
         if missing > len(known):  # a gap: what lies before it is of no use
             self._cache.truncate(0)
@@ -106,7 +108,7 @@ class Eagle:
         if not self._features or min(budget, depth) < 1:
             return EMPTY
         count = len(self._features)
-        if self._cache.length == count:  # nothing came since the last proposal
+        if self._cache.length == count:  # nothing new since the last proposal
             self._cache.truncate(count - 1)
         wanted = Outputs(top_k=min(self._top_k, budget), hidden=("final",))
         answer = yield from self._read(session, count, wanted)
@@ -144,12 +146,12 @@ class Eagle:
         self._features = []
 
     def _read(self, session: Session, count: int, newest: Outputs) -> Coroutine[Row]:
-        """Feed the head true features up to the first ``count``; the answer of the newest of them."""
+        """Feed the head the first ``count`` true features; returns the answer for the newest of them."""
         self._cache.reserve(count)
         while True:
             fed = self._cache.length
             features = self._features[fed : min(fed + PREFILL_ROWS, count)]
-            # A row's token is the one behind its feature.
+            # A row's token is the one after its feature.
             start = self._first + fed + 1
             tokens = session.tokens[start : start + len(features)]
             outputs = [NOTHING] * (len(features) - 1) + [newest]
@@ -161,10 +163,10 @@ class Eagle:
 
 @dataclass
 class _Growth:
-    """A tree while it grows: every node that was thought of, and the rows of those that were expanded.
+    """A growing tree: every candidate node, and the rows of those that were expanded.
 
     Args:
-        top_k: nodes expanded in a level.
+        top_k: nodes expanded per level.
         budget: nodes of the final tree.
     """
 
@@ -176,8 +178,10 @@ class _Growth:
     log_probs: list[float] = field(default_factory=list)  # of a node's whole path
     steps: list[float] = field(default_factory=list)  # of a node, given its parent
     _newest: int = 0  # the first node of the newest level
-    _features: dict[int, Any] = field(default_factory=dict)  # of expanded nodes, behind their token
-    _rows: dict[int, int] = field(default_factory=lambda: {ROOT: ROOT})  # where they lie behind the cache
+    _features: dict[int, Any] = field(default_factory=dict)  # of expanded nodes, after their token
+    _rows: dict[int, int] = field(
+        default_factory=lambda: {ROOT: ROOT}
+    )  # where they lie after the cache's end
     _row_parents: list[int] = field(default_factory=list)
 
     def expand(self, nodes: Sequence[int], answers: Sequence[Row]) -> None:
@@ -190,7 +194,7 @@ class _Growth:
             before = 0.0 if node == ROOT else self.log_probs[node]
             depth = 0 if node == ROOT else self.depths[node] + 1
             for token, step in zip(row.top_tokens.tolist(), row.top_log_probs.tolist(), strict=True):
-                if not math.isfinite(step):  # of a damaged head
+                if not math.isfinite(step):  # from a damaged head
                     continue
                 certain = min(step, 0.0)  # rounding must not make a child likelier than its parent
                 self.tokens.append(token)
@@ -200,15 +204,16 @@ class _Growth:
                 self.steps.append(certain)
 
     def frontier(self) -> list[int]:
-        """The likeliest nodes of the newest level; none whose children the final tree would leave out.
+        """The likeliest nodes of the newest level, without those whose children the final tree would drop.
 
-        A child is no likelier than its parent: it finds no place behind the least of as many nodes as the tree has.
+        A child is never likelier than its parent, so the child of the least likely node that fits in the tree finds no
+        place in it.
         """
         newest = [node for node in self._best(self.budget - 1) if node >= self._newest]
         return newest[: self.top_k]
 
     def segment(self, cache: Any, nodes: Sequence[int], outputs: Outputs) -> Segment:
-        """The rows of these nodes, behind those of their ancestors; a node's row reads its parent's estimate."""
+        """The rows of these nodes, after those of their ancestors; a node's row reads its parent's estimate."""
         written = len(self._row_parents)
         self._row_parents += [self._rows[self.parents[node]] for node in nodes]
         self._rows.update((node, written + place) for place, node in enumerate(nodes))
@@ -222,7 +227,7 @@ class _Growth:
         )
 
     def tree(self) -> DraftTree:
-        """The nodes on the likeliest paths; a parent is never less likely than its child, nor later."""
+        """The nodes on the likeliest paths; a parent is never less likely than its child and never comes later."""
         kept = sorted(self._best(self.budget))
         place = {ROOT: ROOT} | {node: new for new, node in enumerate(kept)}
         return DraftTree(
@@ -233,7 +238,7 @@ class _Growth:
         )
 
     def _best(self, count: int) -> list[int]:
-        """The likeliest nodes, the likeliest first, the earlier on a tie."""
+        """The likeliest nodes, likeliest first; ties go to the earlier node."""
         order = sorted(range(len(self.tokens)), key=lambda node: -self.log_probs[node])
         return order[:count]
 

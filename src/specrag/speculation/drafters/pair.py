@@ -11,11 +11,11 @@ from specrag.speculation.tree import EMPTY, DraftTree, Round, merge
 
 
 class Pair:
-    """Keeps two drafters in step; those that derive from it say who proposes when.
+    """Keeps two drafters in step; subclasses decide which one proposes when.
 
     Args:
-        first: costs no passes.
-        second: may.
+        first: runs no passes.
+        second: may run passes.
     """
 
     runs_passes = False
@@ -47,11 +47,11 @@ class Pair:
 
 
 class FirstNonEmpty(Pair):
-    """First non-empty draft wins: a second drafter is asked where the first proposes nothing (as in SAM-Decoding).
+    """First non-empty draft wins: the second drafter is asked only if the first proposes nothing (as in SAM-Decoding).
 
     Args:
-        first: costs no passes.
-        second: may.
+        first: runs no passes.
+        second: may run passes.
         second_budget: how much to ask of the second if it runs passes.
     """
 
@@ -71,12 +71,12 @@ class FirstNonEmpty(Pair):
 
 
 class Weighed(Pair):
-    """Free guesses in every round, and those of a drafter that runs passes beside them, where that pays.
+    """Free guesses in every round, plus those of a drafter that runs passes, where that pays.
 
-    A token that both guess has the source and grade that promise more, and stays a copy where one of them copied it.
+    A token that both guess gets the source and grade that promise more, and stays a copy if one of them copied it.
 
     Args:
-        free: costs no passes; deterministic drafts.
+        free: runs no passes; deterministic drafts.
         priced: runs passes; deterministic drafts.
         estimates: weigh the two, and learn what the priced one guessed.
         priced_budget: how much to ask of the priced one.

@@ -1,8 +1,8 @@
-"""Prompt lookup: copies what followed the newest n-gram where it first stood (Saxena 2023).
+"""Prompt lookup: copies what followed the first occurrence of the newest n-gram (Saxena 2023).
 
-The choice among matches is transformers' (``prompt_lookup_num_tokens``): the longest n-gram that occurred before,
-its earliest occurrence, and the tokens behind it up to the end of the text. Where that finds nothing, nothing is
-proposed. Unlike there, no token is left out because it would end the text: the loop cuts there anyway.
+It picks the same match as transformers (``prompt_lookup_num_tokens``): the longest n-gram that occurred before,
+its earliest occurrence, and the tokens after it up to the end of the text. Without a match nothing is proposed.
+Unlike transformers it keeps tokens that would end the text: the decoding loop cuts there anyway.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from specrag.speculation.tree import EMPTY, DraftTree, Round
 #: Source of tokens copied by prompt lookup.
 LOOKUP = "lookup"
 
-#: Guesses with at least this many agreeing tokens in front of them are of one grade.
+#: Guesses preceded by at least this many agreeing tokens share one grade.
 _MOST_AGREEING = 12
 
 
 class PromptLookup:
-    """Copies one chain behind the earliest occurrence of the longest n-gram that ends the text.
+    """Copies one chain after the earliest occurrence of the longest n-gram that ends the text.
 
-    A token costs ``ngram_max`` dictionary entries and a proposal as many look-ups, however long the text is.
-    After :meth:`truncate` it is as if it had never seen the tokens taken back.
+    Each token costs ``ngram_max`` dictionary entries and each proposal as many look-ups, however long the text is.
+    After :meth:`truncate` the drafter behaves as if it had never seen the removed tokens.
 
     Args:
         ngram_max: the longest n-gram tried, down to a single token (transformers: 2; the first publication: 3).
@@ -44,7 +44,7 @@ class PromptLookup:
         self._ngram_max = ngram_max
         self._max_tokens = max_tokens
         self._tokens: list[int] = []
-        # For every n-gram with a token behind it, where that token first stood.
+        # For every n-gram that has a token after it, where that token first occurred.
         self._first: dict[tuple[int, ...], int] = {}
 
     def start(self, session: Session, rows: Sequence[Row]) -> Coroutine[None]:
@@ -60,7 +60,7 @@ class PromptLookup:
             start = self._first.get(tuple(self._tokens[length - size :]))
             if start is not None:
                 copied = self._tokens[start : start + min(budget, depth, self._max_tokens)]
-                # A later place is reached only after more tokens agreed, so that it is surer.
+                # A later position is reached only after more tokens agreed, so it is more certain.
                 grades = [min(size + depth, _MOST_AGREEING) for depth in range(len(copied))]
                 return DraftTree.chain(copied, LOOKUP, grades)
         return EMPTY
@@ -94,7 +94,7 @@ class PromptLookup:
             self._tokens.append(token)
 
     def _ending(self, place: int) -> list[tuple[int, ...]]:
-        """The n-grams in front of a place."""
+        """The n-grams that end in front of a position."""
         return [
             tuple(self._tokens[place - size : place]) for size in range(1, min(self._ngram_max, place) + 1)
         ]

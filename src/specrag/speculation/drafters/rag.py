@@ -1,7 +1,7 @@
 """The RAG drafter: a language model that reads the retrieved part of a long prompt (RAPID, section 2.3).
 
-It may be the target's own weights in a second session, or another model. It follows the output alone: in front of
-that stands a prompt of its own, which is given with the request.
+It may be the target's own weights in a second session, or another model. It follows only the output; instead of the
+target's prompt it reads a prompt of its own, which is given with the request.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class Guessing:
 
     Args:
         sampling: the request's. Greedy: the likeliest token.
-        opinions: the rule reads the drafter's distributions, behind the request's penalties, bans and processors.
-            Guesses are then drawn from them independently of the target; without, the drafter takes the very random
-            numbers that the target will take, so that two like distributions mostly give one token (Daliri et al.
-            2024, "Coupling without communication"). Not for a greedy text, which needs none.
-        most: how many guesses of its own are worth a pass each; by default as many as the loop asks for.
-        min_confidence: end a chain behind a likeliest token that the drafter gives a smaller probability; 0: never.
+        opinions: the rule reads the drafter's distributions after the request's penalties, bans and processors.
+            Guesses are then drawn from them independently of the target. Without opinions, the drafter uses the same
+            random numbers that the target will use, so that two similar distributions mostly give the same token
+            (Daliri et al. 2024, "Coupling without communication"). Not for greedy text, which needs none.
+        most: how many of its own guesses are worth a pass each; by default as many as the loop asks for.
+        min_confidence: end a chain after a likeliest token whose probability is lower than this; 0: never.
         copy_from: copy what followed the newest tokens in the drafter's own text, if at least this many agree; all
             copies of a round take one pass of the drafter. 0: never. Needs ``opinions``.
         most_copies: how many copies are worth that pass; by default as many as the loop asks for.
@@ -87,12 +87,12 @@ class Guessing:
 
 
 class RagDrafter:
-    """A RAG drafter of the target's vocabulary, which can report its own distributions.
+    """A RAG drafter with the target's vocabulary, which can report its own distributions.
 
-    The prompt is read when it is first asked for a guess, since a schedule may never do that.
+    The prompt is read when the first guess is asked for, since a schedule may never ask.
 
-    After :meth:`truncate` it is as if it had never seen the tokens taken back. Behind its model's context nothing is
-    proposed; where its opinion is needed that is an error.
+    After :meth:`truncate` the drafter behaves as if it had never seen the removed tokens. Beyond its model's context
+    nothing is proposed; if its opinion is needed there, that is an error.
 
     Args:
         model: the drafter's model, or the target itself.
@@ -121,19 +121,19 @@ class RagDrafter:
         self._guessing = guessing
         self._watch = watch or Stopwatch()
         self._session = Session(model)
-        self._first: int | None = None  # the session's tokens in front of the output
+        self._first: int | None = None  # number of session tokens in front of the output
         self._followed = 0  # leading tokens of the output that the own session holds
         self._text = SuffixAutomaton() if guessing.copy_from else None
         # Only opinions are processed: a guess that is compared with the target's own draw may ignore a penalty.
         self._chain = (
             build_processors(guessing.sampling, guessing.processors) if guessing.opinions else Chain(())
         )
-        self._prompt = 0  # tokens of the session that the processors take for the prompt
-        self._state: State | None = None  # of the processors, behind the first tokens of the session
-        self._stated = 0  # how many
+        self._prompt = 0  # tokens of the session that the processors treat as the prompt
+        self._state: State | None = None  # of the processors, after the first `_stated` tokens of the session
+        self._stated = 0
 
     def start(self, session: Session, rows: Sequence[Row]) -> Coroutine[None]:
-        """Remember, at the first call, where the output begins."""
+        """Remember, on the first call, where the output begins."""
         del rows
         if self._first is None:
             self._first = len(session)
@@ -141,10 +141,10 @@ class RagDrafter:
         yield from ()
 
     def propose(self, session: Session, budget: int, depth: int = ANY_DEPTH) -> Coroutine[DraftTree]:
-        """Copy, or guess with a pass for each token.
+        """Copy, or guess with one pass per token.
 
         Raises:
-            ContextLengthError: its opinion is needed and its model's context is full.
+            ContextLengthError: its opinion is needed but its model's context is full.
         """
         missing = self._missing(session)
         if not self._can_read(missing):
@@ -166,7 +166,7 @@ class RagDrafter:
             return tree
         guessing = self._guessing
         most = budget if guessing.most is None else min(budget, guessing.most())
-        # Without an opinion the last guess is not fed, so that it needs no room.
+        # Without opinions the last guess is not fed, so it needs no room.
         most = min(most, room if guessing.opinions else room + 1)
         tree = yield from self._guessed(most, missing, session)
         self._note_followed(session)
@@ -206,7 +206,7 @@ class RagDrafter:
     # -- following the target -----------------------------------------------------------------------------------
 
     def _missing(self, session: Session) -> list[int]:
-        """Take back the guesses that the target did not keep; the tokens that are not read yet."""
+        """Drop the guesses that the target did not keep; return the tokens still to read."""
         assert self._first is not None, "start comes first"
         own, right, front = self._session.tokens, session.tokens, len(self._reading)
         if not own:
@@ -224,7 +224,7 @@ class RagDrafter:
         return right[self._first + same :]
 
     def _note_followed(self, session: Session) -> None:
-        """What the own session holds of the output, guesses not counted."""
+        """Update how much of the output the own session holds, not counting guesses."""
         assert self._first is not None
         held = max(len(self._session) - len(self._reading), 0)
         self._followed = min(held, len(session) - self._first)
@@ -236,7 +236,7 @@ class RagDrafter:
     # -- guesses ------------------------------------------------------------------------------------------------
 
     def _guessed(self, most: int, missing: list[int], session: Session) -> Coroutine[DraftTree]:
-        """A chain of guesses, a pass each, and one more pass where the opinion behind the last is needed."""
+        """A chain of guesses at one pass each, and one more pass if the opinion after the last one is needed."""
         guessing, vocab_size = self._guessing, session.model.vocab_size
         outputs = _TOP if guessing.sampling.greedy else LOGITS
         guesses: list[Guess] = []
@@ -257,7 +257,7 @@ class RagDrafter:
             if guess.token >= vocab_size:  # a column that pads the logits
                 self._session.commit(range(len(missing)))
                 break
-            # Fed with the next guess, or with the target's next tokens.
+            # It is fed with the next guess, or with the target's next tokens.
             self._session.commit(range(len(missing)), guess.token)
             missing = []
             guesses.append(guess)
@@ -273,16 +273,16 @@ class RagDrafter:
         return likeliest(row)
 
     def _guess_from(self, opinion: NDArray[np.float64], position: int) -> Guess:
-        """One drawn from the opinion independently of the target."""
+        """A guess drawn from the opinion, independently of the target."""
         return Guess(draw_guess(opinion, self._guessing.sampling.seed, position), 1.0)
 
     def _processed(self, row: Row, state: State, vocab_size: int) -> NDArray[np.floating]:
-        """``[vocab_size]``, behind the request's penalties, bans and own processors."""
+        """``[vocab_size]``, after the request's penalties, bans and own processors."""
         assert row.logits is not None
         return self._chain.apply(row.logits[:vocab_size], state)
 
     def _state_behind(self, session: Session) -> State:
-        """Of the processors, behind the target's tokens: its prompt counts, not the drafter's."""
+        """The processors' state after the target's tokens: the target's prompt counts, not the drafter's."""
         if not self._chain.processors:
             return ()
         if self._state is None:
@@ -320,7 +320,7 @@ class RagDrafter:
         return copied
 
     def _scored(self, copies: list[int], missing: Sequence[int], session: Session) -> Coroutine[DraftTree]:
-        """The copies as a chain up to a forbidden one, with the drafter's opinion of each, in one pass."""
+        """The copies as a chain, cut at the first forbidden token, with the drafter's opinion of each; one pass."""
         assert self._text is not None
         vocab_size = session.model.vocab_size
         matched = self._text.longest_match().length
@@ -341,14 +341,14 @@ class RagDrafter:
 
 
 class TranslatedRagDrafter:
-    """A RAG drafter of another vocabulary; without opinions, so for the target's own text (eta = 0) only.
+    """A RAG drafter with another vocabulary; it has no opinions, so it serves only the target's own text (eta = 0).
 
     Args:
         model: the drafter's model.
         pair: the two vocabularies.
         reading: what it reads in place of the target's prompt, in its own tokens.
-        max_tokens: most guesses of the draft model in a round, in its own tokens.
-        min_confidence: end a draft behind a token that the draft model gives a smaller probability; 0: never.
+        max_tokens: maximum number of draft model guesses per round, in its own tokens.
+        min_confidence: end a draft after a token whose draft model probability is lower than this; 0: never.
         watch: runs while the prompt is read, which waits for the first proposal.
 
     Raises:
@@ -377,7 +377,7 @@ class TranslatedRagDrafter:
         self._read = False
 
     def start(self, session: Session, rows: Sequence[Row]) -> Coroutine[None]:
-        """Remember, at the first call, where the output begins."""
+        """Remember, on the first call, where the output begins."""
         del rows
         if self._first is None:
             self._first = len(session)
@@ -407,6 +407,6 @@ class TranslatedRagDrafter:
         self._drafter.close()
 
     def _output_of(self, session: Session) -> Session:
-        """The output as a session of its own, of which a drafter reads the tokens and nothing else."""
+        """The output as a session of its own; a drafter reads only its tokens."""
         assert self._first is not None, "start comes first"
         return Session(session.model, session.cache, session.tokens[self._first :])

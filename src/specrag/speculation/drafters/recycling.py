@@ -1,8 +1,8 @@
-"""Token recycling: the tokens that were likely after a token before are guessed after it again.
+"""Token recycling: tokens that were likely after a token before are guessed after it again.
 
-Luo et al. 2024, "Turning Trash into Treasure". Every row of a verified tree, kept or not, tells the likeliest
-next tokens of the row's own token; the newest such answer is kept for each token, and a tree of fixed shape is
-filled from them.
+Luo et al. 2024, "Turning Trash into Treasure". Every row of a verified tree, kept or not, gives the likeliest
+next tokens after the row's own token. The newest such answer is stored for each token, and a tree of fixed shape is
+filled from these answers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from specrag.speculation.tree import ROOT, DraftTree, Round
 
 #: Source of recycled tokens.
 RECYCLING = "recycling"
-#: Next tokens remembered for each token (the paper's k).
+#: Next tokens stored for each token (the paper's k).
 CANDIDATES = 8
 #: The paper's tree.
 NODES, DEPTH = 80, 6
@@ -44,18 +44,18 @@ class Shape:
 
 
 def best_shape(nodes: int, depth: int, rates: Sequence[float]) -> Shape:
-    """The tree of the likeliest paths, where a candidate's chance depends on its rank alone.
+    """The tree of the likeliest paths when a candidate's chance depends only on its rank.
 
     Args:
         nodes: size of the tree.
         depth: longest path.
-        rates: the chance that the candidate of each rank comes, falling.
+        rates: the chance that the candidate of each rank is right, in descending order.
     """
     parents: list[int] = []
     ranks: list[int] = []
     depths: list[int] = []
     # A node enters the queue when its parent or its sibling one rank above leaves it: neither is less likely.
-    queue = [(-rates[0], 0, ROOT, 0, 0)]  # minus the path's chance, ties by age; parent, rank, depth
+    queue = [(-rates[0], 0, ROOT, 0, 0)]  # negated chance of the path, age to break ties, parent, rank, depth
     while queue and len(parents) < nodes:
         chance, _, parent, rank, level = heapq.heappop(queue)
         node = len(parents)
@@ -70,16 +70,16 @@ def best_shape(nodes: int, depth: int, rates: Sequence[float]) -> Shape:
     return Shape(tuple(parents), tuple(ranks), tuple(depths))
 
 
-#: How often the candidate of each rank came, given that its parent had: SmolLM2, 26 Spec-Bench prompts of all
+#: How often the candidate of each rank was right, given that its parent was: SmolLM2, 26 Spec-Bench prompts of all
 #: tasks, 64 tokens each. It hardly depends on the depth (0.35, 0.39, 0.43, 0.41 for the likeliest at depths 0 to 3).
 _RATES = (0.39, 0.105, 0.055, 0.042, 0.023, 0.019, 0.018, 0.017)
 _SHAPE = best_shape(NODES, DEPTH, _RATES)
-#: Ends of the classes of probability that are accepted about equally often, in nats.
+#: Upper bounds of the probability classes, in nats; guesses in one class are accepted about equally often.
 _LOG_PROBS = tuple(map(math.log, (0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.95)))
-_CLASSES = len(_LOG_PROBS) + 2  # one more than the borders, and one for what was read in the prompt
-#: Rate of acceptance by grade, to begin with: 36 Spec-Bench prompts with odd ids (SmolLM2;
-#: docs/log/2026-11-21-recycled-tokens-graded-by-probability.md). The likeliest candidate, the second, the others; by
-#: class of probability, and for what was read in the prompt.
+_CLASSES = len(_LOG_PROBS) + 2  # one more than the bounds, and one for what was read in the prompt
+#: Initial acceptance rate by grade: 36 Spec-Bench prompts with odd ids (SmolLM2;
+#: docs/log/2026-11-21-recycled-tokens-graded-by-probability.md). One line each for the likeliest candidate, the second
+#: and the others; by probability class, the last column for what was read in the prompt.
 RECYCLED_RATES = (
     *(0.05, 0.05, 0.15, 0.25, 0.3, 0.42, 0.45, 0.64, 0.74, 0.42),
     *(0.03, 0.05, 0.15, 0.15, 0.17, 0.17, 0.17, 0.17, 0.17, 0.2),
@@ -89,13 +89,13 @@ RECYCLED_RATES = (
 
 @dataclass(frozen=True, slots=True)
 class _Candidates:
-    """Distinct next tokens of a token, the likeliest first."""
+    """Distinct next tokens after a token, likeliest first."""
 
     tokens: Sequence[int] = ()
-    log_probs: Sequence[float] = ()  # none for what was read in the prompt
+    log_probs: Sequence[float] = ()  # empty for what was read in the prompt
 
     def grade(self, rank: int) -> int:
-        """Acceptance depends on how likely the target found the token then, and on its rank."""
+        """The grade by rank and by how likely the target found the candidate when it was learned."""
         likely = bisect(_LOG_PROBS, self.log_probs[rank]) if self.log_probs else _CLASSES - 1
         return min(rank, 2) * _CLASSES + likely
 
@@ -104,15 +104,14 @@ _NONE = _Candidates()
 
 
 class Recycling:
-    """Fills a tree of fixed shape from a table of next tokens, the likeliest paths first.
+    """Fills a tree of fixed shape from a table of next tokens, likeliest paths first.
 
-    The table is the request's own. It grows by at most one entry of about 350 bytes for each row verified.
+    The table belongs to the request. It grows by at most one entry of about 350 bytes for each verified row.
 
     Args:
-        read_prompt: for tokens without an answer of the target's yet, guess what followed them in the prompt
-            (not in the paper, which reads the answers of all of the prompt's rows; it guesses as well and needs
-            no answers).
-        estimates: leave out what would not be verified; without them the tree is as full as the table.
+        read_prompt: for tokens without an answer from the target so far, guess what followed them in the prompt (not in
+            the paper, which reads the answers of all prompt rows; this guesses as well and needs no answers).
+        estimates: leave out what would not be verified; without them the tree is as full as the table allows.
     """
 
     outputs = Outputs(top_k=CANDIDATES)
@@ -121,7 +120,7 @@ class Recycling:
     def __init__(self, *, read_prompt: bool = True, estimates: Estimates | None = None) -> None:
         self._read_prompt = read_prompt
         self._estimates = estimates
-        # Entries are replaced, never changed: forks share them.
+        # Entries are replaced, never modified, so forks can share them.
         self._next: dict[int, _Candidates] = {}
         self._followed: dict[int, _Candidates] = {}
         self._read = 0
@@ -177,7 +176,7 @@ class Recycling:
     def observe(self, round: Round) -> None:
         for token, row in zip(round.tree.tokens, round.rows[1:], strict=True):
             self._learn(token, row)
-        # A token may stand in the tree more than once: what really came before it counts most.
+        # A token may occur in the tree more than once: the answer after the real text counts most.
         if self._newest is not None:
             self._learn(self._newest, round.rows[0])
         for node in round.verdict.path:
@@ -194,9 +193,9 @@ class Recycling:
         return -math.inf
 
     def truncate(self, length: int) -> None:
-        """Forget what was read of the prompt behind a length.
+        """Forget what was read of the prompt beyond a length.
 
-        What was learned is kept: it says what is likely after a token, wherever that stands.
+        What was learned is kept: it says what is likely after a token, wherever the token occurs.
         """
         self._read = min(self._read, length)
         self._newest = None

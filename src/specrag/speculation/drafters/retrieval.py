@@ -1,4 +1,4 @@
-"""ReSpec's drafter: when to copy, from where, how much, and a fallback for the rest (sections 3.2 and 3.3)."""
+"""ReSpec's drafter: when to copy, from where, how much, and a fallback otherwise (sections 3.2 and 3.3)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from specrag.speculation.schedule.base import Estimates
 from specrag.speculation.suffix.index import SuffixIndex
 from specrag.speculation.tree import EMPTY, ROOT, DraftTree, Round, merge
 
-#: Occurrences looked at in a round, the most recent first: a common token costs no more than a rare one.
+#: Maximum number of occurrences examined per round, most recent first: a common token costs no more than a rare one.
 MOST_OCCURRENCES = 32
-#: Tokens in front of an occurrence that are compared with the newest ones, to rank equal scores.
+#: Tokens in front of an occurrence that are compared with the newest ones, to break ties in score.
 _LONGEST_COMPARED = 32
 
 
@@ -34,8 +34,8 @@ class EntropyTrigger:
 
     Args:
         max_key: the longest suffix (the paper's l).
-        threshold: of the mean entropy, nats (θ_entropy).
-        length_weight: what a short suffix is charged, nats (λ_e).
+        threshold: upper limit for the mean entropy, in nats (θ_entropy).
+        length_weight: penalty for short suffixes, in nats (λ_e).
     """
 
     max_key: int = 3
@@ -54,8 +54,8 @@ class EntropyTrigger:
         """The length of the suffix to look up, 0 for none.
 
         Args:
-            entropies: nats, of the distributions that the newest tokens were drawn from, the newest last; as
-                many as are known.
+            entropies: nats, of the distributions that the newest tokens were drawn from, newest last; as many as are
+                known.
         """
         best, best_entropy, best_length = float("inf"), float("inf"), 0
         total = 0.0
@@ -68,9 +68,9 @@ class EntropyTrigger:
         return best_length if best_entropy <= self.threshold else 0
 
 
-#: Score of an occurrence that was never tried.
+#: Score of a position that was never tried.
 FIRST_SCORE = 0.5
-#: Positions whose score rose above the first one are looked at even where many newer ones are.
+#: Maximum number of positions scored above the first score that are considered even if many newer ones exist.
 _REMEMBERED = 16
 
 
@@ -104,7 +104,7 @@ class Feedback:
         return self.score(position) >= self._threshold
 
     def best(self) -> list[int]:
-        """The positions with the best scores above the first one, best first; a few."""
+        """A few positions, those with the best scores above the first score, best first."""
         good = [(score, position) for position, score in self._scores.items() if score > FIRST_SCORE]
         good.sort(reverse=True)
         return [position for _, position in good[:_REMEMBERED]]
@@ -113,13 +113,13 @@ class Feedback:
         """``S <- (1 - rate) S + rate R``.
 
         Args:
-            position: that was copied from.
+            position: the position that was copied from.
             reward: accepted over drafted tokens for a winner, 0 for the others (R).
         """
         self._scores[position] = (1 - self._rate) * self.score(position) + self._rate * reward
 
     def truncate(self, length: int) -> None:
-        """Forget positions at or behind ``length``."""
+        """Forget positions at or after ``length``."""
         self._scores = {position: score for position, score in self._scores.items() if position < length}
 
     def fork(self) -> Feedback:
@@ -131,20 +131,20 @@ class Feedback:
 
 @dataclass(frozen=True, slots=True)
 class RetrievalSettings:
-    """What the paper leaves to choose, and what an ablation switches off.
+    """What the paper leaves open, and what an ablation switches off.
 
     Args:
-        trigger: when to look up, by which key; ``None``: the longest suffix that occurs, always.
+        trigger: when to look up, and by which key; ``None``: always, by the longest suffix that occurs.
         max_key: longest key without a trigger.
-        feedback_rate: weight of the newest reward (the paper's alpha); ``None``: no scores, the best matched
-            and most recent win.
+        feedback_rate: weight of the newest reward (the paper's alpha); ``None``: no scores; the longest match wins, and
+            among equals the most recent.
         score_threshold: θ_score.
         candidates: occurrences merged into a tree.
-        draft_size: nodes of the tree; each copy gets its share of them, a lone one all.
-        combine: always look up, by the longest suffix, let a fallback whose guesses cost no pass add its own, and let
-            the schedule weigh them all, so that nothing need be chosen by a trigger (not in the paper; what it gave:
-            docs/log/2026-11-21-trigger-costs-more-than-it-saves.md). A fallback that runs passes guesses where nothing
-            is copied.
+        draft_size: nodes of the tree; each copy gets its share of them, a single copy gets all.
+        combine: always look up, by the longest suffix; let a fallback whose guesses cost no pass add its own, and let
+            the schedule weigh them all, so that no trigger has to choose (not in the paper; for its effect see
+            docs/log/2026-11-21-trigger-costs-more-than-it-saves.md). A fallback that runs passes guesses only where
+            nothing is copied.
     """
 
     trigger: EntropyTrigger | None = field(default_factory=EntropyTrigger)
@@ -164,7 +164,7 @@ class RetrievalSettings:
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A continuation, the place that it was copied from, and all that agree with it; no positions for a corpus."""
+    """A continuation, the place it was copied from, and all positions that agree with it (none for a corpus)."""
 
     tokens: tuple[int, ...]
     place: int
@@ -175,15 +175,15 @@ class _Candidate:
 
 
 class RetrievalDrafter:
-    """Copies from earlier text where the target is sure, else lets a fallback guess.
+    """Copies from earlier text where the target is sure, otherwise lets a fallback guess.
 
     Args:
-        settings: see there.
+        settings: see :class:`RetrievalSettings`.
         fallback: guesses where nothing is copied; closed with this drafter.
         fallback_budget: how much to ask of a fallback that runs passes.
         references: texts of this request that the output may quote.
         corpus: a static corpus, shared by all requests.
-        estimates: leave out what would not be verified; without them copies are as long as the settings say.
+        estimates: leave out what would not be verified; without them copies are as long as the settings allow.
     """
 
     runs_passes = False
@@ -212,7 +212,7 @@ class RetrievalDrafter:
 
     @property
     def outputs(self) -> Outputs:
-        """The trigger's entropies and what the fallback reads."""
+        """The entropies for the trigger, and what the fallback reads."""
         own = NOTHING if self._trigger is None else Outputs(entropy=True)
         return own.union(self._fallback.outputs)
 
@@ -223,7 +223,7 @@ class RetrievalDrafter:
 
     def start(self, session: Session, rows: Sequence[Row]) -> Coroutine[None]:
         self._text.follow(session)
-        # An entropy is computed when it is read: without a trigger nobody needs it.
+        # An entropy is computed when it is read; without a trigger it is not needed.
         read = rows if self._trigger is not None else ()
         self._entropies = [row.entropy for row in read if row.entropy is not None]
         yield from self._fallback.start(session, rows)
@@ -302,11 +302,11 @@ class RetrievalDrafter:
 
     @property
     def _share(self) -> int:
-        """Tokens of a copy where as many are found as may be merged."""
+        """Tokens per copy when as many copies are found as may be merged."""
         return max(self._settings.draft_size // self._settings.candidates, 1)
 
     def _lengthened(self, found: list[_Candidate]) -> list[_Candidate]:
-        """Fewer copies than may be merged share the tree among them."""
+        """If fewer copies are found than may be merged, lengthen them to share the whole tree."""
         if not found or len(found) == self._settings.candidates:
             return found
         length = self._settings.draft_size // len(found)
@@ -320,7 +320,7 @@ class RetrievalDrafter:
         return tuple(tokens[tokens >= 0].tolist())
 
     def _with_best(self, ends: NDArray[np.int64], key: int) -> NDArray[np.int64]:
-        """Recent ends, and older ones that proved good where the key stands in front of them too."""
+        """Recent ends, plus older ones that scored well, if the key precedes them too."""
         if self._feedback is None or len(ends) < MOST_OCCURRENCES:
             return ends
         oldest = int(ends[-1])
@@ -330,7 +330,7 @@ class RetrievalDrafter:
         return np.concatenate((ends, best[self._text.copies(best, 0, key)[1] >= key]))
 
     def _own(self, ends: NDArray[np.int64]) -> list[_Candidate]:
-        """What follows the ends, equal continuations merged, the most promising first."""
+        """What follows the ends: equal continuations merged, most promising first."""
         if self._feedback is not None:
             ends = ends[[self._feedback.usable(end) for end in ends.tolist()]]
         if not len(ends):
@@ -357,7 +357,7 @@ class RetrievalDrafter:
                     self._text.source(positions[0]),
                 )
             )
-        # Sorting is stable: the most recent first where all else is equal.
+        # Sorting is stable: where all else is equal, the most recent comes first.
         found.sort(key=lambda candidate: (candidate.score, candidate.matched), reverse=True)
         return [candidate for candidate in found if candidate.tokens]
 
@@ -378,7 +378,7 @@ class RetrievalDrafter:
         for rank, candidate in enumerate(self._candidates):
             tokens, grades, chance = candidate.tokens[:budget], [], 1.0
             for depth, (before, token) in enumerate(pairwise((newest, *tokens))):
-                # A copy's later places are reached only after more tokens agreed, so that they are surer.
+                # A later position of a copy is reached only after more tokens agreed, so it is more certain.
                 grade = copy_grade(candidate.matched + depth, rank, self._opinion(before, token))
                 if estimates is not None:
                     chance *= estimates.rate(candidate.source, grade)
@@ -390,7 +390,7 @@ class RetrievalDrafter:
         return chains
 
     def _reward(self, feedback: Feedback, round: Round) -> None:
-        """Accepted over drafted for the candidates that share the whole accepted path, 0 for the others."""
+        """Reward accepted over drafted for candidates that share the whole accepted path, 0 for the others."""
         shares = [_verified(candidate.tokens, round) for candidate in self._candidates]
         most = max(share.accepted for share in shares)
         for candidate, share in zip(self._candidates, shares, strict=True):
@@ -401,7 +401,7 @@ class RetrievalDrafter:
                 feedback.observe(position, share.accepted / share.drafted if won else 0.0)
 
     def _holding(self, candidate: _Candidate, accepted: int) -> list[int]:
-        """The positions that hold the accepted path: beyond its share a copy is that of its own place alone."""
+        """The positions that hold the accepted path: beyond its share, a copy is only that of its own place."""
         copies = self._text.copies(np.array(candidate.positions, dtype=np.int64), accepted, 0)[0]
         path = list(candidate.tokens[:accepted])
         return [
@@ -420,7 +420,7 @@ def _scores(settings: RetrievalSettings) -> Feedback | None:
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """How much of a candidate was verified, and how much of that accepted."""
+    """How much of a candidate was verified, and how much of that was accepted."""
 
     drafted: int
     accepted: int

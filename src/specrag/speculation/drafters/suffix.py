@@ -1,11 +1,11 @@
 """Copies what followed earlier occurrences of the newest tokens.
 
-Two uses: :class:`SuffixDrafter` copies behind the longest match (SAM-Decoding), and
-:class:`~specrag.speculation.drafters.retrieval.RetrievalDrafter` chooses when, by which key and from which occurrences
-(ReSpec).
+Two drafters use this: :class:`SuffixDrafter` copies after the longest match (SAM-Decoding), and
+:class:`~specrag.speculation.drafters.retrieval.RetrievalDrafter` chooses when to copy, by which key and from which
+occurrences (ReSpec).
 
-Three things tell how sure a copied token is (:func:`copy_grade`): how many tokens in front of it agree, whether its
-copy is the most promising one, and what the target itself found likely when it last stood behind the token in front.
+Three things tell how certain a copied token is (:func:`copy_grade`): how many tokens in front of it agree, whether its
+copy is the most promising one, and how likely the target found it when it last stood after the preceding token.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ SUFFIX = "suffix"
 REFERENCE = "reference"
 #: Source of tokens copied from a static corpus.
 CORPUS = "corpus"
-#: Largest lengths of the classes of agreeing tokens; the last class is open.
+#: Upper bounds of the classes of agreeing tokens; the last class is open.
 _LENGTHS = (1, 2, 3, 5, 8, 16)
-#: Least log-probabilities, in nats, of the classes of opinions; below them the token was not among the likeliest.
+#: Lower bounds, in nats, of the classes of opinions; below them the token was not among the likeliest.
 _LOG_PROBS = (-1e9, math.log(0.2), math.log(0.6))
 _UNKNOWN = len(_LOG_PROBS) + 1
-# Log-odds of acceptance, given that the token in front was accepted, by logistic regression over the copies of 36
+# Log-odds of acceptance, given that the preceding token was accepted, by logistic regression over the copies of 36
 # Spec-Bench prompts with odd ids (SmolLM2; docs/log/2026-11-21-what-the-target-said-before-grades-copies.md). A
 # request's own experience soon outweighs them.
 _LENGTH_ODDS = (-1.25, 0.1, 0.4, 1.0, 1.4, 2.15, 2.9)
 _RANK_ODDS = (0.0, -0.45)
 _OPINION_ODDS = (-1.15, -0.7, 0.0, 1.45, 0.0)
-#: Rate of acceptance by grade, to begin with.
+#: Initial acceptance rate by grade.
 COPY_RATES = tuple(
     1 / (1 + math.exp(-sum(odds))) for odds in product(_LENGTH_ODDS, _RANK_ODDS, _OPINION_ODDS)
 )
@@ -52,12 +52,12 @@ COPY_RATES = tuple(
 
 @runtime_checkable
 class TargetMemory(Protocol):
-    """Remembers what the target found likely behind a token."""
+    """Remembers what the target found likely after a token."""
 
     def opinion(self, before: int, token: int) -> float | None:
-        """Nats: the log-probability of ``token`` when the target last stood behind ``before``.
+        """The log-probability of ``token``, in nats, when the target last stood after ``before``.
 
-        Minus infinity if it was not among the likeliest, ``None`` where nothing is known.
+        Minus infinity if it was not among the likeliest, ``None`` if nothing is known.
         """
 
 
@@ -65,9 +65,9 @@ def copy_grade(matched: int, rank: int, opinion: float | None) -> int:
     """The grade of a copied token, an index into :data:`COPY_RATES`.
 
     Args:
-        matched: tokens in front of it that agree, those copied before it included; at least 1.
+        matched: tokens in front of it that agree, including those copied before it; at least 1.
         rank: of its copy among those of the round, 0 for the most promising.
-        opinion: see :meth:`Opinionated.opinion`.
+        opinion: see :meth:`TargetMemory.opinion`.
     """
     length = bisect_left(_LENGTHS, matched)
     held = _UNKNOWN if opinion is None else bisect(_LOG_PROBS, opinion)
@@ -80,14 +80,14 @@ Longs = npt.NDArray[np.int64]
 
 @compiled
 def copy_behind(tokens: Ints, ends: Longs, most: int, copies: Ints, matched: Longs, firsts: Longs) -> None:
-    """Read what stands around some positions of a growing text (compiled).
+    """Read what surrounds some positions of a growing text (compiled).
 
     Args:
-        tokens: the text so far, a negative number at the end of each part.
+        tokens: the text so far, with a negative number at the end of each part.
         ends: positions inside it.
         most: how many tokens in front of a position to compare with the newest ones.
-        copies: filled, ``[ends, length]``: what follows each position, -1 behind the end of its part. Behind the newest
-            token a copy goes on with what it copied itself, as a repetition does.
+        copies: filled, ``[ends, length]``: what follows each position, -1 beyond the end of its part. At the newest
+            token a copy continues with what it has copied itself, as in a repetition.
         matched: filled: how many tokens in front of each position agree with the newest ones.
         firsts: filled: the first of the ends with the same copy.
     """
@@ -97,7 +97,7 @@ def copy_behind(tokens: Ints, ends: Longs, most: int, copies: Ints, matched: Lon
         end = ends[row]
         ended = False
         for step in range(length):
-            # The way from a position to the newest token is the period of the repetition.
+            # The distance from a position to the newest token is the period of the repetition.
             token = tokens[end + step % (newest - end)]
             ended = ended or token < 0
             copies[row, step] = -1 if ended else token
@@ -128,30 +128,30 @@ class RequestText:
             self.automaton.extend(text)
             self.automaton.end_text()
         self.offset = len(self.automaton)
-        """Positions of the references; the session's token ``i`` is at ``offset + i``."""
+        """Number of positions of the references; the session's token ``i`` is at ``offset + i``."""
 
     def follow(self, session: Session) -> None:
-        """Index what the session holds beyond what is indexed."""
+        """Index the session's tokens that are not indexed yet."""
         known = len(self.automaton) - self.offset
         if known < len(session):
             self.automaton.extend(session.tokens[known:])
 
     def truncate(self, length: int) -> None:
-        """Forget everything behind the first ``length`` tokens of the session."""
+        """Forget everything after the first ``length`` tokens of the session."""
         if length < len(self.automaton) - self.offset:
             self.automaton.truncate(self.offset + length)
 
     def source(self, end: int) -> str:
-        """Whose text stands at a position."""
+        """The source of the text at a position."""
         return REFERENCE if end < self.offset else SUFFIX
 
     def copies(
         self, ends: NDArray[np.int64], count: int, most: int
     ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
-        """What stands around positions.
+        """What surrounds the positions ``ends``.
 
         Returns:
-            What follows, ``[ends, count]``, -1 behind the end of a text; how many tokens in front agree with the newest
+            What follows, ``[ends, count]``, -1 beyond the end of a text; how many tokens in front agree with the newest
             ones, at most ``most``; and which of the positions is the first with that copy.
         """
         copied = np.empty((len(ends), count), dtype=np.int32)
@@ -168,7 +168,7 @@ class RequestText:
 
 
 class SuffixDrafter:
-    """Copies one chain behind the earliest occurrence of the longest match (SAM-Decoding, Hu et al. 2024).
+    """Copies one chain after the earliest occurrence of the longest match (SAM-Decoding, Hu et al. 2024).
 
     Args:
         min_match: shorter matches propose nothing.

@@ -1,4 +1,4 @@
-"""How long a chain to guess where every token needs the drafter's distribution (RAPID at eta > 0)."""
+"""How long a chain to guess if every token needs the drafter's distribution (RAPID at eta > 0)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specrag.speculation.schedule.cost_model import CostModel
 from specrag.speculation.tree import DraftTree, Round
 
 _SMOOTHING = 0.1
-#: What a copy's acceptance is taken for before one was tried, and where it drifts while none is.
+#: Assumed acceptance of a copy before one was tried, and the rate at which it drifts back while none is tried.
 _COPY_RATE, _DRIFT = 0.85, 0.02
 
 
@@ -23,10 +23,10 @@ class ChainCosts:
     """Costs and acceptance that all requests of a method learn together; they change no output.
 
     Attributes:
-        passes: of the target.
+        passes: cost of the target's passes.
         draft_seconds: of one pass of the drafter; 0 before the first.
-        rate: acceptance of a guess, given the one before it.
-        copy_rate: the same of a copied token.
+        rate: acceptance of a guess, given that the one before it was accepted.
+        copy_rate: the same for a copied token.
     """
 
     passes: CostModel = field(default_factory=CostModel)
@@ -36,16 +36,16 @@ class ChainCosts:
 
 
 class ChainLength:
-    """The chain length with the most expected tokens a second; a drafter's pass behind the last guess is counted.
+    """Picks the chain length with the most expected tokens per second, counting a drafter pass after the last guess.
 
-    Unlike other schedules it never leaves the drafter out, since every token needs its opinion: it changes how many
-    tokens a round has, and nothing else. Nothing is left out of a proposal either.
+    Unlike other schedules it never leaves the drafter out, since every token needs its opinion: it changes only how
+    many tokens a round has. It leaves nothing out of a proposal either.
 
     Args:
         costs: shared.
         most: longest chain of guesses.
-        most_copies: tokens that may be copied in one round, 0 where the drafter does not copy.
-        source: whose guesses cost a pass each; all others are copies, which cost one pass together.
+        most_copies: tokens that may be copied in one round, 0 if the drafter does not copy.
+        source: guesses of this source cost a pass each; all others are copies, which cost one pass together.
     """
 
     def __init__(self, costs: ChainCosts, most: int, most_copies: int, source: str) -> None:
@@ -63,7 +63,7 @@ class ChainLength:
 
     @property
     def copies(self) -> int:
-        """The number of copies that pays best; 0 where guesses pay better."""
+        """The number of copies that pays best; 0 if guesses pay better."""
         if not self._costs.draft_seconds or not self._most_copies:
             return self._most_copies
         costs, counts = self._costs, np.arange(1, self._most_copies + 1)
@@ -104,7 +104,7 @@ class ChainLength:
 
 
 class _Best(NamedTuple):
-    """A number of tokens, and the expected tokens a second with it."""
+    """A number of tokens, and the expected tokens per second with it."""
 
     tokens: int
     rate: float

@@ -1,7 +1,7 @@
 """The cost model of all schedules: seconds of passes and of searches, learned while decoding.
 
 :class:`CostModel` prices passes by rows and context, for tokens and chains; :class:`StrideCosts` prices searches by the
-number of queries, and what is decoded between them, for strides and guesses of passages.
+number of queries, and the decoding between them, for strides and guesses of passages.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from specrag.engine.compiling import compiled
 
 #: A pass with nothing else in it.
 ALONE = Others()
-#: Relative to a pass of one row behind an empty context, before anything was measured: the constant, a row, a
-#: thousand tokens of context, and a row behind a thousand tokens. Typical of a CPU with a model of 0.1 to 2
-#: billion weights; a wrong guess costs a few rounds.
+#: Before any measurement, relative to a pass of one row with an empty context: the constant, a row, a thousand tokens
+#: of context, and a row after a thousand tokens. Typical of a CPU with a model of 0.1 to 2 billion weights; a wrong
+#: guess costs a few rounds.
 _PRIOR = np.array([1.0, 0.03, 0.1, 0.02])
 _PRIOR_DEVIATION = np.array([0.3, 0.03, 0.1, 0.03])
 #: Relative deviation of a measured pass.
 _NOISE = 0.1
-#: Weight that an observation keeps at each new one: the machine may get busier.
+#: Weight that an observation keeps with each new one: the machine may get busier.
 _MEMORY = 0.98
-#: A residual counts as at most this share of the prediction: a pause of the machine is no price.
+#: A residual is clipped to this share of the prediction: a pause of the machine is not a price.
 _LARGEST_RESIDUAL = 0.5
-#: A further row is never free, or a schedule would ask for rows without end.
+#: Minimum price of a further row, as a share of the base: if rows were free, a schedule would ask for them endlessly.
 _LEAST_ROW = 0.002
-#: Steps whose median is the price of one, and searches of each stride whose median is the price of it.
+#: The last steps, and the last searches of each stride, whose median is the price.
 _RECENT = 5
-#: Searches that make the price of a stride known.
+#: Searches needed to consider the price of a stride known.
 _KNOWN = 3
-#: A search is forgotten after this many others: the store may get busier, and a stride that once looked dear
+#: A search is forgotten after this many others: the store may get busier, and a stride that once looked expensive
 #: gets another chance.
 _SEARCH_MEMORY = 128
 
@@ -47,11 +47,11 @@ _SEARCH_MEMORY = 128
 class CostModel:
     """Seconds of a pass: ``w0 + w1 rows + w2 context + w3 rows context``, by recursive least squares.
 
-    In a pass of several sessions rows and contexts are sums over all of them, ``rows context`` the sum of each
-    session's product.
+    In a pass of several sessions rows and contexts are summed over all of them; ``rows context`` is the sum of the
+    products of each session.
 
-    Linear in the rows, since a pass that reads the weights once grows by the arithmetic of its rows (measured:
-    docs/results/records/engine-smollm2.jsonl.gz). Shared by all requests of a model; it changes no output.
+    The model is linear in the rows, since a pass that reads the weights once grows with the arithmetic of its rows
+    (measured: docs/results/records/engine-smollm2.jsonl.gz). Shared by all requests of a model; it changes no output.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class CostModel:
 
     @property
     def measured(self) -> bool:
-        """Whether any pass was seen; before that the seconds are relative."""
+        """Whether any pass was seen; before that, seconds are relative."""
         return self._unit > 0
 
     def observe(
@@ -70,14 +70,14 @@ class CostModel:
         """Learn what a pass took.
 
         A row of a prompt costs less than one of a guess (two Xeon cores with matrix tiles, SmolLM2: 0.4 against 0.7
-        ms), and a few hundred of them outweigh all passes without. So passes with prompts tell only how fast the
-        machine is, until another is seen.
+        ms), and a few hundred of them outweigh all passes without. So passes with prompts only tell how fast the
+        machine is, until a pass without prompts is seen.
 
         Args:
             rows: rows of one session.
             context: tokens in front of them.
-            seconds: the wall-clock time of the pass; not positive values are ignored.
-            others: what was in the pass besides.
+            seconds: the wall-clock time of the pass; ignored unless positive.
+            others: what else was in the pass.
             mixed: whether some of the others read prompts.
         """
         if not seconds > 0 or (mixed and self.measured):
@@ -103,17 +103,17 @@ class CostModel:
         Args:
             rows: rows of one session, one number or several.
             context: tokens in front of them.
-            others: what is in each pass besides.
+            others: what else is in each pass.
         """
         line = self.line(context, others)
         return np.asarray(line.base + line.row * np.asarray(rows), dtype=np.float64)
 
     def line(self, context: int, others: Others = ALONE) -> Line:
-        """Expected seconds of a pass as they grow with the rows of one session behind ``context`` tokens.
+        """Expected seconds of a pass as a function of the rows of one session after ``context`` tokens.
 
         Args:
             context: tokens in front of them.
-            others: what is in the pass besides.
+            others: what else is in the pass.
         """
         base, row = _line(self._weights, context, others.rows, others.context, others.row_context)
         unit = self._unit or 1.0
@@ -163,8 +163,8 @@ def _learn(
         weights[i] += told[i] / spread * residual
         for j in range(size):
             covariance[i, j] -= told[i] * told[j] / spread
-    # Forgetting, but only of what the next such pass tells again: passes of one size say nothing of a row's price, and
-    # if that were forgotten too, their noise would carry it off.
+    # Forget, but only what the next such pass will tell again: passes of one size say nothing about the price of a row,
+    # and if that were forgotten too, their noise would make it drift.
     told, spread = _told(covariance, features)
     for i in range(size):
         for j in range(size):
@@ -175,7 +175,7 @@ def _learn(
 def _told(
     covariance: NDArray[np.float64], features: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], float]:
-    """``covariance @ features``, and the variance of what they predict."""
+    """``covariance @ features``, and the variance of the prediction."""
     told = np.zeros_like(features)
     spread = 0.0
     for i in range(len(features)):
@@ -193,16 +193,16 @@ def _features(rows: int, context: int, others: Others) -> NDArray[np.float64]:
 def passages_per_second(
     match: float, step: float, verification: NDArray[np.float64], asynchronous: bool
 ) -> NDArray[np.float64]:
-    """Expected verified passages a second for the strides 1, 2, ..., float64 [strides] (RaLMSpec, section 4).
+    """Expected verified passages per second for the strides 1, 2, ..., float64 [strides] (RaLMSpec, section 4).
 
     A round of s queries verifies ``1 + match + ... + match^(s - 1)`` passages. It takes ``s a + b(s)``: s - 1
     speculative steps, the search, and a step with a passage known to be right. Asynchronously the last step
     runs during the search: if all guesses match, which has the chance ``match^s``, the round takes ``(s - 1) a +
-    max(a, b(s))``; else that step is stopped at once and made again.
+    max(a, b(s))``; otherwise that step is stopped at once and repeated.
 
     Args:
         match: the chance that a guess is right, independent of the others, 0 to 1.
-        step: a, seconds of a look-up and the decoding behind it.
+        step: a, seconds of a look-up and the decoding after it.
         verification: b, seconds of one search for 1, 2, ... queries, float64 [strides].
         asynchronous: whether the last step runs during the search.
     """
@@ -216,23 +216,23 @@ def passages_per_second(
 
 @dataclass(slots=True)
 class _Searches:
-    """The last searches of one stride, and the number of the latest among those of all strides."""
+    """The last searches of one stride, and the number of the latest one in the count over all strides."""
 
     seconds: deque[float]
     latest: int = 0
 
 
 class StrideCosts:
-    """Seconds of a speculation step and of a search by the number of its queries, from the recent ones.
+    """Seconds of a speculation step, and of a search by the number of its queries, from recent ones.
 
     A step costs the median of the last few. A search costs ``b0 + b1 s``, both at least 0: the line of Theil
     (1950) and Sen (1968), the median of the slopes between all pairs of points, through the median of each
-    stride's last searches. A pause of the machine moves neither. While searches of one stride only are known, they
-    are taken for constant, so that others are tried and found out.
+    stride's last searches. A pause of the machine moves neither. While searches of only one stride are known, the cost
+    is taken as constant, so that other strides are tried and measured.
 
-    :class:`CostModel`, the price of a pass, does not serve here. It has hundreds of passes to learn from and mistrusts
-    every one that costs more than half again what it expected; this must believe the second search of a request, where
-    a store that answers one query after the other first shows.
+    :class:`CostModel`, the price of a pass, is unsuitable here. It has hundreds of passes to learn from and distrusts
+    every one that costs more than 1.5 times what it expected; this one must believe the second search of a request,
+    which is the first to show that a store answers one query after the other.
     """
 
     def __init__(self) -> None:
@@ -250,7 +250,7 @@ class StrideCosts:
 
         Args:
             stride: queries of its search.
-            step, verification: seconds; one that is not above 0 and finite is ignored.
+            step, verification: seconds; a value that is not positive and finite is ignored.
         """
         if 0 < step < np.inf:
             self._steps.append(step)
@@ -261,11 +261,11 @@ class StrideCosts:
             own.latest = self._count
 
     def step(self) -> float:
-        """a; to be asked for when :attr:`measured` only, as the other."""
+        """The seconds a of a step; call it only when :attr:`measured`, like the other methods."""
         return median(self._steps)
 
     def verification(self, most: int) -> NDArray[np.float64]:
-        """B for 1 to ``most`` queries, float64 [most]."""
+        """The seconds b of a search for 1 to ``most`` queries, float64 [most]."""
         self._forget()
         strides = np.array(list(self._searches), dtype=np.float64)
         seconds = np.array([median(own.seconds) for own in self._searches.values()])
@@ -278,12 +278,12 @@ class StrideCosts:
         return constant + slope * np.arange(1.0, most + 1.0)
 
     def verification_by_stride(self, most: int) -> NDArray[np.float64]:
-        """B for 1 to twice the largest known stride, but at most ``most`` queries, float64 [strides].
+        """The seconds b for 1 to ``most`` queries, at most twice the largest known stride, float64 [strides].
 
-        Straight lines between the known strides, never falling, and the last of them beyond: a store whose searches
-        cost what reading its vectors costs, up to some number of queries, and what computing with them costs from
-        there on, has no single line. A stride is known from its third search on: by one or two, a pause of the machine
-        could rule it out until it is forgotten.
+        Straight lines between the known strides, never falling, with the last line extended beyond them: a store whose
+        searches cost as much as reading its vectors up to some number of queries, and as much as computing with them
+        from there on, has no single line. A stride counts as known from its third search on: after one or two, a pause
+        of the machine could rule it out until it is forgotten.
         """
         self._forget()
         known = {stride: own for stride, own in self._searches.items() if len(own.seconds) >= _KNOWN}
@@ -304,13 +304,13 @@ Learned = TypeVar("Learned")
 
 
 class ByModel(Generic[Learned]):
-    """What requests learn together, an object for each loaded model: another device or dtype has other prices.
+    """What requests learn together, one object per loaded model: another device or dtype has other prices.
 
-    A model's weights may be wrapped anew for each call, as a borrowed ``transformers`` module is, and may be moved
-    between calls. So what is learned belongs to the weights, where they are, and in what type.
+    A model's weights may be wrapped again for each call, as a borrowed ``transformers`` module is, and may be moved
+    between calls. So what is learned belongs to the weights, their device and their dtype.
 
     Args:
-        make: makes the object of a model that was not seen before. It is forgotten with the model.
+        make: makes the object for a model that was not seen before. It is forgotten with the model.
     """
 
     def __init__(self, make: Callable[[], Learned]) -> None:
@@ -319,7 +319,7 @@ class ByModel(Generic[Learned]):
         self._lock = threading.Lock()
 
     def of(self, model: SessionModel) -> Learned:
-        """What was learned of ``model``."""
+        """What was learned about ``model``."""
         weights = getattr(model, "module", model)
         placed = f"{getattr(model, 'device', None)} {getattr(model, 'dtype', None)}"
         with self._lock:

@@ -1,4 +1,4 @@
-"""Schedules for guesses of passages, one by one: whether to decode behind a guess, and beside which search."""
+"""Schedules for guesses of passages, one by one: whether to decode after a guess, and beside which search."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ from specrag.speculation.schedule.strides import (
     wilson_lower_bound,
 )
 
-#: Prompts that a round reads for guesses at most, since each is kept until the round's search has decided.
+#: Maximum number of prompts read for guesses in a round, since each is kept until the round's search has decided.
 MAX_FRESH = 4
 _RECENT = 5
-#: So often decoding beside a search is declined before the oldest experience with it is forgotten. With none left it
-#: is tried again: the other load of the machine may have gone.
+#: Number of times that decoding beside a search is declined before the oldest experience with it is forgotten. With
+#: none left it is tried again: the machine's other load may be gone.
 _PATIENCE = 256
 
 
 class GuessSchedule(Protocol):
-    """One request's decisions about guesses. They change an output's time, never the output.
+    """One request's decisions about guesses. They change the time an output takes, never the output.
 
     Both questions are about the newest guess of a round. ``fresh`` has an entry for each guess so far: whether its
-    passage is not in front of the text yet, so that a prompt has to be read before anything is decoded behind it.
+    passage is not in front of the text yet, so that a prompt has to be read before anything is decoded after it.
     """
 
     def goes_on(self, fresh: Sequence[bool]) -> bool:
-        """Whether to decode behind the newest guess and to guess again; else the round's search begins."""
+        """Whether to decode after the newest guess and to guess again; otherwise the round's search begins."""
 
     def beside(self, fresh: Sequence[bool]) -> bool:
-        """Whether to decode behind the newest guess while the search runs."""
+        """Whether to decode after the newest guess while the search runs."""
 
     def observe(self, round: StrideRound) -> None:
-        """Learn what the last round gave and took."""
+        """Learn what the last round gained and cost."""
 
 
 class CountedGuesses:
-    """A stride schedule as a guess schedule: a number of guesses a round, whatever they are.
+    """A stride schedule as a guess schedule: a given number of guesses per round, whatever they are.
 
     Args:
         strides: how many.
-        asynchronous: decode behind the last one while the search runs.
+        asynchronous: decode after the last one while the search runs.
     """
 
     def __init__(self, strides: StrideSchedule, asynchronous: bool) -> None:
@@ -80,9 +80,9 @@ class SharedGuesses:
     Attributes:
         costs: of steps and searches.
         matches: of fresh guesses and of the others.
-        chunks: seconds of look-up and decoding behind a fresh guess and behind another, the newest last.
-        gains: by decoding beside a search, as a share of what perfect overlap gives; below 0 if both slow each other.
-        losses: seconds that a round lasted longer because a wrong guess was decoded beside its search, fresh or not.
+        chunks: seconds of look-up and decoding after a fresh guess and after another, newest last.
+        gains: from decoding beside a search, as a share of perfect overlap; below 0 if both slow each other down.
+        losses: seconds by which a wrong guess decoded beside the search prolonged its round, by whether it was fresh.
         declined: how often decoding beside a search was declined.
     """
 
@@ -95,22 +95,23 @@ class SharedGuesses:
 
 
 class CostAwareGuesses:
-    """Decodes behind a guess only where that is expected to save time, by what guesses, prompts and searches cost here.
+    """Decodes after a guess only if that is expected to save time, given the cost of guesses, prompts and searches.
 
-    OS3 takes all guesses of a request for equally likely and equally dear. They are not. Behind the passage that stands
-    in front of the text already, decoding costs a few tokens; behind another one the prompt is read first, which costs
+    OS3 treats all guesses of a request as equally likely and equally expensive. They are not. If the passage already
+    stands in front of the text, decoding costs a few tokens; for another passage the prompt is read first, which costs
     several times as much, and such a guess is wrong more often.
 
-    Sequential retrieval spends ``c + b(1)`` seconds on a passage: a chunk and a search. A right guess earns that
-    much; decoding behind it takes ``c``, and ``b(s + 1) - b(s)`` more for its query. So a round goes on as long as the
-    chance that all of its guesses are right, times what another earns, exceeds what it takes, times the speed-up
-    that the best stride promises: time is worth what else could be done with it.
+    Sequential retrieval spends ``c + b(1)`` seconds on a passage: a chunk and a search. A right guess saves that
+    much; decoding after it takes ``c``, and its query ``b(s + 1) - b(s)`` more. So a round continues as long as the
+    chance that all of its guesses are right, times what another one saves, exceeds what it costs, times the speed-up
+    that the best stride promises: that is what the time could achieve otherwise.
 
-    Decoding beside the search saves ``b + c`` less what both take together if all guesses are right, and prolongs the
-    round otherwise. What both take together is measured: on cores that search and model share it can exceed the sum.
+    Decoding beside the search saves ``b + c`` minus the time that both take together if all guesses are right, and
+    prolongs the round otherwise. The joint time is measured: on cores that search and model share it can exceed the
+    sum.
 
-    Each chance is the lower end of Wilson's interval at one standard error, as without a cap in
-    :class:`~specrag.speculation.schedule.strides.OS3`; a new request begins with what earlier ones saw.
+    Each chance is the lower end of Wilson's interval at one standard error, as in
+    :class:`~specrag.speculation.schedule.strides.OS3` without a cap; a new request begins with what earlier ones saw.
 
     Args:
         shared: what requests learn together; by default a request learns alone.
@@ -137,7 +138,7 @@ class CostAwareGuesses:
             return False
         search = float(shared.costs.verification(len(fresh))[-1])
         gain = (median(shared.gains) if shared.gains else 1.0) * min(chunk, search)
-        # Before any was seen: half of the chunk is under way when the search is done, and is in vain.
+        # Before any was seen: half of the chunk has been decoded when the search is done, and is wasted.
         loss = median(shared.losses[kind]) if shared.losses[kind] else chunk / 2
         chance = self._all_right(fresh)
         worth = chance * gain > (1.0 - chance) * loss
@@ -172,7 +173,7 @@ class CostAwareGuesses:
             shared.gains.append((search + chunk - seconds) / min(search, chunk))
 
     def _chunk(self, fresh: bool) -> float | None:
-        """Seconds of a chunk, ``None`` before one was seen; without a fresh one any will do, and the reverse."""
+        """Seconds of a chunk of this kind, or of the other kind if none was seen; ``None`` before any was seen."""
         seen = self._shared.chunks[fresh] or self._shared.chunks[not fresh]
         return median(seen) if seen else None
 
@@ -184,7 +185,7 @@ class CostAwareGuesses:
         return chance
 
     def _promised(self) -> float:
-        """The speed-up over sequential retrieval by the best stride, were all guesses alike; at least 1."""
+        """The speed-up of the best stride over sequential retrieval if all guesses were alike; at least 1."""
         costs, own = self._shared.costs, self._own.values()
         looked_up = sum(matches.looked_up for matches in own)
         match = wilson_lower_bound(sum(matches.matched for matches in own), looked_up) if looked_up else 0.0

@@ -16,37 +16,37 @@ from specrag.checks import check_whole
 from specrag.errors import InputError
 from specrag.speculation.schedule.cost_model import StrideCosts, passages_per_second
 
-#: A larger stride wins little (3 % at a match rate of 0.95 and a search of 20 steps) and keeps text back for long.
+#: A larger stride gains little (3 % at a match rate of 0.95 and a search of 20 steps) and holds text back for long.
 MAX_STRIDE = 16
-#: What other requests saw is worth at most this many look-ups to a new one.
+#: What other requests saw is worth at most this many look-ups to a new request.
 SHARED_WEIGHT = 20.0
-#: Look-ups after which what was seen counts about a third.
+#: Number of look-ups after which an observation's weight has fallen to about a third.
 _SHARED_MEMORY = 200.0
-#: Rounds whose median is a price.
+#: Number of rounds whose median is used as a price.
 _RECENT = 15
 #: Rounds without guesses before anything is compared with their price.
 _FIRST = 3
-#: Look-ups from which a match rate is believed; until then one is made a round.
+#: Look-ups needed before a match rate is trusted; until then each round makes one.
 _ENOUGH = 8.0
-#: So often guessing is declined before it is tried again, twice as often each time that it did not pay either; in so
-#: many rounds.
+#: Number of times that guessing is declined before it is tried again, doubled each time it did not pay, its maximum,
+#: and the number of rounds of a try.
 _PATIENCE, _MOST_PATIENCE, _PROBE = 8, 64, 4
-#: Guesses spare nothing but searches, and cost a look-up each: below this share of the time nothing is tried.
+#: Guesses save only searches and cost a look-up each: if searches take less than this share of the time, none is tried.
 _WORTHWHILE = 0.1
-#: Rounds whose gain is looked at together, and from which on it is believed: where passes give several tokens, few
-#: rounds give most of them.
+#: Maximum number of rounds whose gain is summed, and the number from which it is trusted: where passes yield several
+#: tokens, a few rounds yield most of them.
 _MANY, _FEW = 60, 10
-#: After so many rounds with guesses there is one without, so that its price does not grow old.
+#: After this many rounds with guesses there is one without, so that its price stays current.
 _RENEWED = 64
-#: A round that took so many times the median was held up by something else.
+#: A round that took this many times the median was held up by something else.
 _HELD_UP = 8.0
-#: The largest stride right behind a pause.
+#: The largest stride directly after a pause.
 _STALE = 3
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkTime:
-    """Seconds of a chunk that nothing ran beside.
+    """Timing of a chunk that ran with nothing beside it.
 
     Attributes:
         fresh: whether its passage's prompt had to be read first.
@@ -62,20 +62,20 @@ class StrideRound:
     """Outcome and timing of a round of s queries.
 
     Attributes:
-        stride: s, the queries verified in one search; 0 where nothing was guessed.
+        stride: s, the queries verified in one search; 0 if nothing was guessed.
         matched: guesses that were right before the first wrong one, 0 to s; the s-th look-up counts, although
-            nothing is decoded behind it without asynchronous verification.
-        speculation_seconds: of one speculation step (look-up and decoding), mean of the round; without steps that
+            without asynchronous verification nothing is decoded after it.
+        speculation_seconds: of one speculation step (look-up and decoding), mean of the round, excluding steps that
             were cut short.
-        verification_seconds: of the search for the s queries; without guesses of all searches, one a token.
-        fresh: for each guess, whether its passage's prompt had not been read yet; empty where guesses have none.
-        chunks: those of the round that nothing ran beside.
+        verification_seconds: of the search for the s queries; without guesses, of all searches, one per token.
+        fresh: for each guess, whether its passage's prompt had not been read yet; empty if guesses have none.
+        chunks: those of the round that ran with nothing beside them.
         beside_seconds: from the search's start to the end of the decoding beside it, if there was any.
         alone: tokens that were searched for one after the other, in a round without guesses.
-        look_up_seconds: the part of ``speculation_seconds`` that the look-up took, where it is told apart.
+        look_up_seconds: the look-up's part of ``speculation_seconds``, if it is measured separately.
 
     Raises:
-        InputError: there cannot be such a round.
+        InputError: such a round is impossible.
     """
 
     stride: int
@@ -95,13 +95,13 @@ class StrideRound:
 
 
 class StrideSchedule(Protocol):
-    """Chooses strides for one request. It changes an output's time, never the output."""
+    """Chooses strides for one request. It changes the time an output takes, never the output."""
 
     def next(self) -> int:
-        """Queries in the next round; 1 is sequential retrieval with a look-up to learn from, 0 is without."""
+        """Queries in the next round; 1 is sequential retrieval with a look-up to learn from, 0 is without one."""
 
     def observe(self, round: StrideRound) -> None:
-        """Learn what the last round gave and took; its stride may be smaller than the one asked for."""
+        """Learn what the last round gained and cost; its stride may be smaller than the one asked for."""
 
 
 class FixedStride:
@@ -124,19 +124,19 @@ class FixedStride:
 
 @dataclass
 class Matches:
-    """Counts of verified look-ups and of those that were right, older ones decayed."""
+    """Decayed counts of verified look-ups and of those that were right."""
 
     looked_up: float = 0.0
     matched: float = 0.0
 
     def add(self, looked_up: int, matched: int) -> None:
-        """Count some more."""
+        """Add counts."""
         keep = (1.0 - 1.0 / _SHARED_MEMORY) ** looked_up
         self.looked_up = keep * self.looked_up + looked_up
         self.matched = keep * self.matched + matched
 
     def diluted(self, most: float) -> Matches:
-        """The same share of right ones among at most so many look-ups."""
+        """The same share of right ones, weighted as at most this many look-ups."""
         weight = min(most, self.looked_up)
         return Matches(weight, self.matched / self.looked_up * weight if self.looked_up else 0.0)
 
@@ -160,18 +160,17 @@ class SharedStrides:
 
 
 class OS3:
-    """The stride that promises the most verified passages a second (RaLMSpec, section 4).
+    """The stride that promises the most verified passages per second (RaLMSpec, section 4).
 
     The match rate of the last rounds is the share of right guesses among all that were looked up until the first
-    wrong one: ``sum(M) / (sum(M) + sum(M < s))`` (appendix A.2). With the seconds of a step and of a search it
-    goes into the paper's objective, whose best stride is found by trying all. A request starts with a stride of 1.
-    At a stride of 1 there still is one look-up a round to learn from, so that the stride grows again when guesses
-    get better.
+    wrong one: ``sum(M) / (sum(M) + sum(M < s))`` (appendix A.2). Together with the seconds of a step and of a search it
+    enters the paper's objective, whose best stride is found by trying all. A request starts with a stride of 1.
+    Even a stride of 1 makes one look-up per round to learn from, so the stride grows again when guesses improve.
 
     With a cap the estimate is the paper's. It cannot tell a rate of 0.95 from 0.6. Without a cap a lower confidence
-    bound takes the estimate's place: that of Wilson (1927) at one standard error (84 % one-sided), so that
-    n right guesses out of n count as a rate of ``n / (n + 1)``. What earlier requests saw then stands for the rounds
-    that the window still lacks, so that a request need not start with a stride of 1.
+    bound replaces the estimate: that of Wilson (1927) at one standard error (84 % one-sided), so that
+    n right guesses out of n count as a rate of ``n / (n + 1)``. What earlier requests saw then stands in for the rounds
+    still missing from the window, so that a request need not start with a stride of 1.
 
     Args:
         asynchronous: whether the last step of a round runs during its search.
@@ -181,7 +180,7 @@ class OS3:
         shared: what requests learn together; by default a request learns alone.
 
     Raises:
-        InputError: a value is out of its range.
+        InputError: a value is out of range.
     """
 
     def __init__(
@@ -202,7 +201,7 @@ class OS3:
         self._shared = shared or SharedStrides()
         self._window = window
         self._rounds: deque[StrideRound] = deque(maxlen=window)
-        # As it was before the request, so that its own rounds do not count twice.
+        # The state before the request, so that its own rounds do not count twice.
         self._before = self._shared.matches.diluted(SHARED_WEIGHT)
 
     def next(self) -> int:
@@ -218,7 +217,7 @@ class OS3:
         self._shared.observe(round)
 
     def _match(self) -> float:
-        """The chance to reckon with; 0 without evidence."""
+        """The estimated chance of a right guess; 0 without evidence."""
         matched = float(sum(round.matched for round in self._rounds))
         looked_up = float(sum(map(looked_up_in, self._rounds)))
         if self._max_match is not None:
@@ -243,13 +242,13 @@ def wilson_lower_bound(successes: float, trials: float, deviations: float = 1.0)
 
 
 def looked_up_in(round: StrideRound) -> int:
-    """Look-ups up to the first wrong one: what lies behind it was looked up with a wrong text."""
+    """Look-ups up to and including the first wrong one: those after it were made with a wrong text."""
     return round.matched + (round.matched < round.stride)
 
 
 @dataclass(frozen=True, slots=True)
 class _Gain:
-    """What a round gave and took: tokens, seconds, and seconds of them in which something was searched for."""
+    """What a round gained and cost: tokens, seconds, and the part of the seconds spent searching."""
 
     tokens: int
     seconds: float
@@ -269,8 +268,8 @@ class SharedStrideStats:
         steps, look_ups: seconds of decoding a token in rounds with guesses, and of a look-up.
         alone: each round without guesses.
         rounds: each round with guesses.
-        declined: rounds without guesses since some were made.
-        guessing: rounds with guesses since there was one without.
+        declined: rounds without guesses since the last guesses.
+        guessing: rounds with guesses since the last one without.
         patience: rounds without guesses before they are tried again.
     """
 
@@ -285,24 +284,24 @@ class SharedStrideStats:
 
 
 class CostAwareStride:
-    """The stride that promises the most verified tokens a second; 0 where one search after the other promises more.
+    """The stride that promises the most verified tokens per second; 0 if one search after the other promises more.
 
-    Looking up and keeping the cache are work that sequential retrieval does not have. Where a search is cheap, or costs
-    as much in a batch as alone, nothing pays for it; OS3's smallest stride of 1 still does both.
+    Look-ups and maintaining the cache are work that sequential retrieval does not have. If a search is cheap, or costs
+    as much in a batch as alone, nothing pays for that work; OS3 does it even at its smallest stride of 1.
 
-    A price is the median of recent rounds, but where a pass may read several tokens (``joined``). The match rate is
-    that of all that the request has seen, the older the less; a new request begins with what earlier ones saw. The
-    stride is chosen by the lower end of Wilson's interval, as that of OS3 without a cap, since guesses behind a wrong
-    one are in vain. Whether to guess at all is asked of the rate itself: by its lower end a few unlucky guesses would
-    end it for a whole text. While nothing is guessed, a few rounds are tried from time to time. Guesses right behind a
-    pause count for nothing: the cache knew nothing of the text's last tokens.
+    A price is the median of recent rounds, except where a pass may read several tokens (``joined``). The match rate
+    covers all that the request has seen, with older look-ups counting less; a new request begins with what earlier
+    ones saw. The stride is chosen by the lower end of Wilson's interval, like that of OS3 without a cap, since guesses
+    after a wrong one are wasted. Whether to guess at all depends on the rate itself: judged by its lower end, a few
+    unlucky guesses would end guessing for a whole text. While nothing is guessed, a few rounds are tried from time to
+    time. Guesses directly after a pause do not count: the cache knew nothing of the text's last tokens.
 
     Args:
         asynchronous: whether the last step of a round runs during its search.
         shared: what requests learn together; by default a request learns alone.
         joined: whether a pass may read several tokens, so that a stride of 1 may become a longer one. Rounds then
-            differ too much to reckon with a step: whether to guess is asked of what the last rounds gave, with guesses
-            and without.
+            differ too much to calculate with a typical step: whether to guess is decided by what the last rounds
+            yielded with guesses and without.
     """
 
     def __init__(
@@ -314,7 +313,7 @@ class CostAwareStride:
         self._matches = self._shared.strides.matches.diluted(SHARED_WEIGHT)
         self._stale = True
         self._probing = 0
-        # A guess alone is verified as late as it would have been found without, unless it is read meanwhile.
+        # A single guess is verified no earlier than its result would be found without it, unless it is read meanwhile.
         self._smallest = 1 if asynchronous or joined else 2
 
     def next(self) -> int:
@@ -361,7 +360,7 @@ class CostAwareStride:
             self._matches.add(looked_up_in(round), round.matched)
 
     def _best(self) -> tuple[int, bool]:
-        """The best stride of those that guess, and whether guessing pays; 1 while too little is known."""
+        """The best stride among those that guess, and whether guessing pays; 1 while too little is known."""
         shared, seen = self._shared, self._matches
         if seen.looked_up < _ENOUGH or not shared.strides.costs.measured:
             return 1, True
@@ -381,18 +380,18 @@ class CostAwareStride:
         return max(best, self._smallest) if pays else best, pays
 
     def _alone(self) -> _Gain:
-        """Rounds without guesses."""
+        """The sum of the rounds without guesses."""
         return _without_slowest(self._shared.alone)
 
 
 def _without_slowest(rounds: Iterable[_Gain]) -> _Gain:
-    """All but one: the first round of a process may find nothing in memory, another waits for somebody else."""
+    """The sum of all but the slowest: a process's first round may find nothing in memory, others may be held up."""
     by_token = sorted(rounds, key=lambda round: round.seconds / round.tokens)
     return _sums(by_token[:-1])
 
 
 def _sums(rounds: Iterable[_Gain]) -> _Gain:
-    """What rounds gave and took together; one that was held up counts as long as it might have taken."""
+    """What rounds gained and cost together; a round that was held up counts as ``_HELD_UP`` times the median."""
     found = list(rounds)
     most = _HELD_UP * median(round.seconds for round in found) if found else 0.0
     shares = [min(1.0, most / round.seconds) if round.seconds else 1.0 for round in found]

@@ -1,15 +1,15 @@
 """Cost-aware draft trees: guess only as much as raises the expected tokens per second.
 
-A node of a draft tree is worth its place if the chance that it is kept, divided by what its row costs, beats
-the tokens per second of the round without it. Nodes sorted by the chance of their whole path, the best first,
-are therefore cut where the expected rate is largest; that is nowhere, everywhere, or in between, so that
+A node of a draft tree is worth its place if the chance that it is kept, divided by the cost of its row, beats
+the tokens per second of the round without it. Nodes sorted by the chance of their whole path, best first,
+are therefore cut where the expected rate is largest; that may be nowhere, everywhere, or in between, so
 source, width, depth and whether to guess at all are one decision.
 
-Requests that share a pass wait for each other's rows. So the rate is that of the whole pass: the tokens of the other
-requests, taken to gain as many a round as this one has lately, over the seconds of all rows. The more requests there
-are, the likelier a guess must be.
+Requests that share a pass wait for each other's rows. The rate is therefore that of the whole pass: the tokens of the
+other requests, which are assumed to gain as many per round as this one has lately, over the seconds of all rows. The
+more requests there are, the likelier a guess must be.
 
-Prompts that others read in the same pass are left out of it: they have to be read anyway, and a second that is saved is
+Prompts that others read in the same pass are excluded: they have to be read anyway, and a second that is saved is
 worth what a pass without them yields. Beside a long prompt any guess would look cheap.
 """
 
@@ -29,7 +29,7 @@ from specrag.speculation.schedule.base import Timed
 from specrag.speculation.schedule.cost_model import ALONE, CostModel
 from specrag.speculation.tree import EMPTY, ROOT, DraftTree, Round
 
-#: What was measured elsewhere, by source and grade, and how many observations it is worth.
+#: Rates measured elsewhere, by source and grade, and how many observations each is worth.
 _PRIORS: Mapping[str, Sequence[float]] = {
     SUFFIX: COPY_RATES,
     REFERENCE: COPY_RATES,
@@ -37,12 +37,12 @@ _PRIORS: Mapping[str, Sequence[float]] = {
     RECYCLING: RECYCLED_RATES,
 }
 _PRIOR_WEIGHT = 10.0
-#: The same for a source that nothing is known of.
+#: The same for an unknown source.
 _UNKNOWN = 0.4
 _UNKNOWN_WEIGHT = 2.0
-#: What all requests saw is worth at most this many observations to a new one.
+#: What all requests saw is worth at most this many observations to a new request.
 _SHARED_WEIGHT = 10.0
-#: An observation's weight is halved after about 0.7 times as many more of its kind.
+#: An observation's weight is halved after about 0.7 times this many further ones of its kind.
 _SHARED_MEMORY = 2000.0
 _OWN_MEMORY = 100.0
 
@@ -51,7 +51,7 @@ class AcceptanceTable:
     """Acceptance rates by source and grade, given that the parent was accepted, estimated by counting.
 
     Args:
-        shared: what other requests saw, for where this one saw little; none for a table that is itself shared.
+        shared: what other requests saw, used where this one saw little; ``None`` for a table that is itself shared.
     """
 
     def __init__(self, shared: AcceptanceTable | None = None) -> None:
@@ -71,12 +71,12 @@ class AcceptanceTable:
         return (self._accepted.get(key, 0.0) + weight * prior) / (self._tried.get(key, 0.0) + weight)
 
     def observe(self, tree: DraftTree, children: Mapping[int, list[int]], tokens: tuple[int, ...]) -> None:
-        """Compare a proposal with what came, whether or not it was verified.
+        """Compare a proposal with the tokens that came, whether or not it was verified.
 
         Args:
             tree: the proposal.
             children: its nodes by parent.
-            tokens: the tokens that came; behind them nothing is known yet.
+            tokens: the tokens that came; what follows them is not known yet.
         """
         node: int | None = ROOT
         for token in tokens:
@@ -100,19 +100,19 @@ class AcceptanceTable:
         self._accepted[key] = self._accepted.get(key, 0.0) * keep + float(accepted)
 
 
-#: Nodes asked for where they cost no pass: the paper's draft size.
+#: Nodes requested if they cost no pass: the paper's draft size.
 FREE_NODES = 60
-#: Longest chain asked of a drafter that runs a pass for each token.
+#: Longest chain requested from a drafter that runs a pass for each token.
 MOST_PRICED = 12
-#: After losing rounds the next proposals are left out, twice as many each time, up to this number.
+#: After losing rounds the next proposals are skipped, twice as many each time, up to this number.
 _LONGEST_PAUSE = 32
-#: A loss below this share of a token's cost is not worth a pause: a chance might be missed in it.
+#: A loss below this share of a token's cost is not worth a pause, during which a chance might be missed.
 _BEARABLE_LOSS = 0.015
 _SMOOTHING = 0.2
-#: Before any guess was timed the expected one must promise this much more tokens a second than none.
+#: Before any guess was timed, guessing must promise this many times the tokens per second of not guessing.
 _UNTIMED_PROMISE = 1.1
-#: Tokens' worth of time that a round gives, and the most there can be, for guesses that take passes and promise less
-#: than none: they tell when that has changed.
+#: Tokens' worth of time granted per round, and the most that can accumulate, for guesses that take passes and promise
+#: less than none: they tell when that has changed.
 _TRYING, _MOST_TRYING = 0.03, 3.0
 
 
@@ -123,17 +123,17 @@ class SharedCosts:
     passes: CostModel = field(default_factory=CostModel)
     acceptance: AcceptanceTable = field(default_factory=AcceptanceTable)
     others: Others = ALONE
-    """What wrote beside a request's rows in the last pass."""
+    """What was decoding beside a request's rows in the last pass."""
     requests: WeakSet[CostAware] = field(default_factory=WeakSet)
     """The schedules in use."""
     depth_rate: float = 0.6
-    """Acceptance of a guess that takes a pass, given the one before it, where a request left off."""
+    """Acceptance of a guess that takes a pass, given the one before it, as the last request left it."""
     draft_seconds: float = 0.0
     """Seconds of such a guess, or of a tree's level; 0 before the first."""
     level_nodes: float = 1.0
     """Nodes of a level."""
     credit: float = 0.0
-    """Tokens' worth of time that may be lost by guesses of which no gain is expected."""
+    """Tokens' worth of time that may be spent on guesses from which no gain is expected."""
 
 
 @dataclass
@@ -151,7 +151,7 @@ class _Ledger:
         return False
 
     def record(self, gain: float) -> None:
-        """Note what a round's proposal gained, in the cost of a token without one; negative if it lost some."""
+        """Note what a round's proposal gained, in the cost of a token without one; negative for a loss."""
         self.left_out = 0
         self.gain += _SMOOTHING * (gain - self.gain)
         if self.gain >= -_BEARABLE_LOSS or gain > 0:
@@ -166,8 +166,8 @@ class CostAware:
     Args:
         shared: what the method has learned from all requests.
         most_nodes: the largest tree.
-        own_context: where the target's own weights guess, the tokens in front of their session: says what a guess
-            may take before any was timed. ``None``: it may take nothing.
+        own_context: if the target's own weights make the guesses, the tokens in front of their session: gives the
+            expected price of a guess before any was timed. ``None``: it is taken as free.
     """
 
     def __init__(
@@ -178,27 +178,27 @@ class CostAware:
         self._acceptance = AcceptanceTable(shared.acceptance)
         self._most_nodes = most_nodes
         self._own_context = own_context
-        self._trying = False  # whether guesses are asked for of which no gain is expected
+        self._trying = False  # whether guesses are requested from which no gain is expected
         self._ledgers = {False: _Ledger(), True: _Ledger()}
         self._rates_known: dict[tuple[str, int], float] = {}  # until something is learned
         self._priced = False
         self._both = False  # whether a drafter that runs passes was ever asked
         self._asked = False
-        self._overhead = 0.0  # seconds of a round outside of proposal and pass
+        self._overhead = 0.0  # seconds of a round outside proposal and pass
         self._depth_rate = shared.depth_rate
         self._draft_seconds = shared.draft_seconds
         self._level_nodes = shared.level_nodes
-        self._drafted: DraftTree | None = None  # where others' guesses stand beside those that took passes
+        self._drafted: DraftTree | None = None  # set if others' guesses stand beside those that took passes
         self._context = 0
         self._others: Others | None = None
         shared.requests.add(self)
-        self._gained = 1.0  # tokens of a round, lately
+        self._gained = 1.0  # tokens per round, lately
 
     def budget(self, *, runs_passes: bool) -> int:
         self._priced, self._asked, self._trying = runs_passes, False, False
         self._rates_known.clear()  # others may have learned since
         self._both = self._both or runs_passes
-        # Beside a drafter that runs passes the time of a free proposal is nothing.
+        # Compared with a drafter that runs passes, a free proposal takes no time.
         if (runs_passes or not self._both) and self._ledgers[runs_passes].resting():
             return 0
         if not runs_passes:
@@ -234,7 +234,7 @@ class CostAware:
         self._drafted = guessed
 
     def _priced_rates(self) -> NDArray[np.float64]:
-        """Expected tokens a second of 0, 1, 2, … levels of guesses that take a pass each."""
+        """Expected tokens per second for 0, 1, 2, … levels of guesses that take a pass each."""
         levels = np.arange(MOST_PRICED + 1)
         tokens = self._elsewhere + np.cumsum(self._depth_rate**levels)
         each = self._draft_seconds
@@ -246,12 +246,12 @@ class CostAware:
         return np.asarray(tokens / seconds)
 
     def _rates(self, tree: DraftTree, context: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """The nodes by their chance, the likeliest first, and the expected tokens a second of the first 0, 1, 2, …."""
+        """The nodes by chance, likeliest first, and the expected tokens per second of the first 0, 1, 2, … of them."""
         chances = np.empty(len(tree.tokens))
         for node, parent in enumerate(tree.parents):
             rate = self.rate(tree.sources[node], tree.grades[node])
             chances[node] = rate * (1.0 if parent == ROOT else chances[parent])
-        # Stable, so that a parent, which is at least as likely and comes first, is never cut off its child.
+        # A stable sort: a parent, which is at least as likely and comes first, is never separated from its child.
         order = np.argsort(-chances, kind="stable")
         tokens = self._elsewhere + np.concatenate(([1.0], 1.0 + np.cumsum(chances[order])))
         seconds = self._costs.seconds(np.arange(1, len(tokens) + 1), context, self._beside) + self._overhead
@@ -259,14 +259,14 @@ class CostAware:
 
     @property
     def _elsewhere(self) -> float:
-        """Tokens that the other requests of a pass gain by it."""
+        """Tokens that the other requests in a pass gain from it."""
         return self._beside.segments * self._gained
 
     @property
     def _beside(self) -> Others:
-        """What will be in a pass besides: what was in the last one, or before the first what is known of others.
+        """What else will be in a pass: what was in the last one, or, before the first, what is known of the others.
 
-        Requests that begin together have not been in a pass with one another, and each would guess as if alone.
+        Requests that begin together have not shared a pass yet, and each would guess as if it were alone.
         """
         if self._others is not None:
             return self._others
@@ -298,14 +298,14 @@ class CostAware:
             return
         single = float(self._costs.seconds(1, timed.context, others))
         extra = float(self._costs.seconds(rows, timed.context, others)) - single
-        # What a token costs without a guess: a share of a pass that yields others' tokens too. All of them wait for
-        # this request's rows and proposals, so what it wins or loses is weighed against that share.
+        # What a token costs without a guess: a share of a pass that also yields others' tokens. All of them wait for
+        # this request's rows and proposals, so its gain or loss is weighed against that share.
         share = (single + self._overhead) / (1 + self._elsewhere)
         won = len(round.verdict.path) * share
         gain = (won - extra - timed.proposing) / share
         self._ledgers[self._priced].record(gain)
         if self._trying:
-            # A pause of the machine in the middle of a try is no reason never to try again.
+            # A pause of the machine in the middle of a try must not rule out all further tries.
             self._shared.credit += max(gain, -_MOST_TRYING)
         guessed = round.proposed if self._drafted is None else self._drafted
         self._drafted = None

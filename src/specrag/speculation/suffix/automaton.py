@@ -39,17 +39,17 @@ _ANY_LENGTH = 2**31 - 1
 
 
 class SuffixAutomaton:
-    """Every substring of one or more texts, added token by token; the last tokens can be taken back.
+    """Every substring of one or more texts, added token by token; the last tokens can be removed again.
 
     Give it verified tokens only: the prompt, then what each round accepted. Further texts, such as the
-    passages retrieved for the request, are told apart with :meth:`end_text`; no match reaches across.
+    passages retrieved for the request, are separated with :meth:`end_text`; no match reaches across.
 
-    Cost, for n tokens: adding one takes O(log n) steps on average over all (amortised), looking up a suffix
-    of m tokens O(m), and k occurrences O(k log n), however many there are; each text that ends with the suffix
-    adds at most one step to that. Taking tokens back undoes what adding them did, step by step. For natural
-    text about 150 bytes a token are in use; arrays grow by doubling.
+    Cost, for n tokens: adding one takes O(log n) amortised steps, looking up a suffix of m tokens takes O(m), and
+    finding k occurrences O(k log n), however many there are; each text that ends with the suffix adds at most one step
+    to that. Removing tokens undoes the steps that added them, one by one. Natural text takes about 150 bytes per token;
+    arrays grow by doubling.
 
-    Looking up rearranges it inside, so it serves one thread at a time.
+    Lookups rearrange internal structures, so use it from one thread at a time.
     """
 
     def __init__(self) -> None:
@@ -70,32 +70,32 @@ class SuffixAutomaton:
 
     @property
     def tokens(self) -> Ints:
-        """All tokens, ``[positions]``, a negative number at the end of each text; a view, to be read only."""
+        """All tokens, ``[positions]``, with a negative number at the end of each text; a read-only view."""
         return self._shown[: len(self)]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays, with the room that they have for more."""
+        """Bytes of all arrays, including their spare room."""
         arrays = (self._tokens, self._journal, self._states, self._edges, self._table, self._pieces)
         return sum(array.nbytes for array in arrays)
 
     def extend(self, tokens: Tokens) -> None:
-        """Add ``tokens`` behind the newest one.
+        """Add ``tokens`` after the newest one.
 
         Raises:
-            InputError: one is no token id; nothing is added.
+            InputError: one is not a token id; nothing is added.
         """
         self._insert(checked_tokens("tokens", tokens))
 
     def end_text(self) -> None:
-        """What is added from here on is another text. Takes one position."""
+        """End the current text: what is added from here on is another one. Takes one position."""
         self._insert(np.array([BORDER], dtype=np.int64))
 
     def truncate(self, length: int) -> None:
-        """Take back everything behind the first ``length`` positions.
+        """Remove everything after the first ``length`` positions.
 
         Raises:
-            InputError: there are fewer.
+            InputError: there are fewer positions.
         """
         if not 0 <= length <= len(self):
             raise InputError("length", length, f"give 0 to {len(self)}, the number of positions")
@@ -124,31 +124,31 @@ class SuffixAutomaton:
         return other
 
     def longest_match(self, max_length: int = _ANY_LENGTH) -> Match:
-        """The longest suffix of all tokens, of at most ``max_length``, that occurs earlier too.
+        """The longest suffix of all tokens, of at most ``max_length``, that also occurs earlier.
 
-        The occurrences may overlap the suffix. With several texts, the suffix is one of the text that is being
-        added, and its occurrences may be in any.
+        The occurrences may overlap the suffix. With several texts, the suffix belongs to the text that is being
+        added, and its occurrences may be in any text.
         """
         require_not_negative("max_length", max_length)
         return Match(min(max_length, loops.own_suffix(self._counts, self._states)), len(self) - 1)
 
     def match(self, tail: Tokens, max_length: int = MAX_LENGTH) -> Match:
-        """The longest suffix of ``tail``, of at most ``max_length`` tokens, that occurs with a token behind it."""
+        """The longest suffix of ``tail``, of at most ``max_length`` tokens, that occurs with a token after it."""
         new = last_tokens(tail, max_length)
         length, place = loops.foreign_suffix(new, self._states, self._edges, self._table)
         return Match(length, place)
 
     def occurrences(self, match: Match, limit: int) -> NDArray[np.int64]:
-        """The at most ``limit`` most recent ends of ``match`` with a token behind them, most recent first.
+        """At most ``limit`` ends of ``match`` that have a token after them, most recent first.
 
         Args:
-            match: as given by this automaton for the positions that it has now.
+            match: a match from this automaton, made for its current positions.
 
         Returns:
-            ``[ends]``, falling: ``tokens[end]`` is what followed.
+            ``[ends]``, descending: ``tokens[end]`` is what followed.
 
         Raises:
-            InputError: ``limit`` is negative, or ``match`` ends at a position that there is not.
+            InputError: ``limit`` is negative, or ``match`` ends at a position that does not exist.
         """
         require_not_negative("limit", limit)
         if match.length == 0:
@@ -174,7 +174,7 @@ class SuffixAutomaton:
         more often than the next longer one.
 
         Raises:
-            InputError: ``match`` is empty or ends at a position that there is not.
+            InputError: ``match`` is empty or ends at a position that does not exist.
         """
         if match.length == 0:
             raise InputError("match", match, "the empty suffix has no first occurrence")
@@ -182,7 +182,7 @@ class SuffixAutomaton:
         return int(loops.first_position(match.place, match.length, self._journal, self._states)) + 1
 
     def continuation(self, end: int, count: int) -> NDArray[np.int32]:
-        """The at most ``count`` tokens from ``end`` on, cut where their text ends; a copy."""
+        """A copy of at most ``count`` tokens starting at ``end``, cut at the end of their text."""
         return until_border(self._tokens[: len(self)], end, count)
 
     def _require_own(self, match: Match) -> None:

@@ -29,17 +29,17 @@ _MOST_POSITIONS = 2**31 - 1
 
 
 def build_corpus(texts: Iterable[Tokens], folder: str | Path, *, tokenizer: str) -> CorpusManifest:
-    """Index the tokens of ``texts`` and write the result to ``folder``, whole or not at all.
+    """Index the tokens of ``texts`` and write the result to ``folder``, all or nothing.
 
-    An older corpus in ``folder`` is replaced at the end; one that is open stays usable. While it is built, a
-    token takes about 30 bytes of memory; on disk it takes 8.
+    An older corpus in ``folder`` is replaced at the end; one that is open stays usable. A token takes about 30 bytes of
+    memory during the build and 8 bytes on disk.
 
     Args:
         texts: token ids of each text; read once.
-        tokenizer: what tells the tokenizer that made them from others (``Tokenizer.fingerprint``).
+        tokenizer: identifies the tokenizer that made them (``Tokenizer.fingerprint``).
 
     Raises:
-        InputError: a text holds something else than token ids; no text has two tokens; all together are more
+        InputError: a text holds something other than token ids; no text has two tokens; all together have more
             than 2^31; ``folder`` holds other files or cannot be written. Nothing is left behind.
     """
     folder = Path(folder)
@@ -96,10 +96,10 @@ class CorpusArrays:
 
 
 class SuffixCorpus:
-    """The suffixes of many texts, looked up in a suffix array. Never changes; any number of threads may ask.
+    """The suffixes of many texts, looked up in a suffix array. Immutable; any number of threads may use it.
 
-    Positions count the tokens of all texts in turn and a border before, between and behind them. Looking up a
-    suffix of m tokens among n costs O(m log n) steps at worst, of k occurrences O(k), however many there are.
+    Positions count the tokens of all texts in turn, plus a border before, between and after them. Looking up a
+    suffix of m tokens among n costs at most O(m log n) steps, and k occurrences O(k), however many there are.
     """
 
     def __init__(self, folder: Path, manifest: CorpusManifest, arrays: CorpusArrays) -> None:
@@ -112,8 +112,8 @@ class SuffixCorpus:
         """Map the corpus in ``folder``.
 
         Args:
-            tokenizer: fingerprint of the tokenizer whose tokens will be looked up; without it whoever looks them up
-                checks (:meth:`require_tokenizer`), as a decoder does.
+            tokenizer: fingerprint of the tokenizer whose tokens will be looked up; without it the user of the corpus
+                must check it (:meth:`require_tokenizer`), as a decoder does.
 
         Raises:
             InputError: there is no corpus, it is damaged, or another tokenizer made its tokens.
@@ -136,7 +136,7 @@ class SuffixCorpus:
         self.close()
 
     def close(self) -> None:
-        """Let go of the files; arrays handed out before are copies and stay. Everything else fails from here on."""
+        """Release the files; arrays handed out before are copies and stay valid. Everything else fails from now on."""
         self._opened = None
 
     def __len__(self) -> int:
@@ -144,12 +144,12 @@ class SuffixCorpus:
 
     @property
     def tokens(self) -> NDArray[np.int32]:
-        """All tokens, ``[positions]``, a negative number at each border; mapped from disk, to be read only."""
+        """All tokens, ``[positions]``, with a negative number at each border; mapped from disk, read-only."""
         return self._arrays.tokens
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays; pages of files, which the system keeps in memory as far as they are used."""
+        """Bytes of all arrays; file pages, which the system keeps in memory as far as they are used."""
         arrays = self._arrays
         return arrays.tokens.nbytes + arrays.positions.nbytes + arrays.texts.nbytes
 
@@ -157,12 +157,12 @@ class SuffixCorpus:
         """Make sure that the corpus holds the tokens of a tokenizer.
 
         Raises:
-            InputError: another one made them.
+            InputError: another tokenizer made them.
         """
         _require_tokenizer(self.folder, self.manifest, fingerprint)
 
     def match(self, tail: Tokens, max_length: int = MAX_LENGTH) -> Match:
-        """The longest suffix of ``tail``, of at most ``max_length`` tokens, that occurs with a token behind it.
+        """The longest suffix of ``tail``, of at most ``max_length`` tokens, that occurs with a token after it.
 
         Raises:
             InputError: ``max_length`` is negative, or the corpus is closed.
@@ -176,10 +176,10 @@ class SuffixCorpus:
         return Match(length, low, high - low)
 
     def occurrences(self, match: Match, limit: int) -> NDArray[np.int64]:
-        """At most ``limit`` distinct ends of ``match``, ``[ends]``, each with a token of its text behind it.
+        """At most ``limit`` distinct ends of ``match``, ``[ends]``, each with a token of its text after it.
 
-        All of them, or, where there are more, those at evenly spaced ranks in the order of what stands before
-        the match: a sample in which a continuation is about as frequent as in the corpus, the same each time.
+        If there are more, those at evenly spaced ranks are taken, ordered by what stands before the match: a
+        deterministic sample in which a continuation is about as frequent as in the corpus.
 
         Raises:
             InputError: ``limit`` is negative, ``match`` is of another index, or the corpus is closed.
@@ -195,11 +195,11 @@ class SuffixCorpus:
         return ends
 
     def continuation(self, end: int, count: int) -> NDArray[np.int32]:
-        """The at most ``count`` tokens from ``end`` on, ``[tokens]``, cut where their text ends; a copy."""
+        """A copy of at most ``count`` tokens starting at ``end``, ``[tokens]``, cut at the end of their text."""
         return until_border(self._arrays.tokens, end, count)
 
     def text(self, end: int) -> int:
-        """The number, from 0 on, of the text that the token at ``end`` is part of."""
+        """The number, from 0, of the text that contains the token at ``end``."""
         return int(np.searchsorted(self._arrays.texts, end, side="right")) - 1
 
     @property

@@ -1,4 +1,4 @@
-"""A static corpus on disk: its files, their manifest, and how they get there whole or not at all."""
+"""A static corpus on disk: its files, their manifest, and how they are written, all or nothing."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class CorpusManifest:
 
 
 def read_manifest(folder: Path) -> CorpusManifest:
-    """The manifest of a corpus.
+    """Read the manifest of a corpus.
 
     Raises:
         InputError: there is none, or it cannot be read.
@@ -73,18 +73,18 @@ def read_manifest(folder: Path) -> CorpusManifest:
 
 
 def map_array(folder: Path, name: str, manifest: CorpusManifest) -> np.ndarray:
-    """The array in a file of a corpus, mapped from disk and read only.
+    """The array in a file of a corpus, mapped from disk, read-only.
 
-    The whole file is read once, to compare its checksum: a damaged one could lead a search out of bounds.
+    The whole file is read once to compare its checksum: a damaged one could lead a search out of bounds.
 
     Raises:
-        InputError: the file is missing or not the recorded one.
+        InputError: the file is missing, cannot be read, or differs from the recorded one.
     """
     path = folder / name
     try:
         if checksum(path) != manifest.checksums[name]:
             raise InputError("corpus", str(folder), f"{name} has another checksum than recorded: {_REBUILD}")
-        # A plain array over the mapped pages: the compiled loops take that without a detour.
+        # A plain array over the mapped pages: the compiled loops accept it without conversion.
         return np.asarray(np.load(path, mmap_mode="r"))
     except FileNotFoundError as error:
         raise InputError("corpus", str(folder), f"{name} is missing: {_REBUILD}") from error
@@ -106,10 +106,10 @@ def write_manifest(folder: Path, manifest: CorpusManifest) -> None:
 
 
 def require_target(folder: Path) -> None:
-    """Refuse to build where something else is.
+    """Refuse to build a corpus where something else is stored.
 
     Raises:
-        InputError: ``folder`` holds files that are no corpus, or is a file.
+        InputError: ``folder`` holds files that are not a corpus, or is a file.
     """
     if folder.exists() and not _is_corpus(folder) and not (folder.is_dir() and _is_empty(folder)):
         raise InputError("folder", str(folder), "it holds other files; give a new folder or that of a corpus")
@@ -117,7 +117,7 @@ def require_target(folder: Path) -> None:
 
 @contextlib.contextmanager
 def publishing(folder: Path) -> Iterator[Path]:
-    """A new folder to fill; left without an error it becomes ``folder``, in place of an older corpus, else it goes.
+    """A new folder to fill; without an error it replaces ``folder`` and any older corpus there, else it is removed.
 
     An open corpus keeps its pages: what is mapped stays until it is closed.
 

@@ -1,4 +1,4 @@
-"""The suffix array of a static corpus: its construction, and binary search in it."""
+"""The suffix array of a static corpus: construction and binary search."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ Tail = NDArray[np.int64]
 def continued_positions(tokens: Ints) -> Ints:
     """The positions that a token of the same text follows, ordered by the tokens up to them, newest first.
 
-    So the places where a string ends stand side by side, and those nearest to a longer one too. A position
-    at the end of a text is left out: nothing could be guessed there.
+    The places where a string ends are therefore adjacent, and so are those nearest to a longer string. Positions at
+    the end of a text are left out: nothing could be guessed there.
 
     Args:
-        tokens: ``[positions]``, with a negative number at the border of two texts, first and last included.
+        tokens: ``[positions]``, with a negative number at the border of two texts and at both ends.
     """
     units, width = _packed(tokens)
     return _whole_tokens(divsufsort(units), tokens, width)
 
 
 def _packed(tokens: Ints) -> tuple[NDArray[np.uint8], int]:
-    """``tokens`` backwards as bytes whose order is that of the tokens, and how many bytes a token takes.
+    """``tokens`` reversed, as bytes that sort like the tokens, and the number of bytes per token.
 
-    The sort knows bytes only and costs by the byte, so tokens are numbered anew: the n different ones that
-    occur from 1 to n, a border 0.
+    The sort handles only bytes and its cost grows with their number, so tokens are renumbered: the n different ones
+    that occur from 1 to n, a border as 0.
     """
     found = np.flatnonzero(np.bincount(tokens[tokens >= 0])).astype(np.int32)
     width = 1 if len(found) < 1 << 8 else 2 if len(found) < 1 << 16 else 3
@@ -41,7 +41,7 @@ def _packed(tokens: Ints) -> tuple[NDArray[np.uint8], int]:
 
 @compiled
 def _whole_tokens(order: NDArray[np.signedinteger], tokens: Ints, width: int) -> Ints:
-    """Keep, of the sorted byte positions, those where a token begins and another follows it in its text."""
+    """Of the sorted byte positions, keep those where a token begins that another follows in its text."""
     kept = np.empty(len(tokens), dtype=np.int32)
     count = 0
     for start in order:
@@ -66,7 +66,7 @@ def _common(tokens: Ints, position: int, tail: Tail, known: int, most: int) -> i
 def longest(tokens: Ints, positions: Ints, tail: Tail) -> tuple[int, int]:
     """The length of the longest suffix of ``tail`` that occurs, and the rank of a position where it ends."""
     last = len(tail) - 1
-    usable = 0  # a negative number is no token and equals none, least of all a border
+    usable = 0  # a negative number is not a token and must match nothing, least of all a border
     while usable <= last and tail[last - usable] >= 0:
         usable += 1
     low = 0
@@ -76,7 +76,7 @@ def longest(tokens: Ints, positions: Ints, tail: Tail) -> tuple[int, int]:
     while low < high:
         middle = (low + high) >> 1
         position = positions[middle]
-        # What both ends have in common with the tail, everything between them has.
+        # What both ends have in common with the tail, everything between them has too.
         common = _common(tokens, position, tail, min(before, behind), usable)
         if common == usable or tokens[position - common] > tail[last - common]:
             high = middle
@@ -91,10 +91,10 @@ def longest(tokens: Ints, positions: Ints, tail: Tail) -> tuple[int, int]:
 
 @compiled
 def interval(tokens: Ints, positions: Ints, tail: Tail, length: int, rank: int) -> tuple[int, int]:
-    """The ranks, from and up to, of all positions where the last ``length`` tokens of ``tail`` end.
+    """The first rank, and the rank after the last, of all positions where the last ``length`` tokens of ``tail`` end.
 
     Args:
-        rank: one of them; the search widens from there, so that a few occurrences cost a few steps.
+        rank: one of these ranks; the search widens from there, so that a few occurrences cost a few steps.
     """
     low = rank
     step = 1
@@ -125,7 +125,7 @@ def interval(tokens: Ints, positions: Ints, tail: Tail, length: int, rank: int) 
 
 @compiled
 def spread_ends(positions: Ints, low: int, count: int, ends: NDArray[np.int64]) -> None:
-    """Fill ``ends`` from evenly spaced ranks of the ``count`` ranks from ``low`` on."""
+    """Fill ``ends`` from evenly spaced ranks among the ``count`` ranks that start at ``low``."""
     chosen = len(ends)
     for i in range(chosen):
         ends[i] = positions[low + (2 * i + 1) * count // (2 * chosen)] + 1

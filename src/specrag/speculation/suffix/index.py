@@ -1,4 +1,4 @@
-"""The protocol of suffix indexes, and token ids as they take them."""
+"""The protocol of suffix indexes, and the token ids they accept."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ Tokens = Sequence[int] | NDArray[np.integer]
 BORDER = -1
 #: The largest token id; the largest vocabularies have a few hundred thousand.
 LARGEST_TOKEN = 2**24 - 2
-#: How long a suffix is looked for where the caller does not say.
+#: Default limit for the length of a suffix that is looked up.
 MAX_LENGTH = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A suffix that occurs in an index, with at least one token of the same text behind an occurrence.
+    """A suffix that occurs in an index, with at least one token of the same text after an occurrence.
 
     Attributes:
-        length: tokens of the suffix; 0 where not even its last token occurs.
-        place: where the index found it; means something to that index only, until that index changes.
-        count: how often it occurs with a token behind it; ``None`` where that is not known.
+        length: tokens of the suffix; 0 if not even its last token occurs.
+        place: where the index found it; meaningful only to that index, until it changes.
+        count: how often it occurs with a token after it; ``None`` if unknown.
     """
 
     length: int
@@ -38,14 +38,14 @@ class Match:
 
 
 class SuffixIndex(Protocol):
-    """Texts in which the suffix of a sequence may be looked up. No match reaches across the end of a text.
+    """Texts in which the suffix of a sequence can be looked up. No match reaches across the end of a text.
 
     A position is an index into all tokens of the index. A suffix *ends at* ``end`` if its last token stands
     at ``end - 1``: the token at ``end`` is the first guess at what follows.
     """
 
     def __len__(self) -> int:
-        """Number of positions, the borders of texts included."""
+        """Number of positions, including the borders of texts."""
 
     @property
     def nbytes(self) -> int:
@@ -55,17 +55,17 @@ class SuffixIndex(Protocol):
         """The longest suffix of ``tail``, of at most ``max_length`` tokens, that occurs."""
 
     def occurrences(self, match: Match, limit: int) -> NDArray[np.int64]:
-        """At most ``limit`` distinct ends of ``match``, each with a token of its text behind it."""
+        """At most ``limit`` distinct ends of ``match``, each with a token of its text after it."""
 
     def continuation(self, end: int, count: int) -> NDArray[np.int32]:
-        """The at most ``count`` tokens from ``end`` on, cut where their text ends."""
+        """At most ``count`` tokens starting at ``end``, cut at the end of their text."""
 
 
 def checked_tokens(field: str, tokens: Tokens) -> NDArray[np.int64]:
     """``tokens`` as an array, ``[tokens]``.
 
     Raises:
-        InputError: they are no list of token ids.
+        InputError: they are not a list of token ids.
     """
     array = np.asarray(tokens)
     if array.size == 0:
@@ -100,7 +100,7 @@ def require_not_negative(field: str, value: int) -> None:
 
 
 def until_border(tokens: NDArray[np.int32], end: int, count: int) -> NDArray[np.int32]:
-    """A copy of the at most ``count`` tokens from position ``end`` on, cut at the first border.
+    """A copy of at most ``count`` tokens starting at position ``end``, cut at the first border.
 
     Raises:
         InputError: ``end`` or ``count`` is negative.

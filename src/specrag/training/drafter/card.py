@@ -29,15 +29,15 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class RowCounts:
-    """Where the rows went.
+    """What became of the rows.
 
     Attributes:
         training, held_back: rows trained on and measured on.
-        excluded: left out, for they share a question or a passage with what is evaluated on.
-        unusable: left out, for they have no room for a passage, or would end a turn inside.
-        shortened: of those trained on, rows whose passages were cut.
-        longest_draft: tokens of the longest draft that is trained on.
-        sources: rows trained on by what they were made of.
+        excluded: left out because they share a question or a passage with the evaluation data.
+        unusable: left out because no passage fits, or their draft would end the turn early.
+        shortened: rows trained on whose passages were cut.
+        longest_draft: tokens of the longest draft trained on.
+        sources: rows trained on, by what they were made from.
     """
 
     training: int
@@ -51,14 +51,14 @@ class RowCounts:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """What the card tells of the base model and the data.
+    """What the card says about the base model and the data.
 
     Attributes:
         model, origin, licence: the base model's name, where it comes from, and its licence.
         checksums: sha256 of its weight files.
         full: whether all weights were trained.
-        parameters: numbers that were trained.
-        device: on which.
+        parameters: how many were trained.
+        device: that it was trained on.
         command: that repeats the run.
         settings: of the training.
     """
@@ -77,7 +77,7 @@ class Provenance:
 
 
 def write_curves(out: Path, history: Sequence[Measured]) -> None:
-    """Write the measurements as JSON lines, and draw them.
+    """Write the measurements as JSON lines and draw them.
 
     Raises:
         SpecragError: the disk refuses.

@@ -1,4 +1,4 @@
-"""Training examples for a drafter: the exact tokens that it reads and writes at inference, and their batches."""
+"""Training examples for a drafter, with the exact tokens that it reads and writes at inference, and their batches."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from specrag.models.tokenizer import Tokenizer, encode_text
 from specrag.training.drafter.rows import DrafterRow
 from specrag.training.drafter.run import TuningSettings
 
-#: Stands where the rationale would in drafts that have none: the form asks for one.
+#: Takes the rationale's place in drafts without one, since the form requires one.
 NO_RATIONALE = "-"
 
 _MARK = "answer0"
@@ -38,7 +38,7 @@ class Example:
 
     Attributes:
         tokens: prompt and draft, the end of the turn included.
-        begin: place of the draft's first token; the loss is of this and the following ones.
+        begin: index of the draft's first token; the loss covers this token and all that follow.
         shortened: whether passages were cut.
     """
 
@@ -53,7 +53,7 @@ class Encoder:
     Args:
         tokenizer: the drafter's.
         length: tokens of the longest example.
-        rationales: whether drafts hold the rows' rationales.
+        rationales: whether drafts contain the rows' rationales.
         form: of drafts for questions.
     """
 
@@ -66,7 +66,7 @@ class Encoder:
         self._end = end_of_turn(tokenizer)
 
     def example(self, row: DrafterRow) -> Example | None:
-        """The row's example; ``None`` if it has no room for its passages, or would end a turn inside.
+        """The row's example; ``None`` if its passages do not fit, or its draft would end the turn early.
 
         Raises:
             InputError: the row has no rationale where one is needed, or its draft would be malformed.
@@ -93,10 +93,10 @@ class Encoder:
         return encode_text(self._tokenizer, draft_prompt(row.task, row.passages, example=False), LEAD)
 
     def draft(self, row: DrafterRow) -> list[int]:
-        """What the drafter should write behind it, the end of the turn included.
+        """What the drafter should write after the prompt, the end of the turn included.
 
-        The cue and what follows it are tokenised by themselves, as they are where a drafter is kept to the form
-        (:class:`~specrag.models.roles.Cue`): some vocabularies would join a full stop and the line end behind it.
+        The cue and the text after it are tokenised separately, as they are when a drafter is kept to the form
+        (:class:`~specrag.models.roles.Cue`): some vocabularies would merge a full stop with the line end after it.
         """
         rationale = row.rationale if self._rationales else NO_RATIONALE
         if rationale is None:
@@ -121,8 +121,8 @@ class Encoder:
         return self._form == "cited" and row.task.kind == "free-form"
 
     def _behind(self, before: str, text: str) -> list[int]:
-        """The tokens of a text that stands behind another."""
-        clean = text.encode("utf-8", "replace").decode("utf-8")  # half a surrogate pair is no text
+        """The tokens of a text that follows another."""
+        clean = text.encode("utf-8", "replace").decode("utf-8")  # half a surrogate pair is not text
         placed = self._tokenizer.encode_with_starts(before + clean, special=False)
         both = zip(placed.tokens, placed.starts, strict=True)
         return [token for token, start in both if start >= len(before)]
@@ -138,7 +138,7 @@ def _cut(row: DrafterRow, words: int) -> DrafterRow:
 
 
 def end_of_turn(tokenizer: Tokenizer) -> int:
-    """The token that the chat template writes behind what an assistant says; without a template any that ends a text.
+    """The token that the chat template writes after an assistant's message; without one, one that ends a text.
 
     Raises:
         InputError: the tokenizer has none.
@@ -157,14 +157,14 @@ def end_of_turn(tokenizer: Tokenizer) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Which rows are trained on and which are measured on."""
+    """The rows to train on and the rows to measure on."""
 
     training: Sequence[DrafterRow]
     held_back: Sequence[DrafterRow]
 
 
 def split(rows: Sequence[DrafterRow], settings: TuningSettings) -> Split:
-    """Hold back whole questions, since rows of one question may differ in their passages alone.
+    """Hold back whole questions, since rows of one question may differ only in their passages.
 
     Raises:
         InputError: there are too few rows, or some have no rationale.
@@ -200,11 +200,11 @@ def _question(row: DrafterRow) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Some examples, padded at their ends. No example sees padding, since it stands behind; so no mask is needed.
+    """Some examples, padded at the end. No token sees the padding, since it comes last, so no mask is needed.
 
     Attributes:
         tokens: int64 ``[B, T]``.
-        targets: the token behind each place, int64 ``[B, T]``; -100 where it is not trained on.
+        targets: the token after each place, int64 ``[B, T]``; -100 where it is not trained on.
     """
 
     tokens: torch.Tensor
@@ -225,12 +225,12 @@ def make_batch(examples: Sequence[Example], device: torch.device) -> Batch:
 
 
 def targets(examples: Sequence[Example]) -> int:
-    """Tokens that are trained on."""
+    """The number of tokens trained on."""
     return sum(len(example.tokens) - example.begin for example in examples)
 
 
 def parts(examples: Sequence[Example], most: int) -> list[list[Example]]:
-    """Examples of like length together, at most so many tokens, padding included; a longer example is alone."""
+    """Group examples of similar length: at most ``most`` tokens with padding; a longer example is alone."""
     found: list[list[Example]] = []
     for example in sorted(examples, key=lambda example: len(example.tokens), reverse=True):
         if not found or len(found[-1][0].tokens) * (len(found[-1]) + 1) > most:
@@ -240,7 +240,7 @@ def parts(examples: Sequence[Example], most: int) -> list[list[Example]]:
 
 
 def plan(count: int, batch_rows: int, epochs: int, seed: int) -> list[list[list[int]]]:
-    """For each epoch its steps, and for each of those its rows; every epoch has every row once, in its own order."""
+    """The row numbers of each step of each epoch; every epoch has every row once, in its own order."""
     found: list[list[list[int]]] = []
     for epoch in range(epochs):
         order = list(range(count))

@@ -1,4 +1,4 @@
-"""Draft quality of a tuned drafter, measured in the engine with its weights merged as at inference."""
+"""Draft quality of a tuned drafter, measured in the engine with its weights merged, as at inference."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TOGETHER = 8  # drafts in memory at a time
 
 
 def is_right(task: Task, draft: Draft, gold: str) -> bool:
-    """Whether a draft's answer is right: it holds the gold answer, or is the very letter or label."""
+    """Whether a draft's answer is right: it contains the gold answer, or equals the letter or label."""
     if draft.malformed is not None:
         return False
     return draft.answer == gold if task.choices else contains_answer(draft.answer, gold)
@@ -29,8 +29,8 @@ def is_right(task: Task, draft: Draft, gold: str) -> bool:
 def count_drafts(llm: LanguageModel, rows: Sequence[DrafterRow], form: Form = "paper") -> Drafted:
     """Draft for rows, from all passages of each, greedily, as training teaches it.
 
-    There is no example in the prompt, and drafts are not kept to the form. Of a row for cited drafts whose passages do
-    not hold the answer a draft is right that says so.
+    There is no example in the prompt, and drafts are not kept to the form. For cited drafts, if a row's passages do not
+    hold the answer, a draft is right that says so.
 
     Raises:
         ContextLengthError: a question leaves no room for a passage.
@@ -59,11 +59,11 @@ def count_drafts(llm: LanguageModel, rows: Sequence[DrafterRow], form: Form = "p
 def measure_drafts(
     model: str, folder: Path, rows: Sequence[DrafterRow], *, device: str, full: bool, form: Form = "paper"
 ) -> Drafted:
-    """Load what was trained as anybody would, in bf16, and draft with it.
+    """Load what was trained as a user would, in bf16, and draft with it.
 
     Args:
         model: the base model.
-        folder: the adapter, or the model where all weights were trained.
+        folder: the adapter, or the model if all weights were trained.
         form: of the drafts.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The module to tune, with a LoRA adapter from ``peft`` or with all weights trainable, and its files."""
+"""The module to tune, with a LoRA adapter from ``peft`` or all weights trainable, and its files."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from specrag.training.drafter.run import TuningSettings
 from specrag.training.files import replace_json, replace_tensors, write_errors
 
 WEIGHTS = "model.safetensors"
-#: What a model's folder holds beside its weights.
+#: Files in a model's folder other than its weights.
 _BESIDE = ("*.json", "*.jinja", "*.txt", "tokenizer.model")
 _INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """A module and what of it is trained.
+    """A module and its trained parameters.
 
     Attributes:
         module: takes ``input_ids`` and ``logits_to_keep``, as transformers' causal language models do.
         trained: the parameters that are trained, fp32, by name.
-        adapter: the adapter's configuration in peft's form; ``None`` where all weights are trained.
+        adapter: the adapter's configuration in peft's form; ``None`` if all weights are trained.
     """
 
     module: Any
@@ -43,12 +43,12 @@ class Tuned:
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """The device that it computes on."""
         return next(iter(self.trained.values())).device
 
 
 def build(files: ModelFiles, settings: TuningSettings, device: torch.device) -> Tuned:
-    """The module before its first step, which computes what the model computes.
+    """Build the module as it is before its first step, when it still computes what the base model computes.
 
     Raises:
         ModelFilesError: the model's files are damaged.
@@ -73,13 +73,13 @@ def _with_adapter(module: Any, name: str, settings: TuningSettings) -> tuple[Any
     wanted = LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,
-        lora_dropout=0.0,  # what is random in a step would have to be resumed
+        lora_dropout=0.0,  # randomness within a step would have to be resumed
         bias="none",
         target_modules="all-linear",
         task_type="CAUSAL_LM",
     )
     try:
-        with warnings.catch_warnings():  # peft asks the model under a name that transformers has renamed
+        with warnings.catch_warnings():  # peft uses a name that transformers has deprecated
             warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
             adapted = get_peft_model(module, wanted)
     except ValueError as error:
@@ -87,13 +87,13 @@ def _with_adapter(module: Any, name: str, settings: TuningSettings) -> tuple[Any
         raise InputError(
             "--model", name, f"peft finds no layers for an adapter ({reason}); take --full"
         ) from error
-    # What peft found "all-linear" to be is in the adapted model's own configuration; so is the model's folder, which
-    # says nothing on another machine.
+    # The adapted model's own configuration lists the layers that "all-linear" stands for. It also holds the model's
+    # folder, which means nothing on another machine and is replaced.
     return adapted, _plain(adapted.peft_config["default"].to_dict()) | {"base_model_name_or_path": name}
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration as JSON has it, the same for the same adapter: sets in order."""
+    """A configuration as plain JSON values, identical for identical adapters: sets become sorted lists."""
     ready = {key: sorted(value) if isinstance(value, set) else value for key, value in values.items()}
     plain: dict[str, Any] = json.loads(json.dumps(ready, default=str))
     return plain | {"inference_mode": True}
@@ -101,7 +101,7 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Torch's own generator, for those who take no other; as it was afterwards."""
+    """Seed torch's global generator, for code that accepts no other; its state is restored afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
@@ -113,9 +113,9 @@ def write_tuned(
     """Write what the engine loads, in bf16: an adapter in peft's format, or a model.
 
     Args:
-        out: a folder; made if need be.
-        adapter: its configuration; ``None`` for a model.
-        weights: by the names of :attr:`Tuned.trained`.
+        out: a folder; created if needed.
+        adapter: the adapter's configuration; ``None`` for a model.
+        weights: by the names in :attr:`Tuned.trained`.
 
     Raises:
         SpecragError: the disk refuses.

@@ -21,10 +21,10 @@ _LARGEST_GRADIENT = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """Drafts for held-back rows, written by the engine with what was trained merged in, and not kept to the form.
+    """Drafts for held-back rows, written by the engine with the trained weights merged in, and not kept to the form.
 
     Attributes:
-        right, wrong, malformed: drafts.
+        right, wrong, malformed: numbers of drafts.
     """
 
     right: int
@@ -33,7 +33,7 @@ class Drafted:
 
     @property
     def count(self) -> int:
-        """Drafts."""
+        """Number of drafts."""
         return self.right + self.wrong + self.malformed
 
 
@@ -43,11 +43,11 @@ class Measured:
 
     Attributes:
         step: of training; 0 is the untuned model.
-        rows: trained on so far; those of later epochs count again.
-        loss: mean training loss since the measurement before, nats a token; ``None`` at the first.
-        held_back: loss on the held-back rows, nats a token.
+        rows: trained on so far; rows of later epochs count again.
+        loss: mean training loss since the previous measurement, nats per token; ``None`` at the first.
+        held_back: loss on the held-back rows, nats per token.
         tokens_right: share of their tokens that are the most probable ones.
-        drafted: drafts for some of them; ``None`` where none were written.
+        drafted: drafts for some of them; ``None`` if none were written.
     """
 
     step: int
@@ -79,7 +79,7 @@ class DrafterProgress(Progress[Measured]):
 
 @dataclass(frozen=True, slots=True)
 class _Hits:
-    """What a batch comes to.
+    """The results of a batch.
 
     Attributes:
         loss: sum over its targets, nats; carries the gradient.
@@ -91,11 +91,11 @@ class _Hits:
 
 
 class DrafterObjective:
-    """An :class:`~specrag.training.loop.Objective`: a module learns to write the drafts of examples.
+    """An :class:`~specrag.training.loop.Objective`: a module learns to write the examples' drafts.
 
     Args:
         training, held_back: examples.
-        draft: writes drafts for held-back rows with the module's present weights.
+        draft: writes drafts for held-back rows with the module's current weights.
     """
 
     def __init__(
@@ -138,11 +138,11 @@ class DrafterObjective:
         return plan(len(self.training), settings.batch_rows, settings.epochs, settings.seed)
 
     def done(self, progress: DrafterProgress) -> float:
-        """The share of the steps that are done when the next one is."""
+        """The share of the steps that is done after the next one."""
         return (progress.step + 1) / self._steps
 
     def learn(self, batch: Sequence[int], progress: DrafterProgress) -> float:
-        """Sum a step's gradients up, part by part; its loss is the mean over its tokens."""
+        """Accumulate a step's gradients, part by part; its loss is the mean over its tokens."""
         self.tuned.module.train()
         examples = [self.training[number] for number in batch]
         count = targets(examples)
@@ -181,7 +181,7 @@ class DrafterObjective:
         module = self.tuned.module
         with torch.autocast(self.tuned.device.type, torch.bfloat16, enabled=self._autocast):
             hidden = module.get_decoder()(input_ids=batch.tokens, use_cache=False).last_hidden_state
-            # The vocabulary is half of the work, so only where something is learned.
+            # The output matrix is half of the work, so it runs only where something is learned.
             chosen = module.get_output_embeddings()(hidden[wanted]).float()
         expected = batch.targets[wanted]
         loss = F.cross_entropy(chosen, expected, reduction="sum")

@@ -1,4 +1,4 @@
-"""Training rows for a RAG drafter: task, answer, passages and rationale, one JSON object a line.
+"""Training rows for a RAG drafter: task, answer, passages and rationale, one JSON object per line.
 
 ``{"id", "kind", "question", "options"?, "labels"?, "answer", "passages": [{"title", "text", "gold"?}], "rationale"?,
 "source"?}``. Files may be gzipped.
@@ -19,23 +19,23 @@ from specrag.methods.speculative_rag.task import TASK_KINDS, Task
 from specrag.retrieval.passage import Passage
 from specrag.training.exclusion import EvaluationRows
 
-#: Metadata of a passage that holds the answer; it need not be given.
+#: Metadata key that marks a passage as holding the answer; optional.
 GOLD = "gold"
-#: The rows of a folder that a run has made.
+#: The file of rows in a folder made by a run.
 ROWS = "rows.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterRow:
-    """A task with what a drafter should write (Speculative RAG, section 3.2: the triplet and its rationale).
+    """A task and what a drafter should write (Speculative RAG, section 3.2: the triplet and its rationale).
 
     Args:
         identifier: unique among the rows.
         task: what is asked.
-        answer: a choice's letter, a claim's label, else in words.
-        passages: what it is to be answered from; the evidence may be marked with :data:`GOLD` in its metadata.
-        rationale: why; ``None`` before one is written.
-        source: what the row was made of, with its licence, for people.
+        answer: a choice's letter, a claim's label, otherwise words.
+        passages: the passages to answer from; evidence may be marked with :data:`GOLD` in its metadata.
+        rationale: the reason for the answer; ``None`` before one is written.
+        source: what the row was made from, with its licence, for human readers.
 
     Raises:
         InputError: a value cannot be used.
@@ -63,12 +63,12 @@ class DrafterRow:
 
     @property
     def answer_text(self) -> str:
-        """The answer in words: an option's text for its letter."""
+        """The answer in words: an option's text in place of its letter."""
         return self.task.options.get(self.answer, self.answer)
 
     @property
     def evidence(self) -> tuple[Passage, ...]:
-        """The passages that are marked as evidence; else those that contain the answer; none for a claim."""
+        """The passages marked as evidence; if none are, those that contain the answer (for a claim, none)."""
         marked = tuple(passage for passage in self.passages if passage.metadata.get(GOLD))
         if marked or self.task.kind == "claim-checking":
             return marked
@@ -77,12 +77,12 @@ class DrafterRow:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Rows that share nothing with what is evaluated on.
+    """Rows that share nothing with the evaluation data.
 
     Attributes:
         rows: in their order.
-        same_question: rows left out for their question or claim.
-        same_passage: rows left out for their answer and a passage.
+        same_question: rows left out because of their question or claim.
+        same_passage: rows left out because of their answer and a passage.
     """
 
     rows: tuple[DrafterRow, ...]
@@ -99,8 +99,8 @@ def read_rows(paths: Sequence[Path]) -> list[DrafterRow]:
     """The rows of JSON lines files, in order; a folder stands for its :data:`ROWS`.
 
     Raises:
-        InputError: a file cannot be read, holds no rows, or a line is no row or bears an id that was there; the
-            message names file, line and field.
+        InputError: a file cannot be read or holds no rows, or a line is not a row or repeats an id; the message
+            names file, line and field.
     """
     rows: list[DrafterRow] = []
     places: dict[str, str] = {}
@@ -125,13 +125,13 @@ def read_rows(paths: Sequence[Path]) -> list[DrafterRow]:
 
 
 def parse_row(line: str, place: str) -> DrafterRow:
-    """A row from its line.
+    """Parse a row from its line.
 
     Args:
         place: file and line, for errors.
 
     Raises:
-        InputError: it is none.
+        InputError: it is not a row.
     """
     try:
         values = json.loads(line)
@@ -146,7 +146,7 @@ def parse_row(line: str, place: str) -> DrafterRow:
 
 
 def row_json(row: DrafterRow) -> str:
-    """A row as a line, without its end."""
+    """A row as a line, without the line end."""
     values: dict[str, Any] = {"id": row.identifier, "kind": row.task.kind, "question": row.task.text}
     if row.task.options:
         values["options"] = dict(row.task.options)
@@ -165,7 +165,7 @@ def row_json(row: DrafterRow) -> str:
 
 
 def without_evaluation(rows: Sequence[DrafterRow], paths: Sequence[Path]) -> Kept:
-    """The rows that share neither a question nor an answer with its passage with evaluation files.
+    """The rows that share neither a question nor an answer and its passage with evaluation files.
 
     Raises:
         InputError: a file cannot be read, or holds no questions.
@@ -174,7 +174,7 @@ def without_evaluation(rows: Sequence[DrafterRow], paths: Sequence[Path]) -> Kep
 
 
 def keep(rows: Sequence[DrafterRow], evaluation: EvaluationRows) -> Kept:
-    """As :func:`without_evaluation`, with files that were read before."""
+    """Like :func:`without_evaluation`, with evaluation files already read."""
     kept: list[DrafterRow] = []
     same_question = same_passage = 0
     for row in rows:
@@ -188,7 +188,7 @@ def keep(rows: Sequence[DrafterRow], evaluation: EvaluationRows) -> Kept:
 
 
 def _answers(row: DrafterRow) -> str | None:
-    """The answer in words; none for a claim, since every set names its labels as it likes."""
+    """The answer in words; ``None`` for a claim, since each data set has its own label names."""
     return None if row.task.kind == "claim-checking" else row.answer_text
 
 

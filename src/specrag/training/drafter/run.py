@@ -13,9 +13,9 @@ from specrag.training.run import Run, check_least, check_precision
 if TYPE_CHECKING:
     from specrag.training.drafter.objective import DrafterProgress, Measured
 
-#: The highest learning rate where none is given, of an adapter and of all weights.
+#: The default highest learning rate, for an adapter and for all weights.
 ADAPTER_RATE, FULL_RATE = 5e-4, 2e-5
-#: Tokens in memory at a time on a GPU.
+#: Tokens in memory at a time on a GPU, by default.
 GPU_TOKENS = 16_384
 
 
@@ -24,28 +24,29 @@ class TuningSettings:
     """What a drafter learns and how.
 
     Args:
-        rows: train on this many, the first in an order that only ``seed`` decides, so that a smaller number is a part
-            of a larger one; 0 for all.
+        rows: train on this many, the first in an order that depends only on ``seed``, so that a smaller number gives a
+            subset of a larger one; 0 for all.
         held_back: rows that are measured on, the same for every ``rows``; whole questions are held back.
         length: tokens of the longest sequence, prompt and draft; passages are cut until they fit, as in drafting.
-        rationales: train on rationale and answer; ``False`` trains on the answer behind a dash that stands where the
-            rationale would, so that drafts keep to the form (Speculative RAG, Table 8).
-        form: of drafts for questions, the paper's or ``cited``, where the rationale is the cited sentence, and a row
-            whose passages do not hold the answer teaches to say so. Choices and claims have the paper's form.
-        full: train all weights in place of an adapter.
-        rank, alpha: of the adapter, r and alpha of Hu et al. 2021 ("LoRA"), at every linear layer.
-        epochs: times that the rows are read; training may end before.
+        rationales: train on rationale and answer; ``False`` trains on the answer after a dash in place of the
+            rationale, so that drafts keep to the form (Speculative RAG, Table 8).
+        form: of drafts for questions: the paper's, or ``cited``, where the rationale is the cited sentence and a row
+            whose passages do not hold the answer teaches the drafter to say so. Choices and claims always have the
+            paper's form.
+        full: train all weights instead of an adapter.
+        rank, alpha: of the adapter: r and alpha of Hu et al. 2021 ("LoRA"), at every linear layer.
+        epochs: times that the rows are read; training may end earlier.
         batch_rows: rows of a step.
-        batch_tokens: tokens, padding included, that are in memory at a time; a step is as many parts as it takes. 0 for
+        batch_tokens: tokens, padding included, in memory at a time; a step is split into as many parts as needed. 0 for
             one row at a time on a CPU, which is fastest there, and :data:`GPU_TOKENS` on a GPU.
         learning_rate: the highest; it rises over the first 3 % of the steps and falls to a tenth along a cosine. By
-            default :data:`ADAPTER_RATE`, or :data:`FULL_RATE` where all weights are trained.
-        precision: in what is computed, one of :data:`~specrag.training.run.PRECISIONS`. What is trained is
+            default :data:`ADAPTER_RATE`, or :data:`FULL_RATE` if all weights are trained.
+        precision: of the computation, one of :data:`~specrag.training.run.PRECISIONS`. Trained weights are
             always fp32; in bf16 the weights under an adapter are bf16 too.
-        evaluations: measurements on the held-back rows in an epoch.
-        drafts: held-back rows that are also drafted for in each measurement; 0 for none.
-        patience: end when so many measurements in a row have not lowered the held-back loss by 0.1 %.
-        seed: of the adapter's first weights, of what is held back and of the order.
+        evaluations: measurements on the held-back rows per epoch.
+        drafts: held-back rows for which each measurement also writes drafts; 0 for none.
+        patience: end when this many measurements in a row have not lowered the held-back loss by 0.1 %.
+        seed: of the adapter's initial weights, of what is held back and of the order.
 
     Raises:
         InputError: a value is out of range.
@@ -112,7 +113,7 @@ class DrafterRun(Run):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run has come to.
+    """The state of a run when it returns.
 
     Attributes:
         out: its folder.

@@ -4,7 +4,7 @@ The folder of a run::
 
     adapter_config.json adapter_model.safetensors      the adapter, in peft's format; with --full a whole model
     README.md drafter.json                             its card, for people and for programs
-    loss.png drafts.png training.jsonl                 its curves, drawn anew at every measurement
+    loss.png drafts.png training.jsonl                 its curves, redrawn at every measurement
     work/settings.json work/checkpoint.safetensors     needed only to resume; may be deleted
 """
 
@@ -51,7 +51,7 @@ def train_drafter(
     """Tune a drafter, or resume its training.
 
     Args:
-        report: told how far the run is.
+        report: called with the run's status.
         clock: seconds.
 
     Raises:
@@ -68,7 +68,7 @@ def train_drafter(
 
 @dataclass(frozen=True, slots=True)
 class _Data:
-    """What was read."""
+    """The data that was read."""
 
     files: Sequence[DataFile]
     excluded: int
@@ -183,7 +183,7 @@ class _Run:
         check_same(path, mine, "train anew with --fresh, or take another folder")
 
     def _draft(self, tuned: Tuned, rows: Sequence[DrafterRow]) -> Drafted | None:
-        """Drafts with the present weights, from files as inference reads them."""
+        """Drafts with the current weights, written to files that are loaded as at inference."""
         count = self._run.settings.drafts
         if not count:
             return None

@@ -1,6 +1,6 @@
-"""The target's own answers, which a head learns to predict; one JSON line each, so that a stopped run is resumable.
+"""The target's own answers, which a head learns to predict; one JSON line each, so that a stopped run can be resumed.
 
-What a target writes is easier to foresee than what people write, and it is what will have to be foreseen.
+A target's text is easier to predict than human text, and it is what the head will have to predict.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from specrag.training.eagle.prompts import Conversation
 from specrag.training.eagle.run import DataSettings
 from specrag.training.files import LineFile
 
-#: Conversations led side by side.
+#: Conversations held at the same time.
 BATCH = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A prompt and what the target answers.
+    """A prompt and the target's answer.
 
     Attributes:
-        id: the conversation's, and behind a slash the number of the turn.
+        id: the conversation's id, a slash and the number of the turn.
         prompt, answer: token ids; a stop token is part of the answer.
         greedy: whether every token of the answer is the target's likeliest.
     """
@@ -38,10 +38,10 @@ class Answer:
 
 
 class AnswerStore:
-    """The answers in a file, which is read when the store is made.
+    """The answers in a file, which is read on construction.
 
     Args:
-        path: JSON lines; made when the first answer is added. A torn last line, which a kill leaves, is cut off.
+        path: JSON lines; created when the first answer is added. An incomplete last line, left by a kill, is cut off.
 
     Raises:
         SpecragError: a line before the last is damaged.
@@ -81,17 +81,17 @@ def make_answers(
     settings: DataSettings,
     proceed: Callable[[int], bool],
 ) -> bool:
-    """Let the target answer until there are ``settings.tokens`` tokens, or all is answered.
+    """Let the target answer until there are ``settings.tokens`` tokens or everything is answered.
 
-    Prompts that leave no room for an answer in ``settings.length`` are passed over.
+    Prompts that leave no room for an answer in ``settings.length`` are skipped.
 
     Args:
         conversations: in the order in which they are asked.
-        store: gets the answers; what it holds is not made again.
-        proceed: told the number of tokens so far; whether to go on.
+        store: gets the answers; those that it already holds are not made again.
+        proceed: called with the number of tokens so far; returns whether to go on.
 
     Returns:
-        Whether all is done that there was to do.
+        Whether everything was done.
     """
     for start in range(0, len(conversations), BATCH):
         if store.tokens >= settings.tokens:
@@ -121,7 +121,7 @@ def _answer(
     store: AnswerStore,
     settings: DataSettings,
 ) -> None:
-    """Answer the prompts that are not answered yet; those that are greedy, then those that are not."""
+    """Answer the prompts that are not answered yet: first greedy ones, then sampled ones."""
     for greedy in (True, False):
         waiting = {
             id: llm.encode(prompt)

@@ -21,14 +21,14 @@ _MAT = "mat.png"
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """What the card tells of the data and the target.
+    """What the card says about the data and the target.
 
     Attributes:
         model, licence: the target's name and licence.
         command: that repeats the run.
-        sources: sha256 of each data file by its name.
-        excluded: passages left out, for they share text with what the head is measured on.
-        answers, answer_tokens, tokens: trained on; tokens with prompts.
+        sources: sha256 of each data file, by name.
+        excluded: passages left out because they share text with what the head is measured on.
+        answers, answer_tokens, tokens: trained on; ``tokens`` includes prompts.
         held_back: answers measured on.
         covered: share of the held-back answers' tokens that the head may propose.
     """
@@ -51,7 +51,7 @@ def write_head(
     """Write what the drafter loads, in bf16.
 
     Args:
-        vocabulary: tokens that it may propose, ascending; empty for all.
+        vocabulary: tokens that the head may propose, ascending; empty for all.
 
     Raises:
         SpecragError: the disk refuses.
@@ -68,7 +68,7 @@ def write_head(
 
 
 def write_curves(out: Path, history: Sequence[Measured], classification_weight: float) -> None:
-    """Write the measurements as JSON lines, and draw them.
+    """Write the measurements as JSON lines and draw them.
 
     Raises:
         SpecragError: the disk refuses.
@@ -92,14 +92,14 @@ def write_curves(out: Path, history: Sequence[Measured], classification_weight: 
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What the card tells of the training.
+    """What the card says about the training.
 
     Attributes:
         settings: by group, such as ``data`` and ``training``.
         parameters: weights of the head.
-        progress: how far it came.
+        progress: of the training.
         kept: the measurement of the weights that were kept.
-        measured: in the engine; ``None`` where nothing was.
+        measured: the measurement in the engine; ``None`` if there was none.
     """
 
     settings: Mapping[str, Mapping[str, Any]]

@@ -1,7 +1,7 @@
 """The target's features of every text, cached on disk: one target pass costs more than several of the head.
 
-A feature is the last hidden state after the final norm, in bf16: ``2 * hidden_size`` bytes a token, which is 1.2 GB
-for a million tokens of SmolLM2. A shard is whole or not there, so that a stopped run is resumable.
+A feature is the last hidden state after the final norm, in bf16: ``2 * hidden_size`` bytes per token, which is 1.2 GB
+for a million tokens of SmolLM2. A shard is written completely or not at all, so that a stopped run can be resumed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SHARD = 256
 _PASS_ROWS = 1024
 _FEATURE = Outputs(hidden=("final",))
 _SPARE_BYTES = 1 << 28
-#: An answer needs a token to read, one to guess and one to tell whether the guess was right.
+#: An answer needs a token to read, one to guess and one that shows whether the guess was right.
 _FEWEST_TOKENS = 3
 
 
@@ -37,7 +37,7 @@ class Text:
     """A prompt and its answer.
 
     Attributes:
-        conversation: that it is a turn of.
+        conversation: id of the conversation that it is a turn of.
         tokens: of both.
         begin: where the answer begins.
         greedy: whether the answer is the target's likeliest.
@@ -50,7 +50,7 @@ class Text:
 
 
 def texts_of(answers: Sequence[Answer], length: int) -> list[Text]:
-    """The answers behind their prompts, cut to ``length`` tokens; without those that are too short to learn from."""
+    """Prompts with their answers, cut to ``length`` tokens; answers too short to learn from are left out."""
     texts = [
         Text(
             answer.id.partition("/")[0],
@@ -67,8 +67,8 @@ class FeatureCache:
     """The features of some texts in a folder.
 
     Args:
-        folder: of the shards; made when the first one is written.
-        texts: always the same for one folder; more may follow.
+        folder: of the shards; created when the first one is written.
+        texts: always the same for one folder, though more may be appended.
         size: of a feature.
     """
 
@@ -82,7 +82,7 @@ class FeatureCache:
         self._starts = [start - starts[number - number % SHARD] for number, start in enumerate(starts)]
 
     def features(self, number: int) -> torch.Tensor:
-        """The features of the text of this number: bf16 ``[tokens, size]``.
+        """The features of text ``number``: bf16 ``[tokens, size]``.
 
         Raises:
             SpecragError: the shard is damaged.
@@ -95,10 +95,10 @@ class FeatureCache:
         return found
 
     def fill(self, model: SessionModel, proceed: Callable[[int], bool]) -> None:
-        """Compute the shards that are missing.
+        """Compute the missing shards.
 
         Args:
-            proceed: told the number of texts done; whether to go on.
+            proceed: called with the number of texts done; returns whether to go on.
 
         Raises:
             SpecragError: the disk is or would be full.
@@ -128,7 +128,7 @@ class FeatureCache:
         return self.folder / f"{shard:05}.safetensors"
 
     def _has(self, shard: int) -> bool:
-        """A last shard that was made when there were fewer texts is made again."""
+        """Whether a shard is there and complete; a last shard made from fewer texts is made again."""
         path = self._path(shard)
         if not path.is_file():
             return False
@@ -181,17 +181,17 @@ def _run(model: SessionModel, segments: Sequence[Segment]) -> torch.Tensor:
 class Batch:
     """Rows of some texts.
 
-    Row ``t`` of a text has feature ``t`` and token ``t + 1`` and estimates feature ``t + 1``, from which the target's
-    distribution of token ``t + 2`` follows; a text of ``n`` tokens has ``n - 1`` rows.
+    Row ``t`` of a text has feature ``t`` and token ``t + 1`` and estimates feature ``t + 1``, which gives the target's
+    distribution of token ``t + 2``; a text of ``n`` tokens has ``n - 1`` rows.
 
     Attributes:
         lengths: rows of each text.
-        tokens: the token behind each row's feature, int64 ``[T]``.
+        tokens: the token after each row's feature, int64 ``[T]``.
         features: bf16 ``[T, hidden_size]``.
         targets: the feature to estimate, bf16 ``[T, hidden_size]``.
-        following: the token to guess, int64 ``[T]``; -1 where the text ends before it.
-        behind: rows that each row is behind the first that drafting would read, int64 ``[T]``; that one has the
-            feature in front of the answer and the answer's first token. Negative inside the prompt.
+        following: the token to guess, int64 ``[T]``; -1 if the text ends before it.
+        behind: how many rows each row is behind the first row that drafting would read, int64 ``[T]``; that first row
+            has the feature before the answer and the answer's first token. Negative inside the prompt.
     """
 
     lengths: tuple[int, ...]
@@ -203,7 +203,7 @@ class Batch:
 
 
 def make_batch(cache: FeatureCache, numbers: Sequence[int], device: torch.device) -> Batch:
-    """The batch of the texts of these numbers."""
+    """The batch of the texts with these numbers."""
     lengths: list[int] = []
     tokens: list[int] = []
     following: list[int] = []
@@ -230,12 +230,12 @@ def make_batch(cache: FeatureCache, numbers: Sequence[int], device: torch.device
 
 
 def plan_epoch(sizes: Sequence[int], most: int, seed: int | None) -> list[list[int]]:
-    """Which texts make up which batch; each text is in exactly one.
+    """The texts of each batch; each text is in exactly one.
 
     Args:
         sizes: tokens of each text.
-        most: tokens of a batch; a single longer text is a batch of its own.
-        seed: of the order; ``None`` leaves it as it is.
+        most: tokens of a batch; a longer text is a batch of its own.
+        seed: of the order; ``None`` keeps the given order.
     """
     order = list(range(len(sizes)))
     if seed is not None:

@@ -38,7 +38,7 @@ class TargetMatrices:
         return F.embedding(tokens, self.embedding)
 
     def logits(self, features: torch.Tensor) -> torch.Tensor:
-        """Of the tokens in ``vocabulary``, fp32 ``[T, len(vocabulary)]``."""
+        """Logits of the tokens in ``vocabulary``, fp32 ``[T, len(vocabulary)]``."""
         return F.linear(features.to(self.output.dtype), self.output).float()
 
 
@@ -69,13 +69,13 @@ def read_matrices(
 
 
 def frequent_tokens(texts: Sequence[Text], count: int, always: Collection[int], vocab_size: int) -> list[int]:
-    """The tokens that answers hold most often, ascending.
+    """The most frequent tokens of answers, ascending.
 
-    Among equals come those that prompts hold more often, then smaller ids.
+    Ties go to tokens that are more frequent in prompts, then to smaller ids.
 
     Args:
-        count: how many; all where it is 0 or no fewer than ``vocab_size``, returned as an empty list.
-        always: tokens that are among them in any case, such as those that end an answer.
+        count: how many; if it is 0 or at least ``vocab_size``, all, returned as an empty list.
+        always: tokens that are always included, such as those that end an answer.
     """
     if not 0 < count < vocab_size:
         return []
@@ -92,14 +92,14 @@ def frequent_tokens(texts: Sequence[Text], count: int, always: Collection[int], 
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """Means over the answers' rows of a batch.
+    """Mean losses over the rows of a batch's answers.
 
     Attributes:
         regression: Smooth-L1 between estimated and true features (EAGLE, section 4.2, L_reg).
         classification: cross-entropy between the target's and the head's distribution of the next token (L_cls).
-            With a reduced vocabulary both are distributions over it, renormalised: what the head cannot propose,
-            it need not foresee.
-        rows: how many rows.
+            With a reduced vocabulary both are renormalised over it: the head need not predict what it cannot
+            propose.
+        rows: number of rows.
     """
 
     regression: torch.Tensor
@@ -107,17 +107,17 @@ class Losses:
     rows: int
 
     def total(self, classification_weight: float) -> torch.Tensor:
-        """The loss."""
+        """The weighted sum of both losses."""
         return self.regression + classification_weight * self.classification
 
 
 def unrolled(
     head: TrainableHead, target: TargetMatrices, batch: Batch, features: torch.Tensor, steps: int
 ) -> Iterator[Estimate]:
-    """Run the head ``steps`` deep behind every row at once.
+    """Run the head ``steps`` deep from every row at once.
 
-    Step 0 reads the target's features, each further step the estimates of the one before. In step ``d`` the row of a
-    draft stands ``d`` rows further down.
+    Step 0 reads the target's features, each further step the estimates of the previous one. In step ``d``, a draft's
+    row is ``d`` rows further down than where the draft begins.
     """
     embeddings = target.embed(batch.tokens)
     memories: list[KeysValues] = []
@@ -160,11 +160,11 @@ def losses(
 
 @dataclass(slots=True)
 class Hits:
-    """How deep drafts of one guess a step agree with the text, counted from every row of the answers.
+    """How deep drafts of one guess per step agree with the text, counted from every row of the answers.
 
     Attributes:
-        drafts: how many.
-        reached: drafts whose first ``d`` guesses are all right, for ``d`` from 1.
+        drafts: number of drafts.
+        reached: number of drafts whose first ``d`` guesses are all right, for ``d`` from 1.
     """
 
     drafts: int
@@ -172,13 +172,13 @@ class Hits:
 
     @property
     def accuracy(self) -> list[float]:
-        """Of the guess at each depth, where all guesses before it were right; 0 where there is no such draft."""
+        """Accuracy of the guess at each depth, given that all guesses before it were right; 0 without such drafts."""
         before = [self.drafts, *self.reached]
         return [hit / max(all_before, 1) for hit, all_before in zip(self.reached, before, strict=False)]
 
     @property
     def mean_accepted_tokens(self) -> float:
-        """Tokens a pass if a round began at every token (MAT, bonus token included)."""
+        """Tokens per pass if a round began at every token (MAT, bonus token included)."""
         return 1 + sum(self.reached) / max(self.drafts, 1)
 
     def add(self, other: Hits) -> None:
@@ -189,13 +189,13 @@ class Hits:
 
 @torch.no_grad()
 def count_hits(head: TrainableHead, target: TargetMatrices, batch: Batch, depth: int) -> Hits:
-    """Draft ``depth`` tokens behind every row of the answers that has so many tokens behind it."""
+    """Draft ``depth`` tokens from every row of the answers that is followed by that many tokens."""
     right = []
     for step, estimate in enumerate(unrolled(head, target, batch, batch.features, depth)):
         guessed = target.vocabulary[target.logits(estimate.features).argmax(dim=-1)]
-        # Told at the row where the draft begins.
+        # Aligned with the row where the draft begins.
         right.append((guessed == batch.following).roll(-step))
-    # A text's rows left, this one included; the last row has no token to compare.
+    # Rows left in the text, this one included; the last row has no token to compare with.
     left = torch.cat([torch.arange(rows, 0, -1, device=batch.behind.device) for rows in batch.lengths])
     begins = (batch.behind >= 0) & (left > depth)
     reached = torch.stack(right).cumprod(dim=0)[:, begins].sum(dim=1)

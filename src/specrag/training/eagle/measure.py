@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class _Chains:
-    """A :class:`~specrag.methods.base.Decoder`: the head's likeliest token, so many times in a row."""
+    """A :class:`~specrag.methods.base.Decoder`: the head's likeliest token, ``length`` times in a row."""
 
     name = "eagle-chain"
 
@@ -57,7 +57,7 @@ class _Chains:
 
 @dataclass(frozen=True, slots=True)
 class ChainResult:
-    """What was measured.
+    """The result of a measurement.
 
     Attributes:
         prompts, tokens, passes: prompts answered, tokens generated, passes of the target.
@@ -69,7 +69,7 @@ class ChainResult:
 
     @property
     def mean_accepted_tokens(self) -> float:
-        """Tokens a pass (MAT), the bonus token included."""
+        """Tokens per pass (MAT), the bonus token included."""
         return self.tokens / max(self.passes, 1)
 
 

@@ -1,8 +1,8 @@
 """The EAGLE head as a module with gradients; its state dict has the names of the public format.
 
-The format and what each tensor means stand at the top of :mod:`specrag.models.eagle_files`. Texts lie side by side:
-``T`` rows, each a feature of the target and the token behind it, ``lengths`` rows a text, and attention runs text by
-text, so that nothing is computed for padding.
+The top of :mod:`specrag.models.eagle_files` describes the format and what each tensor means. Texts lie side by side in
+``T`` rows, each a feature of the target and the token after it; ``lengths`` are the rows of each text. Attention runs
+text by text, so that nothing is computed for padding.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from specrag.models.eagle_files import HeadConfig
 
 
 def head_config(target: Any) -> HeadConfig:
-    """The configuration of a head for a target: one of the target's layers, with biases in ``fc`` alone.
+    """The configuration of a head for a target: one of the target's layers, with biases only in ``fc``.
 
     Args:
         target: its transformers configuration.
 
     Raises:
-        InputError: its hidden size cannot be shared out among its attention heads.
+        InputError: its hidden size cannot be divided among its attention heads.
     """
     heads = int(target.num_attention_heads)
     rope = getattr(target, "rope_parameters", None) or {}
@@ -42,7 +42,7 @@ def head_config(target: Any) -> HeadConfig:
 
 @dataclass(frozen=True, slots=True)
 class KeysValues:
-    """What the rows of one step offer to attention: ``[T, kv_heads, head_dim]`` each."""
+    """Keys and values of the rows of one step: ``[T, kv_heads, head_dim]`` each."""
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -50,14 +50,14 @@ class KeysValues:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a step gives: the estimated next features ``[T, hidden_size]``, and what later steps attend to."""
+    """The result of a step: the estimated next features ``[T, hidden_size]``, and what later steps attend to."""
 
     features: torch.Tensor
     memory: KeysValues
 
 
 class TrainableHead(nn.Module):
-    """Estimates the next feature from a feature and the token behind it (EAGLE, section 4.1)."""
+    """Estimates the next feature from a feature and the token after it (EAGLE, section 4.1)."""
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
@@ -71,16 +71,16 @@ class TrainableHead(nn.Module):
         lengths: Sequence[int],
         earlier: Sequence[KeysValues] = (),
     ) -> Estimate:
-        """One step of every row.
+        """Run one step for every row.
 
         Args:
-            embeddings: of the token behind each row's feature, ``[T, hidden_size]``.
-            features: the target's, in the first step; later the estimates of the step before, which stand one row
-                further up, ``[T, hidden_size]``.
+            embeddings: of the token after each row's feature, ``[T, hidden_size]``.
+            features: the target's in the first step; later the previous step's estimates, each from one row further up,
+                ``[T, hidden_size]``.
             lengths: rows of each text.
-            earlier: what the steps before offered. Step ``d`` (from 0) sees the target's features up to ``d`` rows
-                before it and behind them one estimate of each earlier step, as a draft does that is ``d`` deep.
-                The first ``d`` rows of a text mean nothing.
+            earlier: keys and values of the earlier steps. Step ``d`` (from 0) sees the target's features up to ``d``
+                rows before it and, behind them, one estimate of each earlier step, as a draft of depth ``d`` does.
+                The first ``d`` rows of a text are meaningless.
         """
         read = torch.cat([embeddings, features.to(embeddings.dtype)], dim=-1)
         mixed = self.fc(read.to(self.fc.weight.dtype)).float()  # sums stay in fp32
@@ -153,7 +153,7 @@ class _Attention(nn.Module):
         return out
 
     def _rotate(self, x: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
-        """Rotary positions: a row stands where its feature does (Su et al. 2021, equation 34)."""
+        """Rotary positions: a row has the position of its feature (Su et al. 2021, equation 34)."""
         positions = torch.cat([torch.arange(length, device=x.device) for length in lengths])
         angles = torch.outer(positions.float(), self.inverse)[:, None]
         first, second = x.float().chunk(2, dim=-1)
@@ -172,7 +172,7 @@ def _attend(queries: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
 
     Args:
         queries: ``[heads, rows, head_dim]``.
-        seen: ``[steps, 2, heads, rows, head_dim]``; see :meth:`TrainableHead.forward` for which of it a row sees.
+        seen: ``[steps, 2, heads, rows, head_dim]``; :meth:`TrainableHead.forward` says which of these a row sees.
     """
     depth = seen.shape[0] - 1
     if depth == 0:
@@ -181,7 +181,7 @@ def _attend(queries: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
     scores = queries @ seen[0, 0].transpose(-1, -2) * scale
     future = torch.ones(rows, rows, dtype=torch.bool, device=queries.device).triu(1 - depth)
     scores = scores.masked_fill(future, float("-inf"))
-    # A row sees the estimate of step d that belongs to its own draft: it stands (depth - d) rows before.
+    # A row sees the estimate of step d that belongs to its own draft, which is (depth - d) rows before it.
     drafts = [seen[step].roll(depth - step, dims=2) for step in range(1, depth + 1)]
     own = torch.stack([(queries * draft[0]).sum(-1) * scale for draft in drafts], dim=-1)
     weights = torch.softmax(torch.cat([scores, own], dim=-1).float(), dim=-1).to(queries.dtype)

@@ -17,7 +17,7 @@ from specrag.training.eagle.module import TrainableHead
 from specrag.training.eagle.run import TrainingSettings
 from specrag.training.loop import Plan, TrainingLoop
 
-#: Guesses of the chains that are measured.
+#: Guesses in each measured chain.
 CHAIN = 4
 _BETAS = (0.9, 0.95)
 _LARGEST_GRADIENT = 0.5
@@ -29,11 +29,11 @@ class Measured:
 
     Attributes:
         step: of training.
-        tokens: trained on so far; those of later epochs count again.
-        regression, classification: mean training losses since the measurement before.
+        tokens: trained on so far; tokens of later epochs count again.
+        regression, classification: mean training losses since the previous measurement.
         held_back_regression, held_back_classification: on the held-back answers, without noise.
         accuracy: see :class:`~specrag.training.eagle.losses.Hits`.
-        mat: of chains on the held-back answers if a round began at every token.
+        mat: mean accepted tokens of chains on the held-back answers, if a round began at every token.
     """
 
     step: int
@@ -64,7 +64,7 @@ class HeadProgress(Progress[Measured]):
 
 
 def new_head(config: HeadConfig, seed: int, device: torch.device) -> TrainableHead:
-    """A head of random weights."""
+    """A head with random weights."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return TrainableHead(config).to(device)
@@ -85,11 +85,11 @@ class Material:
 
     @property
     def tokens(self) -> int:
-        """Of an epoch."""
+        """Tokens of an epoch."""
         return sum(len(self.cache.texts[number].tokens) for number in self.training)
 
     def batches(self, numbers: Sequence[int], most: int, seed: int | None) -> list[list[int]]:
-        """These texts in batches of at most so many tokens, in an order drawn by the seed, or as they are."""
+        """These texts in batches of at most ``most`` tokens, in an order drawn from ``seed``, or in the order given."""
         sizes = [len(self.cache.texts[number].tokens) for number in numbers]
         return [[numbers[place] for place in batch] for batch in plan_epoch(sizes, most, seed)]
 
@@ -125,7 +125,7 @@ class HeadObjective:
         )
 
     def done(self, progress: HeadProgress) -> float:
-        """The share of the tokens that are done."""
+        """The share of the tokens that is done."""
         return progress.tokens / self._all_tokens
 
     def learn(self, batch: Sequence[int], progress: HeadProgress) -> float:

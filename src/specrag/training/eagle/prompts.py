@@ -1,4 +1,4 @@
-"""Prompts for a chat model, made from passages of texts that are free to use."""
+"""Prompts for a chat model, made from passages of freely usable texts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WORD = re.compile(r"\w+")
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A text; ``title`` is empty where the text does not name what it is about."""
+    """A text; ``title`` is empty if the text does not name what it is about."""
 
     text: str
     title: str
@@ -35,9 +35,9 @@ class Sources:
     """What was read.
 
     Attributes:
-        passages: in the order of files.
-        prompts: texts that are prompts as they are.
-        checksums: sha256 of each file, by its name.
+        passages: in the order of the files.
+        prompts: texts used as prompts unchanged.
+        checksums: sha256 of each file, by name.
         excluded: texts left out.
     """
 
@@ -54,10 +54,10 @@ def read_sources(
 
     Args:
         data: files and folders of texts, which are cut into passages.
-        prompts: files and folders of prompts; each record of a file of records is one.
+        prompts: files and folders of prompts; in a file of records, each record is one.
         tokenizer_file: the target's; measures passages.
         exclude: text and JSON lines files whose text must not be trained on, such as the prompts that the head
-            is measured with.
+            is measured on.
 
     Raises:
         InputError: a path does not exist, or there is no text.
@@ -68,7 +68,7 @@ def read_sources(
     passages: list[Passage] = []
     for document in _documents(data, "--data", checksums):
         for chunk in chunker.chunk(document):
-            # A file's name often stands for a missing title.
+            # The file's name often takes the place of a missing title.
             named = chunk.title.lower() in chunk.text.lower()
             passages.append(Passage(chunk.text, chunk.title if named else ""))
     asked = [
@@ -85,7 +85,7 @@ def read_sources(
 
 
 def _documents(paths: Sequence[Path], option: str, checksums: dict[str, str]) -> list[Document]:
-    """Everything in the files; notes their checksums."""
+    """All documents in the files; records their checksums."""
     documents: list[Document] = []
     reasons: list[str] = []
     for file in _find(paths, option) if paths else ():
@@ -107,7 +107,7 @@ def _find(paths: Sequence[Path], option: str) -> tuple[SourceFile, ...]:
 
 
 def _excluded_texts(paths: Sequence[Path]) -> Iterator[str]:
-    """Every string of a JSON lines file, since benchmarks name their fields as they like; else the whole text."""
+    """Every string of a JSON lines file, since benchmarks have their own field names; otherwise the whole text."""
     for file in _find(paths, "--exclude") if paths else ():
         text = read_text(file.path)
         try:
@@ -125,25 +125,25 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def _runs(text: str) -> Iterator[tuple[str, ...]]:
-    """What two texts must not share."""
+    """The runs of words that two texts must not share."""
     words = _WORD.findall(text.lower())
     for start in range(len(words) - SHARED_WORDS + 1):
         yield tuple(words[start : start + SHARED_WORDS])
 
 
-#: Passages that a question may bring with it.
+#: Most passages that may accompany a question's own.
 _MOST_PASSAGES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What is asked.
+    """What the target is asked.
 
     Attributes:
         id: unique among the conversations of one data set.
         opening: the first message.
-        follow_up: asked after the answer to it; empty for none.
-        greedy: whether the answers are the target's likeliest; else they are drawn.
+        follow_up: asked after the first answer; empty for none.
+        greedy: whether answers are decoded greedily; otherwise they are sampled.
     """
 
     id: str
@@ -164,9 +164,9 @@ def plan(
 
     Args:
         passages: the texts.
-        ready: prompts that are asked as they are.
+        ready: prompts that are asked unchanged.
         chat: whether the model has a chat template.
-        sampled: draw the answers of every second conversation.
+        sampled: sample the answers of every second conversation.
         seed: of everything random; the same arguments give the same list.
     """
     draw = random.Random(seed)

@@ -20,11 +20,11 @@ class DataSettings:
 
     Args:
         tokens: answers are made until they hold this many tokens.
-        answer_tokens: the longest answer.
-        temperature: of every second answer; the others are greedy. 0: all are.
-        length: tokens of the longest sequence, prompt and answer; what is longer is cut.
-        held_back: conversations with greedy answers that are not trained on but measured: the first ones, which
-            stay the same when ``tokens`` grows.
+        answer_tokens: tokens of the longest answer.
+        temperature: of every second answer; the others are greedy. 0 makes all greedy.
+        length: tokens of the longest sequence, prompt and answer; longer ones are cut.
+        held_back: conversations with greedy answers that are measured on, not trained on: the first ones, so that
+            they stay the same when ``tokens`` grows.
         seed: of the prompts, their order, and sampled answers.
 
     Raises:
@@ -50,15 +50,15 @@ class TrainingSettings:
 
     Args:
         draft_vocabulary: how many of the answers' most frequent tokens the head may propose; 0 for all.
-        epochs: passes over the data; training may end before.
+        epochs: passes over the data; training may end earlier.
         batch_tokens: tokens of a step.
         learning_rate: the highest; it rises over the first 3 % of training and falls to a tenth along a cosine.
-        noise: features are read with noise, uniform between minus and plus this.
-        classification_weight: of the cross-entropy, beside 1 for the features' Smooth-L1 loss.
-        unroll: 1 trains on the target's features, as the paper does. More also trains this many steps deep on the
-            head's own estimates, as drafting reads them (HASS, Zhang et al. 2024), at that many times the cost.
+        noise: noise added to the features that are read, uniform between minus and plus this.
+        classification_weight: of the cross-entropy; the features' Smooth-L1 loss has weight 1.
+        unroll: 1 trains on the target's features, as the paper does. A larger number also trains this many steps deep
+            on the head's own estimates, as drafting reads them (HASS, Zhang et al. 2024), at that many times the cost.
         precision: one of :data:`~specrag.training.run.PRECISIONS`.
-        evaluations: measurements on the held-back answers in an epoch.
+        evaluations: measurements on the held-back answers per epoch.
         patience: end when this many measurements in a row have not lowered the held-back loss by 0.1 %.
         seed: of the weights, the order and the noise.
 
@@ -88,12 +88,12 @@ class TrainingSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class EagleRun(Run):
-    """Arguments of a run. ``data`` are files and folders of texts, of which prompts are made.
+    """Arguments of a run. ``data`` are files and folders of texts, from which prompts are made.
 
     Args:
-        prompts: files of texts that are prompts as they are.
+        prompts: files of texts used as prompts unchanged.
         texts: settings of the data.
-        training: settings of the training; ``fresh`` trains anew on the same answers.
+        training: settings of the training; ``fresh`` starts training over on the same answers.
         measure: held-back prompts to answer with the finished head; 0 for none.
 
     Raises:
@@ -115,15 +115,15 @@ class EagleRun(Run):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run has come to.
+    """The state of a run when it returns.
 
     Attributes:
         out: its folder.
-        stage: that it has reached: ``answers``, ``features`` or ``training``.
+        stage: the stage that it has reached: ``answers``, ``features`` or ``training``.
         ended: why the training is over; empty if it was stopped and can be resumed by the same command.
         progress: of the training; ``None`` before it.
         kept: the measurement of the weights that were written; ``None`` if there is no head yet.
-        measured: in the engine; ``None`` where nothing was.
+        measured: the measurement in the engine; ``None`` if there was none.
     """
 
     out: Path

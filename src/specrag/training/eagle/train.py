@@ -2,10 +2,10 @@
 
 The folder of a run::
 
-    config.json model.safetensors draft_vocabulary.safetensors    the head, what the drafter loads
+    config.json model.safetensors draft_vocabulary.safetensors    the head, which the drafter loads
     README.md loss.png mat.png training.jsonl                     its card and its curves
     work/                                                         needed only to resume; may be deleted
-        data.json answers.jsonl features/                         the texts, and what the target says to them
+        data.json answers.jsonl features/                         the settings, the target's answers and its features
         training/settings.json training/checkpoint.safetensors    the training
 """
 
@@ -54,8 +54,8 @@ def train_eagle(
     """Train a head, or resume its training.
 
     Args:
-        llm: the target, whose weights stay as they are.
-        report: told how far the run is.
+        llm: the target; its weights do not change.
+        report: called with the run's status.
         clock: seconds.
 
     Raises:
@@ -87,7 +87,7 @@ def train_eagle(
 
 
 def _check_data(llm: LanguageModel, run: EagleRun, sources: Sources) -> None:
-    """More answers may be asked for later, and others held back; the rest is settled."""
+    """Check the data settings: only the number of answers and of held-back ones may change later."""
     mine = {"model": llm.loaded.name, "dtype": llm.loaded.dtype, **asdict(run.texts)}
     del mine["tokens"], mine["held_back"]
     mine |= {f"sha256 of {name}": digest for name, digest in sources.checksums.items()}
@@ -98,7 +98,7 @@ def _check_data(llm: LanguageModel, run: EagleRun, sources: Sources) -> None:
 def _answers(
     llm: LanguageModel, run: EagleRun, sources: Sources, proceed: Callable[[Status[Measured]], bool]
 ) -> AnswerStore | None:
-    """All answers; ``None`` if the time was over before."""
+    """All answers; ``None`` if the time ran out before."""
     store = AnswerStore(run.out / "work" / "answers.jsonl")
     asked = plan(
         sources.passages,

@@ -1,6 +1,6 @@
 """Approximate search of a kNN-LM datastore with faiss: an HNSW graph, or product-quantised keys.
 
-Both only propose candidates; the kernel of ``scoring.py`` measures them by the half-precision keys, which the graph
+Both only propose candidates; the kernel of ``scoring.py`` measures them with the half-precision keys, which the graph
 reads in place.
 """
 
@@ -32,16 +32,16 @@ _GRAPH_BLOCK = 16_384
 class GraphKeys:
     """A graph over the keys of a :class:`~specrag.methods.knn_lm.store.index.FlatKeys`.
 
-    Each query takes its own walk, so that a batch changes nothing, and the kernel measures all candidates. Where a walk
-    finds fewer than it should (a graph torn by equal keys) exact search takes its place.
+    Each query walks the graph separately, so a batch changes nothing, and the kernel measures all candidates. If a walk
+    finds fewer than it should (a graph torn by equal keys), exact search takes its place.
 
     Args:
         graph: faiss's index, without keys of its own.
         flat: the same keys.
-        settings: as the graph was built.
+        settings: those that the graph was built with.
 
     Raises:
-        InputError: the graph is not one of these keys.
+        InputError: the graph does not belong to these keys.
     """
 
     def __init__(self, graph: Any, flat: FlatKeys, settings: GraphSettings) -> None:
@@ -57,7 +57,7 @@ class GraphKeys:
 
     @classmethod
     def build(cls, flat: FlatKeys, settings: GraphSettings, path: Path) -> None:
-        """Link all keys and write the graph; needs a copy of the keys in memory meanwhile."""
+        """Link all keys and write the graph; temporarily needs a copy of the keys in memory."""
         built = faiss.IndexHNSWSQ(flat.keys.shape[1], _HALVES, settings.neighbors, faiss.METRIC_L2)
         built.hnsw.efConstruction = settings.ef_construction
         halves = flat.keys.view(np.float16)
@@ -82,7 +82,7 @@ class GraphKeys:
         return cls(graph, flat, settings)
 
     def search(self, queries: Floats, k: int, most: int | None = None) -> list[Neighbours]:
-        """See :class:`~specrag.methods.knn_lm.store.index.KeyIndex`; at ``most`` what the walk found."""
+        """See :class:`~specrag.methods.knn_lm.store.index.KeyIndex`; ``most`` is limited to what the walk found."""
         k = check_k(k, len(self.flat))
         checked = checked_queries(queries, self.flat.keys.shape[1])
         candidates = min(max(self.settings.ef_search, k), len(self.flat))
@@ -100,7 +100,7 @@ class GraphKeys:
 
 
 def _shared_storage(flat: FlatKeys) -> Any:
-    """An index of faiss that reads these keys where they lie. The caller keeps both alive."""
+    """A faiss index that reads these keys in place. The caller keeps both alive."""
     nobody = faiss.MaybeOwnedVectorUInt8().owner  # nothing for faiss to free
     address = faiss.cast_integer_to_uint8_ptr(flat.keys.ctypes.data)
     storage = faiss.IndexScalarQuantizer(flat.keys.shape[1], _HALVES, faiss.METRIC_L2)
@@ -112,23 +112,23 @@ def _shared_storage(flat: FlatKeys) -> Any:
 
 _CODES_BLOCK = 65_536
 _MOST_CELLS = 4096
-_POINTS_PER_CELL = 64  # to train with; more takes longer and gains little
+_POINTS_PER_CELL = 64  # for training; more takes longer and gains little
 _FEWEST_POINTS = 10_240  # faiss wants 39 for each of a code byte's 256 values
 
 
 class QuantisedKeys:
     """Codes of a few bytes in an inverted file of faiss, over a :class:`~specrag.methods.knn_lm.store.index.FlatKeys`.
 
-    faiss chooses its arithmetic by the number of queries, so that each is asked alone; the kernel measures the
-    candidates. Where the cells read hold too few, exact search takes their place.
+    faiss chooses its arithmetic by the number of queries, so each query is searched alone; the kernel measures the
+    candidates. If the cells read hold too few, exact search takes their place.
 
     Args:
         codes: faiss's index.
         flat: the same keys.
-        settings: as it was built.
+        settings: those that it was built with.
 
     Raises:
-        InputError: the codes are not those of these keys.
+        InputError: the codes do not belong to these keys.
     """
 
     def __init__(self, codes: Any, flat: FlatKeys, settings: QuantiserSettings) -> None:
@@ -177,7 +177,7 @@ class QuantisedKeys:
         return cls(codes, flat, settings)
 
     def search(self, queries: Floats, k: int, most: int | None = None) -> list[Neighbours]:
-        """See :class:`~specrag.methods.knn_lm.store.index.KeyIndex`; ``most`` brings no more than the candidates."""
+        """See :class:`~specrag.methods.knn_lm.store.index.KeyIndex`; ``most`` is limited to the candidates."""
         k = check_k(k, len(self.flat))
         checked = checked_queries(queries, self.flat.keys.shape[1])
         return [self._search_one(query, k, most) for query in checked]

@@ -1,8 +1,8 @@
 """Build a kNN-LM datastore (Khandelwal et al., 2020): a model reads text, each token gives a key.
 
-A kill at any moment leaves the datastore as before or as after, and a rerun goes on where it was: entries are written
-window by window beside the current generation, then the whole is put in its place by replacing the manifest. Windows
-that the current generation holds are copied from it.
+A kill at any moment leaves the datastore either as before or as after, and a rerun resumes where it stopped: entries
+are written window by window beside the current generation, which is then replaced as a whole by replacing the manifest.
+Windows that the current generation holds are copied from it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from specrag.retrieval.index.scoring import Floats
 from specrag.retrieval.manifest import write_errors, writer_lock
 from specrag.retrieval.progress import Progress, Reporter
 
-#: Entries between two checkpoints: what a kill can cost, some seconds of reading.
+#: Entries between two checkpoints: the most that a kill can cost, some seconds of reading.
 CHECKPOINT = 16_384
 
 _ENTRY_FILES = (KEYS, NORMS, VALUES, WINDOWS)
@@ -67,8 +67,8 @@ class DatastoreReport:
     Attributes:
         documents: texts in the datastore.
         entries: tokens with a key.
-        encoded: entries that the model had to make; the others were there.
-        bytes: size on the disk.
+        encoded: entries that the model had to make; the others already existed.
+        bytes: size on disk.
         seconds: wall-clock time.
     """
 
@@ -94,10 +94,10 @@ def build_datastore(
         documents: the tokens of each text, int32, in a fixed order.
         folder: a new or empty folder, or one made by this function.
         model: reads the texts.
-        record: what the model is.
-        settings: how the texts are cut; by default as the datastore is, or :class:`WindowSettings`.
+        record: describes the model.
+        settings: how the texts are cut; by default as in the existing datastore, or else :class:`WindowSettings`.
         indexes: approximate indexes to build too.
-        progress: told now and then how far the build is.
+        progress: receives the build's progress from time to time.
 
     Raises:
         InputError: there is no text of two tokens, a setting cannot be used or is not that of the datastore.
@@ -124,7 +124,7 @@ def check_folder(folder: Path) -> None:
     """Refuse a folder that holds other files.
 
     Raises:
-        InputError: it does.
+        InputError: it holds other files.
         DatastoreError: it holds something else of ours, or a damaged datastore.
     """
     if DatastoreManifest.exists(folder):
@@ -133,11 +133,11 @@ def check_folder(folder: Path) -> None:
 
 
 def read_keys(model: SessionModel, tokens: Tokens, skipped: int) -> Coroutine[np.ndarray]:
-    """The keys of a window's tokens behind the first ``skipped``, float32 [tokens, dimension]."""
+    """The keys of a window's tokens after the first ``skipped``, float32 [tokens, dimension]."""
     session = Session(model)
     wanted = [NOTHING] * skipped + [Outputs(hidden=(HIDDEN,))] * (len(tokens) - skipped)
     try:
-        # A session holds its newest token back, so that one more is given; it is never read.
+        # A session holds its newest token back, so one more is given, which is never read.
         rows = yield from session.extend([*tokens.tolist(), 0], wanted)
     finally:
         session.close()
@@ -145,7 +145,7 @@ def read_keys(model: SessionModel, tokens: Tokens, skipped: int) -> Coroutine[np
 
 
 def vector(hidden: Any) -> np.ndarray:
-    """A hidden state, in whatever type the model gives it, as float32 [dimension]."""
+    """A hidden state, in whichever type the model gives it, as float32 [dimension]."""
     if isinstance(hidden, np.ndarray):
         return hidden.astype(np.float32)
     found: np.ndarray = hidden.float().cpu().numpy()
@@ -194,7 +194,7 @@ class _Build:
         self.windows = list(windows(documents, self.settings))
 
     def run(self, model: SessionModel) -> int:
-        """Publish a new generation, if anything is different; how many entries the model has made."""
+        """Publish a new generation if anything is different; returns how many entries the model has made."""
         old = self.old
         number = 1 if old is None else old.manifest.generation + 1
         building = self.folder / BUILDING
@@ -229,7 +229,7 @@ class _Build:
         return [key.tobytes() for key in known] == [window.key for window in self.windows]
 
     def _write(self, writer: EntryWriter, model: SessionModel) -> int:
-        """Write all windows; how many entries the model has made."""
+        """Write all windows; returns how many entries the model has made."""
         known: Mapping[bytes, tuple[int, int]] = {} if self.old is None else _places(self.old)
         total, encoded, since = entries_of(self.documents), 0, 0
         executor = Executor()
@@ -300,7 +300,7 @@ def _halves(keys: np.ndarray) -> np.ndarray:
     """Half precision, float16 of the same shape.
 
     Raises:
-        InputError: a number is too large for it, or is none.
+        InputError: a value is too large for it, or is not a number.
     """
     if not (np.abs(keys) <= _LARGEST_HALF).all():
         worst = float(np.abs(keys).max())
@@ -313,7 +313,7 @@ def _take_back(unpublished: Path, building: Path) -> None:
     if not unpublished.is_dir():
         return
     target = building / "generation"
-    # Files with a second name are those of the current generation, which nothing may change.
+    # Files with a second name belong to the current generation, which must not change.
     if target.exists() or not building.is_dir() or any(p.stat().st_nlink > 1 for p in unpublished.iterdir()):
         shutil.rmtree(unpublished)
     else:
@@ -321,7 +321,7 @@ def _take_back(unpublished: Path, building: Path) -> None:
 
 
 def _share(source: Path, target: Path) -> None:
-    """The same file under another name; a copy where the disk knows no links."""
+    """Give the file a second name; copy it if the file system has no links."""
     try:
         os.link(source, target)
     except OSError:
@@ -334,18 +334,18 @@ _STATE = "made-with.json"
 class EntryWriter:
     """Writes the entries of a datastore in a folder of its own.
 
-    The ``windows`` file comes last: a window that it names is on the disk with all of its entries. What a killed build
-    has left is kept as long as the windows are the same ones in the same order.
+    The ``windows`` file is written last: a window that it names is on disk with all of its entries. What a killed build
+    left behind is kept as long as the windows are the same ones in the same order.
 
     Args:
-        building: holds :attr:`folder`; made if need be. What another model or another way of cutting has left there
-            is removed.
-        model: that makes the keys.
+        building: holds :attr:`folder`; created if necessary. What another model or another way of cutting has left
+            there is removed.
+        model: makes the keys.
         settings: how the text is cut.
 
     Attributes:
         folder: of the files.
-        entries: so far.
+        entries: number so far.
 
     Raises:
         OSError: the disk refuses.
@@ -373,7 +373,7 @@ class EntryWriter:
         self._files: dict[str, BinaryIO] = {}
 
     def skip(self, window: Window) -> bool:
-        """Whether an earlier build has written this window in this place already; then it is kept."""
+        """Whether an earlier build has already written this window in this place; if so, it is kept."""
         if self._files or self._place >= len(self._known):
             return False
         known = self._known[self._place]
@@ -401,7 +401,7 @@ class EntryWriter:
         self.entries += len(window.values)
 
     def checkpoint(self) -> None:
-        """Wait until everything written is on the disk, and note that it is."""
+        """Wait until everything written is on disk, and record that it is."""
         if not self._files:
             return
         for name in (KEYS, NORMS, VALUES):
@@ -413,7 +413,7 @@ class EntryWriter:
         self._waiting.clear()
 
     def finish(self) -> float:
-        """Truncate entries of no window of this build; returns the largest norm of a key."""
+        """Truncate entries that belong to no window of this build; returns the largest norm of a key."""
         if not self._files:
             self._cut()
         self.checkpoint()
@@ -434,7 +434,7 @@ class EntryWriter:
         return False
 
     def _cut(self) -> None:
-        """Open the files behind the windows that were kept, and cut off the rest."""
+        """Open the files after the windows that were kept, and cut off the rest."""
         sizes = {name: self.entries * width for name, width in self._widths.items()}
         # The list first: it must never name a window that the others have lost.
         for name, size in ((WINDOWS, self._place * WINDOW_TYPE.itemsize), *sizes.items()):

@@ -1,6 +1,6 @@
 """The speculative cache of kNN-LM: entries that follow retrieved ones in their texts (RaLMSpec, section 5.3).
 
-A token's neighbours are rarely found again. But where the text goes on as a neighbour's text did, the entries behind
+A token's neighbours are rarely found again. But if the text continues as a neighbour's text did, the entries after
 that neighbour are the next ones to be found.
 """
 
@@ -17,22 +17,22 @@ from specrag.methods.knn_lm.store.scoring import Halves, distance_slack
 from specrag.retrieval.index.base import norms
 from specrag.retrieval.index.scoring import Floats, Longs
 
-#: Entries behind each neighbour, as in the paper.
+#: Entries after each neighbour, as in the paper.
 FOLLOWERS = 10
 
-#: Most entries kept: 5 MB of keys of 576 elements.
+#: Maximum number of entries kept: 5 MB for keys of 576 elements.
 CAPACITY = 4_096
 
 
 class FollowerCache:
-    """Entries of a datastore, copied out of it, ranked as the datastore ranks them.
+    """Entries copied from a datastore, ranked as the datastore ranks them.
 
     One request owns a cache and makes one call at a time.
 
     Args:
         datastore: whose entries they are.
-        followers: entries behind each neighbour that are kept (n).
-        capacity: most entries kept; what was brought the longest ago leaves first.
+        followers: entries after each neighbour that are kept (n).
+        capacity: maximum number of entries kept; those added longest ago are dropped first.
 
     Raises:
         InputError: a number is not at least 1.
@@ -44,8 +44,8 @@ class FollowerCache:
         self._datastore = datastore
         self._followers = followers
         self._capacity = min(capacity, len(datastore))
-        self._ids: Longs = np.empty(0, dtype=np.int64)  # the most recently brought first
-        self._rows: Longs = np.empty(0, dtype=np.int64)  # where each of them lies
+        self._ids: Longs = np.empty(0, dtype=np.int64)  # the most recently added first
+        self._rows: Longs = np.empty(0, dtype=np.int64)  # the row of each of them
         self._keys: Halves = np.empty((0, datastore.dimension), dtype=np.uint16)
         self._norms: Floats = np.empty(0, dtype=np.float32)
         self._row_ids: Longs = np.empty(0, dtype=np.int64)
@@ -63,11 +63,11 @@ class FollowerCache:
     def add(self, found: Sequence[Neighbours]) -> None:
         """Keep what follows the neighbours of some queries.
 
-        Of one query's followers the next ones count as more recent than those behind them, and among them the nearest
-        neighbour's first.
+        Among one query's followers, those directly after a neighbour count as more recent than later ones, and at the
+        same offset those of the nearest neighbour come first.
 
         Args:
-            found: of queries in the order of the text, the last one the newest.
+            found: for queries in the order of the text, newest last.
         """
         offsets = np.arange(1, self._followers + 1)
         wanted: Longs = np.empty(0, dtype=np.int64)
@@ -79,7 +79,7 @@ class FollowerCache:
         self._keep(_distinct(np.concatenate([wanted, self._ids]))[: self._capacity])
 
     def nearest(self, query: Floats, k: int) -> Neighbours:
-        """The nearest ``k`` of the entries kept, fewer if there are not so many; float32 [dimension]."""
+        """The nearest ``k`` of the entries kept, or all if there are fewer, for a float32 [dimension] query."""
         queries = checked_queries(query[None], self._datastore.dimension)
         slack = distance_slack(
             norms(queries), self._datastore.manifest.largest_norm, self._datastore.dimension
@@ -89,7 +89,7 @@ class FollowerCache:
         return found
 
     def _keep(self, ids: Longs) -> None:
-        """Hold exactly these entries, in this order; those held already stay where they lie."""
+        """Hold exactly these entries, in this order; those already held keep their rows."""
         if len(ids) > len(self._keys):
             self._grow(len(ids))
         order = np.argsort(self._ids)
@@ -98,7 +98,7 @@ class FollowerCache:
         held = self._ids[place] == ids if len(order) else np.zeros(len(ids), dtype=np.bool_)
         rows = np.empty(len(ids), dtype=np.int64)
         rows[held] = self._rows[place[held]]
-        # The rows in use are always the first ones, so that a look-up reads nothing else.
+        # The rows in use are always the first ones, so a look-up reads nothing else.
         free = np.ones(len(ids), dtype=np.bool_)
         free[rows[held]] = False
         rows[~held] = np.flatnonzero(free)
@@ -118,6 +118,6 @@ class FollowerCache:
 
 
 def _distinct(ids: Longs) -> Longs:
-    """Each id once, where it first stands."""
+    """Each id once, at its first position."""
     _, first = np.unique(ids, return_index=True)
     return ids[np.sort(first)]

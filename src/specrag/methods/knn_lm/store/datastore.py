@@ -42,7 +42,7 @@ class Datastore:
     """An open datastore; several threads may search it. Made by :meth:`open`.
 
     Attributes:
-        folder: of the generation that is open, which stays on the disk as long as this object is.
+        folder: of the generation that is open, which stays on disk as long as this object exists.
         halves: the keys' bits, uint16 [entries, dimension], memory-mapped.
     """
 
@@ -65,7 +65,7 @@ class Datastore:
         """Open the current generation of a datastore.
 
         Raises:
-            DatastoreError: there is none, or a file is missing, cut or longer than it was.
+            DatastoreError: there is none, or a file is missing, truncated or longer than it was.
         """
         return cls(DatastoreManifest.open(Path(folder).expanduser()))
 
@@ -96,12 +96,12 @@ class Datastore:
         return found
 
     def raw_values(self, ids: Longs) -> npt.NDArray[np.generic]:
-        """The same as they are stored."""
+        """The same tokens, as they are stored."""
         found: npt.NDArray[np.generic] = self._values[ids]
         return found
 
     def index(self, name: str) -> KeyIndex:
-        """An index by name; opened when it is first asked for.
+        """An index by name; opened when it is first requested.
 
         Raises:
             InputError: there is no index of this name, or the datastore was built without it.
@@ -117,7 +117,7 @@ class Datastore:
                 raise InputError("index", name, remedy)
             path = self.folder / index_file(name)
             if isinstance(settings, GraphSettings):
-                from specrag.methods.knn_lm.store.approximate import GraphKeys  # it imports faiss
+                from specrag.methods.knn_lm.store.approximate import GraphKeys  # imports faiss
 
                 self._open[name] = GraphKeys.load(path, self.flat, settings)
             else:
@@ -127,7 +127,7 @@ class Datastore:
         return self._open[name]
 
     def index_settings(self) -> dict[str, IndexSettings]:
-        """Settings of the approximate indexes that it has, by name."""
+        """Settings of its approximate indexes, by name."""
         kinds = {GraphSettings.name: GraphSettings, QuantiserSettings.name: QuantiserSettings}
         return {name: kinds[name](**values) for name, values in self.manifest.indexes.items()}
 

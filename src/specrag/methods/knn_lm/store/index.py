@@ -18,7 +18,7 @@ from specrag.retrieval.index.scoring import LONGEST, Doubles, Floats, Longs
 IndexName: TypeAlias = Literal["flat", "hnsw", "pq"]
 INDEXES: tuple[IndexName, ...] = ("flat", "hnsw", "pq")
 
-#: Below this a product quantiser cannot be trained well, and exact search takes no time.
+#: Below this size a product quantiser cannot be trained well, and exact search takes no time.
 SMALLEST_QUANTISED = 10_240
 
 
@@ -47,11 +47,11 @@ class KeyIndex(Protocol):
         Args:
             queries: float32 [queries, dimension].
             k: neighbours wanted, 1 to the number of entries.
-            most: give up to this many, where they cost nothing more or are asked for by the caller's own choice;
-                the first ``k`` are the same as without.
+            most: return up to this many, if they cost nothing extra or the caller asks for them; the first ``k`` are
+                the same as without.
 
         Raises:
-            InputError: a shape does not fit, or a number is none.
+            InputError: a shape does not fit, or a value is not a number.
         """
 
 
@@ -75,7 +75,7 @@ class GraphSettings:
         _check_whole(self.values(), least={"neighbors": 2})
 
     def values(self) -> dict[str, int]:
-        """By name."""
+        """The settings by name."""
         return asdict(self)
 
 
@@ -84,8 +84,8 @@ class QuantiserSettings:
     """Keys of a few bytes in an inverted file (Jegou et al., "Product quantization", 2011); candidates only.
 
     Args:
-        cells: of the inverted file; 0 is four times the root of the number of entries, at most 4,096.
-        code_bytes: most bytes of a code; the largest divisor of the dimension up to it is taken.
+        cells: of the inverted file; 0 means four times the square root of the number of entries, at most 4,096.
+        code_bytes: maximum bytes of a code; the largest divisor of the dimension up to this is used.
         probes: cells that a query reads.
         candidates: codes that are measured by the kernel, for each neighbour wanted.
     """
@@ -101,7 +101,7 @@ class QuantiserSettings:
         _check_whole(self.values(), least={"cells": 0})
 
     def values(self) -> dict[str, int]:
-        """By name."""
+        """The settings by name."""
         return asdict(self)
 
 
@@ -112,7 +112,7 @@ def checked_queries(queries: Floats, dimension: int) -> Floats:
     """Check queries for the compiled loops.
 
     Raises:
-        InputError: a shape or type does not fit, or a number is none.
+        InputError: a shape or type does not fit, or a value is not a number.
     """
     if queries.ndim != 2 or queries.dtype != np.float32 or queries.shape[1] != dimension:
         shape = f"{queries.dtype} {list(queries.shape)}"
@@ -136,7 +136,7 @@ def check_size(settings: IndexSettings, entries: int) -> None:
     """Check that there are enough entries for an index.
 
     Raises:
-        InputError: there are not.
+        InputError: there are too few.
     """
     if isinstance(settings, QuantiserSettings) and entries < SMALLEST_QUANTISED:
         remedy = f"product quantisation needs {SMALLEST_QUANTISED:,} entries; leave it out, flat search is fast here"
@@ -168,8 +168,8 @@ class FlatKeys:
     Args:
         keys: half-precision bits [entries, dimension], may be memory-mapped; not copied.
         key_norms: squared lengths, float32 [entries].
-        largest_norm: the greatest length of a key.
-        threads: that share the keys; by default one a processor. They change no bit of the result.
+        largest_norm: the largest length of a key.
+        threads: number of threads that share the keys; by default one per processor. It changes no bit of the result.
     """
 
     def __init__(
@@ -221,7 +221,7 @@ def nearest_in(
     slack: Doubles,
     k: int,
 ) -> list[Neighbours]:
-    """The nearest of the keys ``first`` to ``end - 1`` for each query; arguments as of :func:`scan`."""
+    """The nearest of the keys ``first`` to ``end - 1`` for each query; for the arguments see :func:`scan`."""
     k = min(k, end - first)
     found: Floats = np.empty((len(queries), k), dtype=np.float32)
     found_ids: Longs = np.empty((len(queries), k), dtype=np.int64)

@@ -6,7 +6,7 @@ The layout is that of :mod:`specrag.artifacts`. The files of a generation::
     norms.f32               squared length of each key
     values                  the next tokens, uint16 or int32 [entries]
     windows                 which text was read (windows.py)
-    hnsw.faiss, pq.faiss    approximate indexes, if they were asked for
+    hnsw.faiss, pq.faiss    approximate indexes, if they were requested
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class DatastoreError(SpecragError):
 
 @dataclass(frozen=True, slots=True)
 class ModelRecord:
-    """The model that made the keys; another one makes others.
+    """The model that made the keys; another model makes other keys.
 
     Args:
-        name: as it was asked for.
+        name: as it was requested.
         fingerprint: of its weights, configuration and tokenizer.
-        dtype: its numbers while it read.
+        dtype: of its numbers while it read.
         dimension: elements of a key.
         vocab_size: number of its tokens.
     """
@@ -60,9 +60,9 @@ class WindowSettings:
     """How the text is cut for the model.
 
     Args:
-        tokens: most tokens of a window.
-        context: tokens at the beginning of a window that the window before has covered: they are read, and make no
-            entries. So every entry but a document's first ones has at least this context.
+        tokens: maximum tokens of a window.
+        context: tokens at the beginning of a window that the previous window has covered: they are read but make no
+            entries. So every entry except a document's first ones has at least this context.
 
     Raises:
         InputError: a value cannot be used.
@@ -81,11 +81,11 @@ class DatastoreManifest(GenerationManifest):
     """Manifest of a datastore.
 
     Attributes:
-        model: that made the keys.
+        model: the model that made the keys.
         windows: how the text was cut.
-        documents: that were read.
+        documents: number of documents that were read.
         entries: tokens with a key.
-        largest_norm: the greatest length of a key.
+        largest_norm: the largest length of a key.
         indexes: approximate indexes, by name, with their settings.
     """
 

@@ -1,11 +1,11 @@
 """Squared distances between a query and the keys of a kNN-LM datastore: one kernel, and the scan of all keys.
 
 The distance that counts is :func:`squared_distance`, a function of the pair alone, as for passages (``scoring.py``).
-The scan finds whom to give it to: a dot product in float32, in whatever order is fastest, errs by a known amount, and
-only keys that this leaves a chance are measured by the kernel. A group of queries reads the keys once.
+The scan finds the keys worth measuring: a dot product in float32, in whatever order is fastest, errs by a known amount,
+and the kernel measures only keys that still have a chance. A group of queries reads the keys once.
 
-Keys are half-precision floats, handed over as the 16 bits that they are, since the compiler's own type for them does
-not compute on a CPU. The loops stand in this file for the reason that ``scoring.py`` gives.
+Keys are half-precision floats, passed as their 16 bits, since the compiler's own type for them does not compute on a
+CPU. The loops are in this file for the reason that ``scoring.py`` gives.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ GROUP = 16
 
 
 def _widening(_context: Any, half: Any) -> Any:  # noqa: ARG001 - numba checks the name
-    """The float32 whose half-precision bits are given: one instruction on every processor that has it."""
+    """The float32 of these half-precision bits: one instruction on every processor that has it."""
     signature = types.float32(types.uint16)
 
     def generate(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
@@ -44,11 +44,11 @@ _widen = cast("Callable[[np.uint16], np.float32]", intrinsic(_widening))
 
 @compiled
 def squared_distance(query: Floats, key: Floats) -> np.float32:
-    """Squared Euclidean distance of two float32 vectors of one length.
+    """Squared Euclidean distance of two float32 vectors of the same length.
 
     Differences and squares are taken in float64. Lane ``j`` sums the elements ``i`` with ``i % 8 == j`` up to the last
-    whole eight, lane 0 also those behind it, in ascending order; then ``((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7))``;
-    then one rounding to float32.
+    complete group of eight, lane 0 also the remaining ones, in ascending order; then
+    ``((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7))``; then one rounding to float32.
     """
     whole = query.shape[0] - query.shape[0] % 8
     lane0 = lane1 = lane2 = lane3 = lane4 = lane5 = lane6 = lane7 = 0.0
@@ -96,7 +96,7 @@ def squared_norms(keys: Halves, out: Floats) -> None:
 
 @compiled
 def _farther(distance: np.float32, entry: int, other_distance: np.float32, other: int) -> bool:
-    """Whether the first of two entries ranks behind the second: by distance, ties by id."""
+    """Whether the first of two entries ranks after the second: by distance, ties by id."""
     return bool(distance > other_distance or (distance == other_distance and entry > other))
 
 
@@ -147,7 +147,7 @@ def scan(  # noqa: PLR0913 - a compiled loop takes arrays, no objects
         queries: [queries, dimension].
         keys: [entries, dimension].
         norms: squared lengths of the keys.
-        ids: of the keys, int64 [entries]; empty if they are numbered as they stand.
+        ids: of the keys, int64 [entries]; empty if they are numbered by position.
         slack: how far a distance from float32 products can lie from the kernel's (:func:`distance_slack`).
         found, found_ids: the heaps, [queries, k], changed in place.
         sizes: entries in each heap, int64 [queries], changed in place.
@@ -156,7 +156,7 @@ def scan(  # noqa: PLR0913 - a compiled loop takes arrays, no objects
     block = np.zeros((4, size), dtype=np.float32)
     products = np.empty((4, count), dtype=np.float32)
     own = np.empty(count)  # squared length of each query
-    limits = np.full(count, np.inf)  # what |x|^2 - 2 <q, x> may be for a key that might enter the heap
+    limits = np.full(count, np.inf)  # upper limit of |x|^2 - 2 <q, x> for a key that might enter the heap
     for query in range(count):
         own[query] = 0.0
         for i in range(size):
@@ -181,11 +181,11 @@ def scan(  # noqa: PLR0913 - a compiled loop takes arrays, no objects
 
 
 def distance_slack(query_norms: Doubles, largest_norm: float, dimension: int) -> Doubles:
-    """How far ``|x|^2 - 2 <q, x> + |q|^2``, its product summed in float32 in any order, can lie from the kernel.
+    """How far ``|x|^2 - 2 <q, x> + |q|^2``, with its product summed in float32 in any order, can lie from the kernel.
 
     The product errs by at most ``g(n) |q| |x|`` (see :func:`~specrag.retrieval.index.scoring.dense_slack`) and counts
     twice; the key's squared length is rounded once; the kernel rounds a distance of at most ``(|q| + |x|)^2`` once,
-    and what float64 loses is far less. Underflow of products is covered by the last summand.
+    and the loss in float64 is far smaller. Underflow of products is covered by the last summand.
 
     Args:
         query_norms: Euclidean lengths of the queries, float64 [queries].

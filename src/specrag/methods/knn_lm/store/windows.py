@@ -20,7 +20,7 @@ from specrag.retrieval.progress import Progress, Reporter
 
 Tokens: TypeAlias = npt.NDArray[np.int32]
 
-#: What the ``windows`` file holds for each window: a key of its text, and the number of its entries.
+#: The ``windows`` file holds for each window a key of its text and the number of its entries.
 WINDOW_TYPE = np.dtype([("text", "V16"), ("entries", "<i8")])
 
 
@@ -31,7 +31,7 @@ class Window:
     Args:
         tokens: int32, what the model reads.
         skipped: how many of them, from the first, make no entries.
-        values: int32, the token behind each of the others.
+        values: int32, the token after each of the others.
     """
 
     tokens: Tokens
@@ -47,14 +47,14 @@ class Window:
 
 
 def windows(documents: Sequence[Tokens], settings: WindowSettings) -> Iterator[Window]:
-    """All windows of some texts, in their order; a text of one token has none.
+    """All windows of some texts, in order; a text of one token has none.
 
     Args:
         documents: the tokens of each text.
         settings: how to cut.
     """
     for tokens in documents:
-        start, covered = 0, 0  # of the window, and entries made so far
+        start, covered = 0, 0  # start of the window, and number of entries made so far
         while covered < len(tokens) - 1:
             end = min(start + settings.tokens, len(tokens) - 1)
             yield Window(tokens[start:end], covered - start, tokens[covered + 1 : end + 1])
@@ -96,7 +96,7 @@ def read_texts(
     Args:
         paths: files and folders.
         tokenizer: the model's.
-        progress: told now and then how many files are read.
+        progress: receives how many files have been read, from time to time.
         exclude: files and folders to leave out, such as the datastore itself.
 
     Raises:
@@ -112,7 +112,7 @@ def read_texts(
         skipped += read.skipped
         for document in read.documents:
             text = "\n\n".join(part.text for part in document.parts)
-            # Half a surrogate pair, as damaged JSON has it, is no text that a tokenizer takes.
+            # Half a surrogate pair, as found in damaged JSON, is not text that a tokenizer accepts.
             clean = text.encode("utf-8", "replace").decode("utf-8")
             documents.append(np.array(tokenizer.encode(clean, special=True), dtype=np.int32))
     if progress is not None:

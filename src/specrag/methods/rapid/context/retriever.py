@@ -1,6 +1,6 @@
 """Context retrieval: the part of a long context that answers a question (RAPID, section 3.1).
 
-The context is cut into chunks, the chunks are ranked against the question, and the best ones are taken until the
+The context is cut into chunks, the chunks are ranked against the question, and the best ones are taken up to the
 budget and put back into document order.
 """
 
@@ -27,20 +27,20 @@ from specrag.retrieval.documents.reader import Document
 if TYPE_CHECKING:
     from specrag.retrieval.encoder.encoder import Encoder
 
-#: Contexts that stay cut and encoded for a second question.
+#: Number of contexts that stay cut and encoded for later questions.
 MOST_CONTEXTS = 8
 
 
 class ContextRetriever:
     """Cuts contexts into chunks and selects the relevant ones. Thread-safe.
 
-    Whoever calls for several tenants names the tenant with every context: what is kept of one tenant's texts, chunks or
-    vectors, never serves another, whose answer would come sooner and so tell that the text was there.
+    A caller that serves several tenants names the tenant with every context: what is kept of one tenant's texts, chunks
+    or vectors never serves another, whose answer would otherwise come sooner and so reveal that the text was there.
 
     Args:
         settings: chunks, threshold and budget.
         encoder: a sentence encoder or the name of one, loaded at the first question that needs it.
-        vectors: a folder that keeps vectors beyond this process; ``None`` keeps them in memory only.
+        vectors: a folder that stores vectors beyond this process; ``None`` keeps them in memory only.
         clock: seconds.
     """
 
@@ -75,11 +75,11 @@ class ContextRetriever:
     def documents(
         self, documents: Sequence[Document], tokenizer_file: Path, tenant: str = ""
     ) -> ContextIndex:
-        """Documents as one context; cut once, however often it is asked for.
+        """Documents as one context; cut only once, however often it is requested.
 
         Args:
-            tokenizer_file: the ``tokenizer.json`` that counts the tokens of a chunk, the target's.
-            tenant: whose documents they are.
+            tokenizer_file: the target's ``tokenizer.json``, which counts the tokens of a chunk.
+            tenant: the documents' owner.
 
         Raises:
             InputError: there is no text in them.
@@ -110,8 +110,8 @@ class ContextRetriever:
 
         Args:
             question: what to look for; an encoder may read only its beginning.
-            context: as of :meth:`documents` or :meth:`messages`.
-            most: tokens that the drafter has room for; ``None`` where the settings alone decide.
+            context: from :meth:`documents` or :meth:`messages`.
+            most: tokens that the drafter has room for; ``None`` if only the settings decide.
         """
         started = self._clock()
         settings = self.settings
@@ -132,7 +132,7 @@ class ContextRetriever:
         )
 
     def retrieve(self, question: str, documents: Sequence[Document], tokenizer_file: Path) -> ContextPart:
-        """:meth:`documents` and :meth:`select` in one call, the time of both told together."""
+        """:meth:`documents` and :meth:`select` in one call, reporting the time of both together."""
         started = self._clock()
         part = self.select(question, self.documents(documents, tokenizer_file))
         return replace(part, seconds=self._clock() - started)
@@ -179,20 +179,21 @@ class ContextRetriever:
             return self._vectors
 
 
-#: The fewest tokens that a chunk may be cut to, as of :class:`~specrag.retrieval.documents.chunking.Chunker`.
+#: The minimum that a chunk size may be set to, as for :class:`~specrag.retrieval.documents.chunking.Chunker`.
 FEWEST_CHUNK_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class ContextSettings:
-    """Settings of context retrieval; the defaults are the paper's, as PAPERS.md reads it.
+    """Settings of context retrieval; the defaults are the paper's, as interpreted in PAPERS.md.
 
     Args:
-        chunk_tokens: most tokens of a chunk.
-        threshold: chunks with a smaller cosine are left out; ``bm25`` has no use for it.
-        min_tokens: the part may always have so many tokens.
+        chunk_tokens: maximum tokens of a chunk.
+        threshold: chunks with a smaller cosine are left out; not used by ``bm25``.
+        min_tokens: the part may always have this many tokens.
         share: the part of a longer context may have one ``share``-th of its tokens.
-        max_tokens: the part has never more tokens, but for a single best chunk that is longer; ``None`` for no limit.
+        max_tokens: the part never has more tokens, except for a single best chunk that is longer; ``None`` for no
+            limit.
         scoring: ``dense``, ``bm25`` or ``hybrid``.
         pooling: how a chunk that the encoder reads in several windows gets one score.
 
@@ -220,7 +221,7 @@ class ContextSettings:
         check_choice("pooling", self.pooling, get_args(Pooling))
 
     def budget(self, tokens: int) -> int:
-        """Most tokens of the part of a context that has so many: ``max(min_tokens, tokens / share)``, limited."""
+        """Maximum tokens of the part for a context of ``tokens``: ``max(min_tokens, tokens / share)``, limited."""
         wanted = max(self.min_tokens, tokens // self.share)
         return wanted if self.max_tokens is None else min(wanted, self.max_tokens)
 
@@ -231,7 +232,7 @@ class ScoredChunk:
 
     Attributes:
         number: its place among the context's chunks, from 0.
-        score: as of :class:`~specrag.methods.rapid.context.scores.ChunkScores`.
+        score: see :class:`~specrag.methods.rapid.context.scores.ChunkScores`.
     """
 
     chunk: ContextChunk
@@ -245,9 +246,9 @@ class ContextPart:
 
     Attributes:
         chunks: in document order.
-        budget: most tokens that it was allowed.
+        budget: maximum tokens that it was allowed.
         context_tokens, context_chunks: of the whole context.
-        below_threshold: no chunk is relevant; the single best one stands here all the same.
+        below_threshold: no chunk is relevant; the single best one is included all the same.
         seconds: wall-clock time of cutting, encoding and ranking.
     """
 
@@ -260,7 +261,7 @@ class ContextPart:
 
     @property
     def tokens(self) -> int:
-        """Of its chunks together."""
+        """Total tokens of its chunks."""
         return sum(scored.chunk.tokens for scored in self.chunks)
 
     @property
@@ -272,11 +273,11 @@ class ContextPart:
 def choose(scores: ChunkScores, tokens: Sequence[int], budget: int) -> list[int]:
     """The chunks to read, ascending: the best relevant ones, until the next would exceed the budget.
 
-    Ties go to the earlier chunk. The best chunk is always among them, be it irrelevant or longer than the budget.
+    Ties go to the earlier chunk. The best chunk is always included, even if it is irrelevant or longer than the budget.
 
     Args:
         tokens: of each chunk.
-        budget: most tokens together.
+        budget: maximum tokens in total.
     """
     order = np.lexsort((np.arange(len(tokens)), -scores.scores))
     relevant = [int(number) for number in order if scores.relevant[number]]

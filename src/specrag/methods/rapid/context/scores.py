@@ -1,9 +1,10 @@
 """Relevance of context chunks to a question: dense, BM25 or hybrid; text vectors are cached in memory and on disk.
 
-An encoder may read less than a chunk holds (all-MiniLM-L6-v2 256 tokens, a chunk 512). A chunk is then encoded in
+An encoder may read less than a chunk holds (all-MiniLM-L6-v2 256 tokens, a chunk 512). Such a chunk is encoded in
 windows, cut at sentences where possible, each as long as the encoder reads, so that nothing of it is ignored. Its
 score is that of its best window (``max``: relevant if any half of it is), or the cosine with the mean of its windows'
-vectors (``mean``: near to one vector of the whole). With an encoder that reads a whole chunk both are the plain cosine.
+vectors (``mean``: close to one vector of the whole). With an encoder that reads a whole chunk, both are the plain
+cosine.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ Pooling = Literal["max", "mean"]
 #: The dense part of a hybrid score, as in :class:`~specrag.retrieval.index.hybrid.HybridIndex`.
 DENSE_WEIGHT = 0.5
 
-#: A window begins with the title of its document unless that takes more than this share of it.
+#: A window begins with the title of its document, unless the title takes more than this share of the window.
 _MOST_TITLE = 0.25
 # Special tokens around a text.
 _MARKS = 2
@@ -54,10 +55,10 @@ class ChunkScores:
     """The scores of all chunks for one question.
 
     Attributes:
-        scores: float32 ``[chunks]``: a cosine; for ``bm25`` the share of the most that the question's terms could
+        scores: float32 ``[chunks]``: a cosine; for ``bm25`` the share of the maximum that the question's terms could
             give; for ``hybrid`` the mean of both.
-        relevant: bool ``[chunks]``: ``dense`` a cosine of at least the threshold, ``bm25`` one of the question's terms,
-            ``hybrid`` either.
+        relevant: bool ``[chunks]``: for ``dense`` a cosine of at least the threshold, for ``bm25`` at least one of the
+            question's terms, for ``hybrid`` either.
     """
 
     scores: Floats
@@ -69,9 +70,9 @@ class ContextIndex:
 
     Args:
         chunks: in document order.
-        vectors: encodes; ``None`` where only ``bm25`` is asked for.
-        pooling: how the windows of a chunk make one score.
-        tenant: whose the chunks are; their vectors serve nobody else.
+        vectors: encodes; ``None`` if only ``bm25`` is used.
+        pooling: how the windows of a chunk give one score.
+        tenant: the chunks' owner; their vectors serve no other tenant.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class ContextIndex:
 
     @property
     def tokens(self) -> int:
-        """Of all chunks together."""
+        """Total tokens of all chunks."""
         return sum(chunk.tokens for chunk in self.chunks)
 
     def only(self, numbers: Sequence[int]) -> ContextIndex:
@@ -101,7 +102,7 @@ class ContextIndex:
         """Score every chunk.
 
         Args:
-            threshold: the least cosine of a relevant chunk.
+            threshold: the minimum cosine of a relevant chunk.
 
         Raises:
             InputError: the index has no encoder and the scoring needs one.
@@ -132,7 +133,7 @@ class ContextIndex:
         return best
 
     def _sparse(self, question: str) -> tuple[Floats, float]:
-        """BM25 scores of the chunks, and the most that the question's terms could give."""
+        """BM25 scores of the chunks, and the maximum that the question's terms could give."""
         from specrag.retrieval.index.base import Query
 
         terms = self._bm25.terms(question)
@@ -190,7 +191,7 @@ class ContextIndex:
 
     @cached_property
     def _room(self) -> int:
-        """Tokens of a window, special ones and the encoder's own prompt not counted."""
+        """Tokens of a window, not counting special ones and the encoder's own prompt."""
         prompt = self._encoder.settings.passage_prompt
         return self._cutter.max_tokens - (self._cutter.count(prompt) if prompt else 0)
 
@@ -201,7 +202,7 @@ class ContextIndex:
         return self._vectors.encoder
 
 
-#: Vectors kept in memory: 384 numbers each make 30 MB.
+#: Vectors kept in memory: at 384 numbers each they take 30 MB.
 MOST_KEPT = 20_000
 
 VECTORS_FILE = "context-vectors.sqlite"
@@ -210,22 +211,22 @@ _TABLE = (
     "CREATE TABLE IF NOT EXISTS vectors "
     "(key BLOB PRIMARY KEY, vector BLOB NOT NULL, checksum BLOB NOT NULL) WITHOUT ROWID"
 )
-_AT_ONCE = 500  # keys in one question to SQLite
+_AT_ONCE = 500  # keys per SQLite query
 
 
 class TextVectors:
     """Cache of text vectors of one encoder. Thread-safe.
 
-    A key is the hash of the encoder's fingerprint, the tenant and the text, so that neither another encoder's vector
-    is ever taken nor another tenant's. One that was damaged on disk is computed again.
+    A key is the hash of the encoder's fingerprint, the tenant and the text, so that another encoder's or another
+    tenant's vector is never used. A vector that was damaged on disk is computed again.
 
     Args:
-        encoder: computes the vectors of texts that are new.
-        folder: keeps them beyond this process in a file there; ``None`` keeps them in memory only.
-        most_kept: vectors in memory; the longest unused give way.
+        encoder: computes the vectors of new texts.
+        folder: stores them beyond this process in a file there; ``None`` keeps them in memory only.
+        most_kept: vectors in memory; those unused for longest are dropped.
 
     Raises:
-        InputError: ``most_kept`` is no number of vectors.
+        InputError: ``most_kept`` is not a number of vectors.
     """
 
     def __init__(self, encoder: Encoder, folder: Path | None = None, most_kept: int = MOST_KEPT) -> None:
@@ -242,7 +243,7 @@ class TextVectors:
 
         Args:
             texts: what to encode.
-            tenant: whose texts they are.
+            tenant: the texts' owner.
 
         Raises:
             KnowledgeBaseError: the folder cannot be written.
@@ -251,7 +252,7 @@ class TextVectors:
         found = self._remembered(keys)
         if self.folder is not None:
             found |= self._read(sorted({key for key in keys if key not in found}))
-        # Each text once, although a context may hold it twice.
+        # Each text once, even if a context holds it twice.
         missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in found}
         if missing:
             vectors = self.encoder.encode_passages(list(missing.values()))
@@ -265,7 +266,7 @@ class TextVectors:
 
     def _key(self, text: str, tenant: str) -> bytes:
         key = hashlib.sha256(f"{self.encoder.fingerprint}\n{text}".encode("utf-8", "surrogatepass")).digest()
-        # Without a tenant as it always was, so that vectors kept on disk are found again.
+        # Without a tenant the key is as it always was, so that vectors stored on disk are found again.
         return hashlib.sha256(hashlib.sha256(tenant.encode()).digest() + key).digest() if tenant else key
 
     def _remembered(self, keys: Sequence[bytes]) -> dict[bytes, Floats]:
@@ -287,7 +288,7 @@ class TextVectors:
         found: dict[bytes, Floats] = {}
         if not (self.folder / VECTORS_FILE).is_file():
             return found
-        # A file that cannot be read costs the time of computing, no more.
+        # A file that cannot be read costs only the time of computing again.
         with contextlib.suppress(sqlite3.DatabaseError), self._database() as database:
             for start in range(0, len(keys), _AT_ONCE):
                 some = keys[start : start + _AT_ONCE]
@@ -312,7 +313,9 @@ class TextVectors:
                 self._insert(rows)
             except sqlite3.OperationalError:
                 raise
-            except sqlite3.DatabaseError:  # the file is no database: everything in it can be computed again
+            except (
+                sqlite3.DatabaseError
+            ):  # the file is not a database: everything in it can be computed again
                 (self.folder / VECTORS_FILE).unlink()
                 self._insert(rows)
 
@@ -329,7 +332,7 @@ class TextVectors:
         assert self.folder is not None
         connection = sqlite3.connect(self.folder / VECTORS_FILE, timeout=30)
         try:
-            with connection:  # commits, or takes everything back
+            with connection:  # commits, or rolls everything back
                 yield connection
         finally:
             connection.close()

@@ -22,11 +22,11 @@ from specrag.retrieval.stores.base import Limits, Words, keep_trying
 T = TypeVar("T")
 
 URL_VARIABLE = "SPECRAG_PGVECTOR_URL"
-"""Holds the database's URL where none is given."""
+"""Holds the database's URL if none is given."""
 
-_DIAGNOSIS = 2  # seconds for finding out why there is no connection; the shortest that libpq takes
+_DIAGNOSIS = 2  # seconds for finding out why there is no connection; the shortest timeout that libpq accepts
 
-# Conditions that pass: a connection that failed, a server that starts, stops or is full, a lost race.
+# Transient conditions: a failed connection, a server that is starting, stopping or full, a lost race.
 _TRANSIENT = ("08", "57P01", "57P02", "57P03", "53300", "40001", "40P01")
 _TOO_LATE = "57014"  # the server's own statement timeout
 
@@ -35,7 +35,7 @@ def database_url(url: str | None) -> str:
     """The URL given, else that of the environment.
 
     Raises:
-        InputError: there is none, or it cannot be read. The message does not show it: it may hold a password.
+        InputError: there is none, or it cannot be parsed. The message does not show it, since it may hold a password.
     """
     found = os.environ.get(URL_VARIABLE, "") if url is None else url
     remedy = "give postgresql://USER@HOST:PORT/DATABASE"
@@ -45,7 +45,7 @@ def database_url(url: str | None) -> str:
         words = conninfo_to_dict(found)
     except psycopg.Error:
         raise InputError("pgvector", "(not shown)", remedy) from None
-    # A password with one of these characters ends too early, and the rest of it is taken for a place.
+    # A password with one of these characters ends too early, and its rest is taken for a host, port or database.
     port_is_number = set(str(words.get("port") or "")) <= set("0123456789,")
     if not port_is_number or "@" in f"{words.get('host')}{words.get('dbname')}":
         remedy = f"{remedy}, and write the characters @ : / ? # % of a password as %40 %3A %2F %3F %23 %25"
@@ -58,12 +58,12 @@ class _OutOfTime(Exception):  # noqa: N818 - never leaves this file
 
 
 class TimedConnection(psycopg.Connection[TupleRow]):
-    """A connection whose waiting ends at a deadline even where the server hangs and the network is silent."""
+    """A connection whose waiting ends at a deadline even if the server hangs and the network is silent."""
 
     deadline: float = math.inf  # of time.monotonic()
 
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
-        """Wait as psycopg does, which resumes the generator at least once each ``interval``."""
+        """Wait as psycopg does, which resumes the generator at least once per ``interval``."""
         return super().wait(self._bounded(gen), interval, timeout)
 
     def _bounded(self, waiting: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
@@ -72,7 +72,7 @@ class TimedConnection(psycopg.Connection[TupleRow]):
             while True:
                 ready = yield wish
                 if not ready and time.monotonic() > self.deadline:
-                    self.close()  # its state is unknown: nobody may use it again
+                    self.close()  # its state is unknown, so it must not be used again
                     raise _OutOfTime
                 wish = waiting.send(ready)
         except StopIteration as end:
@@ -83,9 +83,9 @@ class Database:
     """A pool of connections to the database that holds a table.
 
     Args:
-        url: as for libpq, a URL or ``key=value`` words; what it leaves out libpq takes from its environment
-            variables and password file.
-        table: for the messages.
+        url: as for libpq, a URL or ``key=value`` words; libpq takes missing values from its environment variables and
+            password file.
+        table: name of the table, for messages.
         limits: time limits and retries.
     """
 
@@ -128,10 +128,10 @@ class Database:
 
     @contextmanager
     def connect(self) -> Iterator[TimedConnection]:
-        """A connection of its own, with errors in words: for opening and writing, which no pool has to serve.
+        """A separate connection outside the pool, with readable errors, for opening and writing.
 
         Raises:
-            StoreUnavailable: there is none to be had, or it breaks.
+            StoreUnavailable: there is no connection, or it breaks.
         """
         with (
             self.errors(),
@@ -150,16 +150,17 @@ class Database:
     def rows(
         self, query: sql.Composed, parameters: Mapping[str, Any], settings: Mapping[str, str]
     ) -> list[TupleRow]:
-        """All rows of a query that only reads, in one round trip together with its transaction.
+        """All rows of a read-only query, in one round trip that includes its transaction.
 
-        A transient failure begins it anew on another connection.
+        After a transient failure it is retried on another connection.
 
         Args:
-            parameters: by name.
-            settings: of the server, for this query only.
+            query: the query.
+            parameters: its parameters, by name.
+            settings: server settings for this query only.
 
         Raises:
-            StoreUnavailable: there is no connection, or no answer in time, also after retries.
+            StoreUnavailable: there is no connection, or no answer in time, even after retries.
             KnowledgeBaseError: the table is gone.
         """
 
@@ -192,16 +193,16 @@ class Database:
             self._pool.putconn(connection)
 
     def _is_transient(self, error: Exception) -> bool:
-        """Whether another attempt may succeed; a connection that breaks has no code."""
+        """Whether another attempt may succeed; a broken connection has no error code."""
         if not isinstance(error, psycopg.OperationalError):
             return False
         if error.sqlstate is not None and not error.sqlstate.startswith(_TRANSIENT):
             return False
-        self._pool.drain()  # what broke one connection broke the others that wait in the pool
+        self._pool.drain()  # what broke one connection also broke the idle ones in the pool
         return True
 
     def _no_connection(self) -> StoreUnavailable:
-        """Why the pool has no connection to give."""
+        """The error that says why the pool has no connection to give."""
         try:
             TimedConnection.connect(self._url, **self._options(_DIAGNOSIS)).close()
         except psycopg.Error as error:
@@ -213,7 +214,7 @@ class Database:
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """Turn errors of psycopg into one line with place and remedy."""
+        """Turn errors of psycopg into one-line errors with place and remedy."""
         try:
             yield
         except _OutOfTime:
@@ -228,7 +229,7 @@ class Database:
             raise self.words.unusable(error) from error
 
     def _unreachable(self, error: psycopg.Error) -> StoreUnavailable:
-        # The server has answered; libpq gives no code for it.
+        # In these cases the server did answer, but libpq gives no error code.
         if "authentication failed" in str(error) or "does not exist" in str(error):
             return self.words.refused(error)
         return self.words.unreachable(error)

@@ -1,4 +1,4 @@
-"""The statements that search a table: candidates from PostgreSQL, conditions as SQL with parameters."""
+"""The SQL statements that search a table for candidates, with conditions as SQL with parameters."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ from specrag.retrieval.stores.base import is_column, key_paths
 
 COLUMNS = ("id", "embedding", "source", "title", "place", "text", "metadata")
 
-#: Settings of the server for exact search. It guesses that a third of all pairs meet the limit, and far less than a
-#: hundredth do: it would compile the statement, which takes long, and not share the scan among its processes. Of a
-#: small table it would first make a copy.
+#: Server settings for exact search. The planner guesses that a third of all pairs meet the limit, while far less than a
+#: hundredth do: it would compile the statement, which takes long, and not run the scan in parallel. It would also
+#: materialise a small table first.
 EXACT_SETTINGS = {"jit": "off", "parallel_tuple_cost": "0", "enable_material": "off"}
 
-#: For reading rows by id.
+#: Server settings for reading rows by id.
 LOOKUP_SETTINGS = {"jit": "off"}
 
 
 def walk_settings(candidates: int) -> dict[str, str]:
-    """Settings of the server for HNSW: the width of the walk, and no scan in its place."""
+    """Server settings for HNSW: the number of candidates, and no sequential scan instead."""
     return {"jit": "off", "enable_seqscan": "off", "hnsw.ef_search": str(candidates)}
 
 
 def sampled_percent(most: int, passages: int) -> float:
-    """Share of the table's pages that limits are taken from.
+    """Percentage of the table's pages that are sampled to determine the limits.
 
-    A sample of m passages leaves about ``most * passages / m`` that meet the limit, and both are work: the sum is least
-    at the root of ``most * passages``. Twice that, since neighbouring rows are alike.
+    With a sample of m passages, about ``most * passages / m`` passages meet the limit. Both numbers cost work, and
+    their sum is smallest for m equal to the square root of ``most * passages``. The sample is twice that, since
+    neighbouring rows are alike.
     """
     return min(100.0, 200.0 * math.sqrt(most * passages) / max(1, passages))
 
@@ -84,11 +85,11 @@ class Statements:
     """The statements for one table.
 
     Args:
-        table: its name.
+        table: the table's name.
     """
 
     def __init__(self, table: str) -> None:
-        # A statement with parameters is searched for their marks, also inside a name.
+        # psycopg looks for parameter marks in the whole statement, even inside names.
         self.table = sql.Identifier(table.replace("%", "%%"))
         self.columns = sql.SQL(", ").join(
             sql.SQL("passage.{}").format(sql.Identifier(name)) for name in ("tableoid", *COLUMNS)
@@ -97,17 +98,17 @@ class Statements:
     def exact(self, allowed: sql.Composable) -> sql.Composed:
         """Exact search. Parameters: vectors, most, percent, and those of ``allowed``.
 
-        A row is: the queries (from 1) that it is for, its distance to each, how many candidates each of them had, the
-        table's number and :data:`COLUMNS`.
+        A result row holds: the numbers (from 1) of the queries that found the passage, its distance to each of them,
+        how many candidates each of them had, the table's OID, and :data:`COLUMNS`.
         """
         return sql.SQL(_EXACT + _BEST).format(table=self.table, columns=self.columns, allowed=allowed)
 
     def walk(self) -> sql.Composed:
-        """Search in the HNSW index. Parameters: vectors, most, breadth; rows as for :meth:`exact`."""
+        """Search in the HNSW index. Parameters: vectors, most, breadth; result rows as for :meth:`exact`."""
         return sql.SQL(_WALK + _BEST).format(table=self.table, columns=self.columns)
 
     def lookup(self) -> sql.Composed:
-        """Passages by their ids. Parameter: ids; a row is the table's number and the columns."""
+        """Passages by their ids. Parameter: ids; a result row holds the table's OID and :data:`COLUMNS`."""
         return sql.SQL(_LOOKUP).format(table=self.table, columns=self.columns)
 
 
@@ -123,7 +124,7 @@ _METADATA = sql.SQL(
 )
 _AT = sql.SQL("passage.metadata #> {path}::text[]")
 
-# Text has the order of its characters, whatever the database's language.
+# Text is ordered by its characters, whatever the database's collation.
 _TEXT_OF_ITEM = sql.SQL(
     """CASE WHEN jsonb_typeof(item.value) = 'string' THEN item.value #>> '{{}}' END COLLATE "C" """
 ).format()
@@ -146,7 +147,7 @@ _OPERATORS = {
 
 
 class Conditions:
-    """A filter as a clause, for rows of an alias ``passage``.
+    """A filter as an SQL clause, for rows with the alias ``passage``.
 
     Attributes:
         clause: the SQL.
@@ -172,7 +173,7 @@ class Conditions:
         return _all([self._any_value(leaf.field, _IS_VALUE), _not(agrees)]) if leaf.negated else agrees
 
     def _any_value(self, field: str, terms: sql.Composable) -> sql.Composable:
-        """That one of the field's values satisfies some terms."""
+        """A condition that one of the field's values satisfies some terms."""
         if is_column(field):
             return sql.SQL("true")
         paths = key_paths(field.replace("\0", "\ufffd"))
@@ -182,7 +183,7 @@ class Conditions:
     def _term(
         self, text: sql.Composable, number: sql.Composable | None, comparison: Comparison
     ) -> sql.Composable:
-        # A stored text has this in place of the one character that PostgreSQL's texts cannot hold.
+        # In stored texts, U+FFFD replaces NUL, the one character that PostgreSQL's texts cannot hold.
         texts = [value.replace("\0", "\ufffd") for value in comparison.values if isinstance(value, str)]
         numbers = [_exact(value) for value in comparison.values if not isinstance(value, str)]
         operator = _OPERATORS[comparison.operator]
@@ -219,5 +220,5 @@ def _not(term: sql.Composable) -> sql.Composable:
 
 
 def _exact(value: str | int | float) -> Decimal:
-    """The decimal number that a value is written as, in JSON as well."""
+    """A value as the decimal number that it is written as, also in JSON."""
     return Decimal(repr(value + 0))  # type: ignore[operator]  # + 0: true is 1

@@ -1,7 +1,7 @@
 """Passages in PostgreSQL with the pgvector extension.
 
-Each store is a table with one row a passage, in the first schema of the search path, that anybody may query and join.
-The table ``specrag_stores`` beside it says of each store what a search must know.
+Each store is a table with one row per passage, in the first schema of the search path, which anybody may query and
+join. The table ``specrag_stores`` in the same schema records what a search must know about each store.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ from specrag.retrieval.stores.pgvector.statements import (
 STORES = "specrag_stores"
 DEFAULT_TABLE = "passages"
 
-#: pgvector's limits: elements of a vector that is stored, and of one that an HNSW index takes; candidates of a walk.
+#: pgvector's limits: elements of a stored vector, elements of a vector in an HNSW index, candidates of an HNSW search.
 MOST_DIMENSIONS, MOST_INDEXED_DIMENSIONS, MOST_CANDIDATES = 16_000, 2_000, 1_000
 
-_LONGEST_NAME = 63  # bytes; PostgreSQL cuts longer ones without a word
+_LONGEST_NAME = 63  # bytes; PostgreSQL silently truncates longer names
 _TYPES = ("int8", "vector", "text", "text", "text", "text", "jsonb")
 
-# Vectors lie in the rows themselves wherever a row fits a page of 8 KiB: a scan that had to look up each of them
-# in the table for oversized values would take many times as long.
+# Vectors up to this dimension are stored in the rows themselves, so that a row fits a page of 8 KiB: a scan that had to
+# look up each vector in the TOAST table would take many times as long.
 _MOST_IN_ROW = 1_900
 
 _FOUND = sql.SQL(
@@ -87,8 +87,8 @@ class PgVectorStore:
     """A table of passages; a :class:`~specrag.retrieval.stores.base.Store`. Made by :meth:`open`.
 
     Args:
-        database: where it is.
-        table: its name.
+        database: the database that holds the table.
+        table: the table's name.
     """
 
     def __init__(self, database: Database, table: str) -> None:
@@ -104,9 +104,9 @@ class PgVectorStore:
         """See :class:`~specrag.retrieval.stores.base.StoreType`.
 
         Args:
-            address: ``postgresql://...#TABLE``; the table is ``passages`` where none is named, and the database that of
-                the environment where the URL is empty.
-            limits: time-outs.
+            address: ``postgresql://...#TABLE``; the default table is ``passages``, and for an empty URL the database is
+                taken from the environment.
+            limits: timeouts.
         """
         store = cls(*_database(address, limits or Limits()))
         store._database.open()
@@ -136,14 +136,15 @@ class PgVectorStore:
     ) -> StoreInfo:
         """See :class:`~specrag.retrieval.stores.base.StoreType`.
 
-        All of it is one transaction: a process that is killed, or a database that goes away, leaves what was there
-        before. Who searches an old table of this name goes on until the new one takes its place.
+        The whole load is one transaction: if the process is killed or the database goes away, everything stays as it
+        was. Searches of an old table with this name go on until the new one replaces it.
 
         Args:
             address: as for :meth:`open`.
             collection: what to load.
-            loading: how.
-            hnsw: of the approximate index, which takes long, and needs PostgreSQL's ``maintenance_work_mem``.
+            loading: how to load it.
+            hnsw: settings of the approximate index, which takes long to build and needs PostgreSQL's
+                ``maintenance_work_mem``.
         """
         loading = loading or Loading()
         if hnsw is None and loading.approximate:
@@ -165,7 +166,7 @@ class PgVectorStore:
                 return job.run(collection, hnsw, loading)
 
     def close(self) -> None:
-        """Let all connections go."""
+        """Close all connections."""
         self._database.close()
 
     # -- what there is ----------------------------------------------------------------------------------------
@@ -189,8 +190,8 @@ class PgVectorStore:
     ) -> list[Found]:
         """See :class:`~specrag.retrieval.stores.base.Store`.
 
-        Exact search scans the table once for all queries. A walk through the HNSW index that finds fewer candidates
-        than there are (a graph torn by duplicates) is replaced by it, however many are asked for.
+        Exact search scans the table once for all queries. It replaces a walk through the HNSW index that finds fewer
+        candidates than it should (a graph torn by duplicates), however many passages are asked for.
         """
         if breadth is None:
             return self._exact(vectors, most, filter)
@@ -213,7 +214,7 @@ class PgVectorStore:
         return self._read(rows, len(vectors), most)[0]
 
     def _read(self, rows: Sequence[TupleRow], queries: int, most: int) -> tuple[list[Found], list[int]]:
-        """The passages of each query, and how many candidates they were chosen from."""
+        """The passages found for each query, and how many candidates they were chosen from."""
         passages: list[list[Fetched]] = [[] for _ in range(queries)]
         farthest = [-math.inf] * queries
         candidates = [0] * queries
@@ -287,7 +288,7 @@ class PgVectorStore:
 
 
 def _database(address: str | None, limits: Limits) -> tuple[Database, str]:
-    """The database and the table of an address.
+    """The database and the table name of an address.
 
     Raises:
         InputError: it cannot be used.
@@ -299,14 +300,14 @@ def _database(address: str | None, limits: Limits) -> tuple[Database, str]:
 
 
 def table_address(url: str | None, table: str | None) -> str:
-    """An address from what is given apart.
+    """An address made from separate URL and table.
 
     Args:
-        url: of the database, or ``key=value`` words as for libpq; None for that of the environment.
-        table: its name; None for the usual.
+        url: the database's URL, or ``key=value`` words as for libpq; None for the URL in the environment.
+        table: the table's name; None for the default.
 
     Raises:
-        InputError: one of them cannot be used. The message does not show the URL: it may hold a password.
+        InputError: one of them cannot be used. The message does not show the URL, since it may hold a password.
     """
     if url is not None and "://" not in database_url(url):
         url = f"postgresql:///?{urlencode(conninfo_to_dict(url), quote_via=quote)}"
@@ -320,7 +321,7 @@ def check_table(table: object) -> str:
     """Check the name of a table.
 
     Raises:
-        InputError: it is empty or too long, or holds what no name can hold.
+        InputError: it is empty, too long, reserved, or contains characters that no name can contain.
     """
     if not isinstance(table, str) or not table or "\0" in table:
         raise InputError("table", table, "give the name of a table")
@@ -357,16 +358,16 @@ def check_breadth(breadth: int) -> None:
     """Check the number of candidates of an HNSW search.
 
     Raises:
-        InputError: it cannot be.
+        InputError: it is outside pgvector's limits.
     """
     check_whole("ef_search", breadth, 1, MOST_CANDIDATES)
 
 
 def _find(connection: psycopg.Connection[TupleRow], table: str, place: str) -> tuple[StoreInfo, int]:
-    """What is known of a table, and its number in the database: one that replaces it has another.
+    """The record of a table, and its OID; a table that replaces it has another OID.
 
     Raises:
-        KnowledgeBaseError: the extension, the table or its record is missing, or they do not fit.
+        KnowledgeBaseError: the extension, the table or its record is missing, or table and record do not match.
     """
     names = {"table": sql.Literal(table), "stores": sql.Literal(STORES)}
     row = connection.execute(_FOUND.format(**names)).fetchone()
@@ -392,7 +393,7 @@ def _find(connection: psycopg.Connection[TupleRow], table: str, place: str) -> t
 
 
 def _read_record(connection: psycopg.Connection[TupleRow], table: str) -> str | None:
-    """The record of a table in :data:`STORES`, which exists; None without one."""
+    """The record of a table in :data:`STORES`, which must exist; None without one."""
     names = {"table": sql.Literal(table), "stores": sql.Identifier(STORES)}
     row = connection.execute(_RECORD.format(**names)).fetchone()
     return None if row is None else str(row[0])
@@ -404,7 +405,7 @@ def _write_record(connection: psycopg.Connection[TupleRow], table: str, info: St
 
 
 def _be_alone(connection: psycopg.Connection[TupleRow], table: str, place: str) -> None:
-    """Exclude others who write until the commit; table locks would block searches too."""
+    """Exclude other writers until the commit; table locks would also block searches."""
     row = connection.execute(
         "SELECT pg_try_advisory_xact_lock(hashtextextended(current_schema() || '.' || %s, 0))", (table,)
     ).fetchone()
@@ -422,11 +423,11 @@ class _Loading:
         self.connection = connection
         self.table = table
         self.place = place
-        self.new = sql.Identifier(f"specrag_{uuid.uuid4().hex}")  # until it takes its place
+        self.new = sql.Identifier(f"specrag_{uuid.uuid4().hex}")  # temporary name of the new table
 
     def prepare(self) -> None:
         """Create the extension and the table of stores, if they are missing."""
-        # Two processes that create them at once would fail in spite of IF NOT EXISTS.
+        # Two processes creating them at the same time would fail despite IF NOT EXISTS.
         self.connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (STORES,))
         try:
             self.connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
@@ -442,7 +443,7 @@ class _Loading:
         self.connection.execute(sql.SQL(_CREATE_STORES).format(stores=sql.Identifier(STORES)))
 
     def run(self, collection: Collection, hnsw: HnswSettings | None, loading: Loading) -> StoreInfo:
-        """Everything but the commit."""
+        """Do everything but the commit."""
         _be_alone(self.connection, self.table, self.place)
         taken = self.find_place(loading.replace)
         dimension = collection.encoder.dimension
@@ -460,7 +461,7 @@ class _Loading:
                 info = info.with_passages(storable, vectors)
                 yield storable, vectors
 
-        # The rows are final at once, so that the first searches do not write to the table.
+        # FREEZE makes the rows final at once, so that the first searches need not write to the table.
         _copy(self.connection, self.new, portions(), freeze=True)
         loading.progress(Progress("indexing", 0, 1))
         self._execute("ALTER TABLE {table} ADD PRIMARY KEY (id)")
@@ -483,7 +484,11 @@ class _Loading:
         self.connection.execute(sql.SQL(statement).format(table=self.new, **parts))
 
     def find_place(self, replacing: bool) -> bool:
-        """Whether there is a table to replace."""
+        """Whether there is a table to replace.
+
+        Raises:
+            InputError: there is a table that specrag has not made, or that must not be replaced.
+        """
         row = self.connection.execute(
             "SELECT to_regclass(quote_ident(%s)) IS NOT NULL", (self.table,)
         ).fetchone()
