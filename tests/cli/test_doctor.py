@@ -18,6 +18,7 @@ from specrag.cli import doctor
 from specrag.cli.selftest import Check, compare
 from specrag.engine.outputs import Row
 from specrag.engine.passes import Segment
+from specrag.models.loading import load_model
 from specrag.models.toy import ToyModel
 from tests.cli.shell import specrag
 
@@ -29,6 +30,7 @@ REPORT = doctor.Report(
     models={"smollm2-135m": 270 * 10**6},
     checks=(Check("tree pass", "passed", "12 positions"), Check("equal bits", "passed", "12 positions")),
     speeds={"bf16, cpu": 61.25},
+    default="int8, batch_invariant",
 )
 
 
@@ -53,6 +55,10 @@ def test_this_machine(smollm2: Path) -> None:
         assert states[f"tree pass equals plain decoding, {dtype}, cpu"] == "passed"
         assert states[f"equal bits in any pass, {dtype}, cpu"] == "passed"
         assert found["speeds"][f"{dtype}, cpu"] > 0
+    llm = load_model("smollm2-135m")
+    texts = "write plain decoding's text" if llm.batch_invariant else "near-ties may part"
+    assert found["default"].startswith(llm.dtype)
+    assert texts in found["default"]
 
 
 def test_without_a_model_nothing_is_fetched(tmp_path: Path) -> None:
@@ -81,7 +87,15 @@ def test_damaged_model_fails(smollm2: Path, tmp_path: Path) -> None:
 
 def test_the_page_for_people() -> None:
     page = _shown(REPORT)
-    for part in ("Test CPU", "avx2", "16.0 GB, 8.0 GB free", "models-home", "0.3 GB", "61.2 tokens/s"):
+    for part in (
+        "Test CPU",
+        "avx2",
+        "16.0 GB, 8.0 GB free",
+        "models-home",
+        "0.3 GB",
+        "61.2 tokens/s",
+        "int8, batch_invariant",
+    ):
         assert part in page
     assert page.rstrip().endswith("all 2 checks passed")
 

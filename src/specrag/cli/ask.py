@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def ask(
     line: typer.Context,
     question: Annotated[
-        str | None, typer.Argument(metavar="QUESTION", help="What to ask; by default standard input.")
+        str | None, typer.Argument(metavar="QUESTION", help="The question; standard input if omitted.")
     ] = None,
     kb: Annotated[
         str | None,
@@ -52,7 +52,7 @@ def ask(
         typer.Option(metavar="CONDITION", help='Such as "year>=2000 or title=A,B"; may be repeated.'),
     ] = None,
     chat: Annotated[
-        bool, typer.Option("--chat", help="Ask again and again; follow-up questions are understood.")
+        bool, typer.Option("--chat", help="Ask several questions in a row; follow-ups are understood.")
     ] = False,
     max_tokens: common.MaxTokens = None,
     temperature: common.Temperature = None,

@@ -22,7 +22,7 @@ def config(as_json: common.Json = False) -> None:
     """Show the defaults that hold and where each stands: in a file, or in the environment.
 
     The file is specrag.toml in the working folder, else what SPECRAG_CONFIG names, else config.toml in the user's
-    configuration folder. It has a table a command and [default] for all; its keys are spelled as the flags.
+    configuration folder. It has a table for each command and one named default for all; keys are spelled like flags.
 
     Example: specrag config
     """

@@ -78,6 +78,7 @@ class Report:
     Attributes:
         models: name to bytes on disk, of the models that have been pulled.
         speeds: tokens per second of plain decoding with the small model, by type and device.
+        default: how models of the Llama family load here, and what that means for their texts.
     """
 
     versions: Mapping[str, str]
@@ -86,6 +87,7 @@ class Report:
     models: Mapping[str, int]
     checks: tuple[Check, ...]
     speeds: Mapping[str, float]
+    default: str
 
     @property
     def failed(self) -> int:
@@ -154,6 +156,26 @@ def examine() -> Report:
         models=models,
         checks=tuple(checks),
         speeds=speeds,
+        default=_default() if _MODEL in models else "unknown before a model is here",
+    )
+
+
+def _default() -> str:
+    """What :func:`specrag.load` does with the small model where nothing is said."""
+    from specrag.models import catalog
+    from specrag.models.loading import default_dtype, default_invariance, find_device
+
+    device = find_device(None)
+    try:
+        files = catalog.resolve(_MODEL)
+        dtype = default_dtype(files, device)
+        invariant = default_invariance(files, dtype, device)
+    except SpecragError as error:
+        return str(error)
+    if invariant:
+        return f"{dtype}, batch_invariant: lossless methods write plain decoding's text"
+    return (
+        f"{dtype}, not batch_invariant: near-ties may part; on a CPU -o batch_invariant=true gives one text"
     )
 
 
@@ -259,6 +281,7 @@ def render(report: Report) -> Group:
         _section("Versions", report.versions),
         _section("Machine", machine),
         _section("Models", {"kept in": home.path, "disk": f"{_gigabytes(home.free_bytes)} free"} | models),
+        _section("Loaded by default", {"": report.default}),
         _checks(report.checks),
         _section(f"Plain decoding with {_MODEL}", speeds or {"not measured": "the model is not here"}),
         Text(f"\n{report.verdict}", style=f"bold {colour}"),

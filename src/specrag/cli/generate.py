@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def generate(
     line: typer.Context,
     prompt: Annotated[
-        str | None, typer.Argument(metavar="PROMPT", help="What to ask; by default standard input.")
+        str | None, typer.Argument(metavar="PROMPT", help="The prompt; standard input if omitted.")
     ] = None,
     method: common.Method = None,
     option: values.Given = None,

@@ -148,7 +148,7 @@ def info(
 
 @app.command(epilog="Example: specrag kb compact --kb kb/")
 def compact(kb: _Kb, as_json: _Json = False) -> None:
-    """Write a knowledge base anew without what was removed. Who reads it goes on."""
+    """Rewrite a knowledge base without what was removed. Open readers are not disturbed."""
     from specrag.retrieval.build import compact as compact_folder
 
     bar = Bar()

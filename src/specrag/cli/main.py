@@ -46,7 +46,7 @@ EXIT_INTERRUPTED = 130
 
 app = typer.Typer(
     name="specrag",
-    help="Faster retrieval-augmented generation with open-weight models, with the same output.",
+    help="Retrieval-augmented generation with open-weight models, made faster by speculation.",
     epilog='Example: specrag generate "Why is the sky blue?" --max-tokens 64',
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
