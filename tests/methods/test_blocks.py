@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,16 +18,11 @@ QUESTION = "Who discovered radium?"
 BLOCKS = StandardRAG(reuse="blocks")
 
 
-@pytest.fixture(scope="module")
-def llm(smollm2: Path) -> Iterator[LanguageModel]:
-    llm = specrag.load("smollm2-135m", device="cpu", prefix_cache_bytes=2**28)
-    yield llm
-    llm.close()
-
-
-@pytest.fixture(autouse=True)
-def forgotten(llm: LanguageModel) -> None:
-    llm.prefixes.clear()
+@pytest.fixture
+def llm(caching_llm: LanguageModel) -> LanguageModel:
+    """It has read nothing yet."""
+    caching_llm.prefixes.clear()
+    return caching_llm
 
 
 @pytest.fixture(scope="module")
