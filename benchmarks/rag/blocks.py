@@ -1,9 +1,9 @@
-"""What pasted passages cost in accuracy and save before the first token, by which of their tokens are read anew.
+"""What pasted passages cost in accuracy and save before the first token, by which of their tokens are read again.
 
 ``python -m benchmarks.rag.blocks OUT --data FOLDER [--model NAME] [--rows N] [--sets S ...]``
 
 Every way answers the same questions from the same five passages, whose keys and values are known: ``exact`` reads the
-prompt; ``none``, ``first 16`` (what ``reuse=blocks`` does) and ``first 32`` read so many tokens of each passage anew;
+prompt; ``none``, ``first 16`` (what ``reuse=blocks`` does) and ``first 32`` read so many tokens of each passage again;
 ``deviation 15 %`` and ``30 %`` those whose keys and values differ most from exact ones, an upper bound of what
 CacheBlend (Yao et al. 2025) chooses, since the exact ones are known here; ``disk`` is ``first 16`` from 8 bits, as
 ``specrag index --read`` keeps them. Records go to ``OUT/blocks.jsonl`` as they come; a run that was stopped goes on.
@@ -30,7 +30,7 @@ from specrag.engine.kv import dequantize, quantize
 from specrag.engine.passes import Coroutine
 from specrag.engine.session import Session
 from specrag.language_model import LanguageModel
-from specrag.methods.blocks import alone, passage_tokens, template_head
+from specrag.methods.blocks import WORTH_PASTING, alone, find_blocks, template_head
 from specrag.methods.prompts import build_prompt, encode_prompt, is_small
 from specrag.methods.wording import wording
 from specrag.models.catalog import default_model
@@ -40,7 +40,6 @@ SETS = ("popqa", "hotpotqa", "musique", "nq-corpus", "triviaqa-corpus")
 _PASSAGES, _NEW = 5, 40
 #: Tokens that are chosen together by their deviation.
 _WINDOW = 16
-_WORTH_PASTING = 24
 
 #: Tokens ``start`` to ``end`` of a prompt.
 Span = tuple[int, int]
@@ -130,16 +129,12 @@ class Trial:
 
     def _place(self, prompt: Sequence[int], passages: Sequence[Passage]) -> list[Placed]:
         """The passages as they stand in the prompt, each read alone."""
-        found, behind = [], 0
-        for passage in passages:
-            tokens = passage_tokens(self._llm, passage)
-            starts = range(behind, len(prompt) - len(tokens) + 1)
-            start = next((at for at in starts if list(prompt[at : at + len(tokens)]) == tokens), None)
-            if start is None or len(tokens) < _WORTH_PASTING:
-                continue
-            behind = start + len(tokens)
-            source = self._run(self._read(alone(self._head, tokens)))
-            found.append(Placed((start, behind), source, len(self._head)))
+        found = []
+        for block in find_blocks(self._llm, prompt, passages):
+            if block.end - block.start >= WORTH_PASTING:
+                tokens = alone(self._head, prompt[block.start : block.end])
+                source = self._run(self._read(tokens))
+                found.append(Placed((block.start, block.end), source, len(self._head)))
         return found
 
     def _answer(
@@ -181,10 +176,10 @@ class Trial:
         return session
 
     def _deviations(self, exact: Session, prompt: Sequence[int], placed: Sequence[Placed]) -> list[float]:
-        """Of each token, how far keys and values in a middle layer are from exact ones where nothing is read anew."""
+        """Of each token, how far the second layer's keys and values are from exact ones if nothing is read again."""
         pasted = self._run(self._paste(prompt, placed, _first(placed, 0)))
-        layer, length = 1, pasted.cache.length
-        mine, own = (each.cache.rows(layer, 0, length).float() for each in (pasted, exact))
+        length = pasted.cache.length
+        mine, own = (each.cache.rows(1, 0, length).float() for each in (pasted, exact))
         pasted.close()
         found: list[float] = (mine - own).pow(2).sum(dim=(0, 1, 3)).tolist()
         return found

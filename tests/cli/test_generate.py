@@ -352,3 +352,17 @@ def test_a_chat_reads_only_what_is_new(smollm2: Path) -> None:
         ]
         usage = llm.generate(turns, max_tokens=2, method="plain").usage
     assert usage.cached_tokens >= first.usage.prompt_tokens
+
+
+def test_what_was_read_is_kept_where_texts_stay_the_same_or_need_not(smollm2: Path) -> None:
+    values = ModelValues(dtype="bf16", batch_invariant=False)
+    for method, kept in (
+        (None, False),
+        (package.StandardRAG(), False),
+        (package.StandardRAG(reuse="blocks"), True),
+    ):
+        with ExitStack() as opened:
+            given = LocalResources("smollm2-135m", values, opened)
+            if method is not None:
+                given.check(method)
+            assert bool(given.llm.prefixes.limit_bytes) is kept

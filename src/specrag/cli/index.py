@@ -212,8 +212,8 @@ def index(
     elif knn_lm:
         _refuse(of_passages, "leave it out with --knn-lm")
     elif read:
-        _refuse({"--pq": pq or None, "--window": window, "--context": context}, "leave it out with --read")
-        _refuse({"--watch": watch or None}, "leave it out with --read")
+        refused = {"--pq": pq or None, "--window": window, "--context": context, "--watch": watch or None}
+        _refuse(refused, "leave it out with --read")
     else:
         _refuse({"--read-gb": read_gb}, "add --read")
         _refuse(of_datastores, "it is for datastores; add --knn-lm")

@@ -45,6 +45,7 @@ class LocalResources(OpenResources):
         self._model = model
         self._values = values
         self._loaded: LanguageModel | None = None
+        self._approximate = False
         opened.callback(self.close)
 
     @property

@@ -29,7 +29,7 @@ Reuse: TypeAlias = Literal["exact", "blocks"]
 ANEW = 16
 
 #: Fewer tokens than this are read rather than pasted: a passage's keys and values cost a pass of their own.
-_WORTH_PASTING = 24
+WORTH_PASTING = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
-class _Block:
+class Block:
     """A passage in a prompt: tokens ``start`` to ``end``, which follow its number."""
 
     passage: Passage
@@ -93,9 +93,9 @@ def pasting(
     session = llm.prefixes.start(llm.loaded.model, prompt, tenant)
     known = len(session)
     try:
-        for block in _find(llm, prompt, passages):
+        for block in find_blocks(llm, prompt, passages):
             first = block.start + anew
-            if first < len(session) or block.end - first < _WORTH_PASTING:
+            if first < len(session) or block.end - first < WORTH_PASTING:
                 continue
             tokens = alone(head, prompt[block.start : block.end])
             source, read = yield from _source(llm, block.passage, tokens, tenant, files)
@@ -145,15 +145,15 @@ def template_head(llm: LocalModel) -> list[int]:
     ]
 
 
-def _find(llm: LocalModel, prompt: Sequence[int], passages: Sequence[Passage]) -> list[_Block]:
+def find_blocks(llm: LocalModel, prompt: Sequence[int], passages: Sequence[Passage]) -> list[Block]:
     """Where the passages stand in the prompt."""
-    found: list[_Block] = []
+    found: list[Block] = []
     behind = 0
     for passage in passages:
         tokens = passage_tokens(llm, passage)
         for start in range(behind, len(prompt) - len(tokens) + 1):
             if prompt[start] == tokens[0] and list(prompt[start : start + len(tokens)]) == tokens:
                 behind = start + len(tokens)
-                found.append(_Block(passage, start, behind))
+                found.append(Block(passage, start, behind))
                 break
     return found
