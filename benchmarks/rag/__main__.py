@@ -1,9 +1,12 @@
-"""Answers from five passages over HTTP: specrag, and vLLM at its best, by draw and number of clients.
+"""Answers from five passages over HTTP: specrag, and what its users could take instead, by draw and number of clients.
 
 ``SPECRAG_VLLM_PYTHON=build/vllm/bin/python python -m benchmarks.rag OUT --data FOLDER [--model NAME]``
 
-All servers get the same prompts, in the order of the passages' scores, and may keep what they have read. Every server
-is a process of its own, and all but the one that is measured are stopped. Each answer is recorded in
+All servers get the same prompts, in the order of the passages' scores, and may keep what they have read. With
+``--methods "knowledge base" "knowledge base, blocks"`` ours finds the passages itself and has read each when it was
+indexed; ``--openvino PYTHON FOLDER`` and ``--llama FOLDER GGUF`` add those engines, for one client. With ``--rate R``
+questions come at random, R a second on average, however fast they are answered. Every server is a process of its own,
+and all but the one that is measured are stopped. Each answer is recorded in
 ``OUT/answers.jsonl`` as a round ends, so that a bench that was stopped goes on with the next round; what servers had
 read before is then read anew. With ``--rounds 0`` the records are only counted.
 """
@@ -13,12 +16,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from functools import partial
+from itertools import accumulate, islice
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,33 +29,39 @@ from typing import Any
 import numpy as np
 
 from benchmarks.rag.questions import Draw, RagQuestion, drawn, load
+from benchmarks.rag.subjects import OURS, Subjects
 from benchmarks.records import read_records
-from benchmarks.server.clients import Answered, answers_of
-from benchmarks.server.subjects import (
-    ADAPTIVE,
-    PLAIN,
-    VLLM,
-    VLLM_SUFFIX,
-    VLLM_VARIABLE,
-    ServerProcess,
-    our_server,
-    vllm_methods,
-    vllm_server,
-)
+from benchmarks.server.clients import Answered, Run, answers_at, answers_of
+from benchmarks.server.subjects import VLLM, VLLM_SUFFIX, ServerProcess
 from specrag.bench.load import ProcessorLoad
 from specrag.bench.metrics import contains_answer
 from specrag.bench.statistics import PairedTimes, overall_speedup
-from specrag.models.catalog import resolve
-
-OURS = (PLAIN, ADAPTIVE)
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What is measured side by side: how questions are drawn, and how many clients ask at once."""
+    """What is measured side by side.
+
+    Attributes:
+        draw: of the questions.
+        clients: that ask at once.
+        rate: questions a second that come at random in place of clients; 0 for clients.
+    """
 
     draw: Draw
     clients: int
+    rate: float = 0.0
+
+    def questions(self, each: int) -> int:
+        """In a round, where each client asks so many."""
+        return each if self.rate else each * self.clients
+
+    def run(self, port: int, number: int, bodies: Sequence[Mapping[str, Any]]) -> Run:
+        """Ask a round's questions."""
+        if not self.rate:
+            return answers_of(port, self.clients, bodies)
+        gaps = np.random.default_rng(number).exponential(1 / self.rate, len(bodies))
+        return answers_at(port, list(accumulate(gaps.tolist())), bodies)
 
 
 def main() -> None:
@@ -78,10 +87,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--draws", nargs="+", default=["uniform", "zipf"], choices=("uniform", "zipf"))
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 8, 16])
+    parser.add_argument("--rate", type=float, default=0.0, help="questions a second, in place of clients")
     parser.add_argument("--methods", nargs="+", default=[*OURS, VLLM, VLLM_SUFFIX])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--each", type=int, default=4, help="prompts of each client in a round")
     parser.add_argument("--new", type=int, default=64, help="most tokens of an answer")
+    parser.add_argument("--openvino", nargs=2, metavar=("PYTHON", "FOLDER"))
+    parser.add_argument("--llama", nargs=2, metavar=("FOLDER", "GGUF"))
     return parser.parse_args()
 
 
@@ -89,30 +101,31 @@ def measure(
     given: argparse.Namespace, setting: Mapping[str, Any], known: Sequence[Mapping[str, Any]]
 ) -> Iterator[list[dict[str, Any]]]:
     """The records of each round that has none, a method after the other."""
-    done = {
-        (one["draw"], one["clients"], one["round"], one["method"])
-        for one in known
-        if one["setting"] == setting
-    }
-    methods = [one for one in given.methods if one in OURS or one in vllm_methods()]
+    done = {(_cell(one), one["round"], one["method"]) for one in known if one["setting"] == setting}
+    subjects = Subjects(given.model, given.out, given.openvino, given.llama)
+    available = subjects.available()
+    methods = [one for one in given.methods if one in available]
     load_of_others = ProcessorLoad()
+    planned = list(rounds(given, load(given.data)))
+    everything = [question for _, _, asked in planned for question in asked]
     with contextlib.ExitStack() as stack:
         servers: dict[str, ServerProcess] = {}
-        for number, cell, asked in rounds(given, load(given.data)):
+        for number, cell, asked in planned:
             turn = number % len(methods)
             for method in (*methods[turn:], *methods[:turn]):
-                if (cell.draw, cell.clients, number, method) in done:
+                if (cell, number, method) in done:
                     continue
                 if method not in servers:
-                    servers[method] = stack.enter_context(_server(given.model, method))
+                    servers[method] = stack.enter_context(subjects.server(method, everything))
                 load_of_others.other_share()
-                bodies = [_body(method, given, question) for question in asked]
+                bodies = [subjects.body(method, question, given.new) for question in asked]
                 with servers[method].awake() as port:
-                    run = answers_of(port, cell.clients, bodies)
+                    run = cell.run(port, number, bodies)
                 told = {
                     "setting": setting,
                     "draw": cell.draw,
                     "clients": cell.clients,
+                    "rate": cell.rate,
                     "round": number,
                     "method": method,
                     "tokens_per_second": run.tokens / (run.ended - run.started),
@@ -124,6 +137,10 @@ def measure(
                 ]
 
 
+def _cell(record: Mapping[str, Any]) -> Cell:
+    return Cell(record["draw"], record["clients"], record.get("rate", 0.0))
+
+
 def rounds(
     given: argparse.Namespace, questions: Sequence[RagQuestion]
 ) -> Iterator[tuple[int, Cell, list[RagQuestion]]]:
@@ -131,22 +148,10 @@ def rounds(
     streams = {draw: drawn(list(questions), draw) for draw in given.draws}
     for number in range(given.rounds):
         for draw in given.draws:
-            for clients in given.clients:
-                yield number, Cell(draw, clients), list(islice(streams[draw], clients * given.each))
-
-
-def _server(model: str, method: str) -> ServerProcess:
-    if method in OURS:  # each keeps its own prompts
-        return our_server(model, "cpu")
-    words = ["--enable-prefix-caching"]
-    return vllm_server(os.environ[VLLM_VARIABLE], resolve(model).folder, method, words=words)
-
-
-def _body(method: str, given: argparse.Namespace, question: RagQuestion) -> dict[str, Any]:
-    body = {"messages": list(question.messages), "max_tokens": given.new, "temperature": 0}
-    if method in OURS:
-        return {**body, "model": given.model, "specrag": {"method": method}}
-    return {**body, "model": "model"}
+            for cell in (
+                [Cell(draw, 0, given.rate)] if given.rate else map(partial(Cell, draw), given.clients)
+            ):
+                yield number, cell, list(islice(streams[draw], cell.questions(given.each)))
 
 
 def _record(place: int, question: RagQuestion, answer: Answered) -> dict[str, Any]:
@@ -169,14 +174,15 @@ def table(records: Iterable[Mapping[str, Any]]) -> str:
         lambda: defaultdict(dict)
     )
     for one in records:
-        cells[Cell(one["draw"], one["clients"])][one["method"]][one["round"], one["place"]] = one
+        cells[_cell(one)][one["method"]][one["round"], one["place"]] = one
     heads = ["draw", "clients", "method", "n", "first, median / p95, s", "whole, median / p95, s"]
     heads += ["of vLLM's time", "tokens/s", "prompt known", "right"]
     lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
     for cell, methods in cells.items():
         for method, found in methods.items():
             compared = _ratio(found, methods.get(VLLM, {}))
-            row = [cell.draw, str(cell.clients), method, *_times(found), compared, *_shares(found)]
+            asked = f"{cell.rate:g} a second" if cell.rate else str(cell.clients)
+            row = [cell.draw, asked, method, *_times(found), compared, *_shares(found)]
             lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines) + "\n"
 

@@ -1,8 +1,9 @@
 """What pasted passages cost in accuracy and save before the first token, by which of their tokens are read again.
 
-``python -m benchmarks.rag.blocks OUT --data FOLDER [--model NAME] [--rows N] [--sets S ...]``
+``python -m benchmarks.rag.blocks OUT --data FOLDER [--model NAME] [--rows N] [--sets S ...] [--ways W ...]``
 
-Every way answers the same questions from the same five passages, whose keys and values are known: ``exact`` reads the
+Every way answers the same questions from the same five passages (``longbench``: twelve of a long text), whose keys and
+values are known: ``exact`` reads the
 prompt; ``none``, ``first 16`` (what ``reuse=blocks`` does) and ``first 32`` read so many tokens of each passage again;
 ``deviation 15 %`` and ``30 %`` those whose keys and values differ most from exact ones, an upper bound of what
 CacheBlend (Yao et al. 2025) chooses, since the exact ones are known here; ``disk`` is ``first 16`` from 8 bits, as
@@ -24,6 +25,7 @@ from typing import Any
 
 import specrag
 from benchmarks.answers.data import Question, load_sets
+from benchmarks.rag import longbench
 from benchmarks.records import read_records
 from specrag.bench.statistics import paired_bootstrap
 from specrag.engine.kv import dequantize, quantize
@@ -37,6 +39,7 @@ from specrag.models.catalog import default_model
 from specrag.retrieval.passage import Passage
 
 SETS = ("popqa", "hotpotqa", "musique", "nq-corpus", "triviaqa-corpus")
+WAYS = ("exact", "none", "first 16", "first 32", "disk", "deviation 15 %", "deviation 30 %")
 _PASSAGES, _NEW = 5, 40
 #: Tokens that are chosen together by their deviation.
 _WINDOW = 16
@@ -63,13 +66,16 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--model", default=default_model())
     parser.add_argument("--rows", type=int, default=50, help="of each set")
-    parser.add_argument("--sets", nargs="+", default=SETS)
+    parser.add_argument("--sets", nargs="+", default=SETS, choices=(*SETS, longbench.NAME), metavar="S")
+    parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS, metavar="W")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     path = given.out / "blocks.jsonl"
     known = read_records(path)
     done = {(one["model"], one["set"], one["id"]) for one in known}
-    sets = load_sets(given.data, given.sets, given.rows)
+    sets = load_sets(given.data, [name for name in given.sets if name != longbench.NAME], given.rows)
+    if longbench.NAME in given.sets:
+        sets[longbench.NAME] = longbench.load(given.data)
     asked = [row[place] for place in range(given.rows) for row in sets.values() if place < len(row)]
     left = [one for one in asked if (given.model, one.set, one.identifier) not in done]
     if left:
@@ -77,7 +83,7 @@ def main() -> None:
             closing(specrag.load(given.model)) as llm,
             path.open("a", encoding="utf-8") as file,
         ):
-            trial = Trial(llm)
+            trial = Trial(llm, given.ways)
             trial.answers(left[0])  # compiles
             for question in left:
                 record = {"model": given.model, "set": question.set, "id": question.identifier}
@@ -89,14 +95,15 @@ def main() -> None:
 class Trial:
     """Answers questions every way."""
 
-    def __init__(self, llm: LanguageModel) -> None:
+    def __init__(self, llm: LanguageModel, ways: Sequence[str] = WAYS) -> None:
         self._llm = llm
+        self._ways = ways
         self._small = is_small(llm)
         self._head = template_head(llm)
 
     def answers(self, question: Question) -> dict[str, Any]:
         """A question's record: tokens, and of each way its text, whether it is right and seconds to the first token."""
-        passages = question.passages[:_PASSAGES]
+        passages = question.passages[: longbench.PASSAGES if question.set == longbench.NAME else _PASSAGES]
         words = wording(question.task.text)
         messages = build_prompt(
             question.task.text, passages, instruction=words.instruction, label=words.question
@@ -108,9 +115,11 @@ class Trial:
             "tokens": len(prompt),
             "pasted": sum(one.span[1] - one.span[0] for one in placed),
         }
-        exact = self._run(self._read(prompt))
-        deviation = self._deviations(exact, prompt, placed)
-        exact.close()
+        deviation: list[float] = []
+        if any(way.startswith("deviation") for way in self._ways):
+            exact = self._run(self._read(prompt))
+            deviation = self._deviations(exact, prompt, placed)
+            exact.close()
         ways: dict[str, Callable[[], Coroutine[Session]]] = {
             "exact": lambda: self._read(prompt[:-1]),
             "none": lambda: self._paste(prompt, placed, _first(placed, 0)),
@@ -121,8 +130,8 @@ class Trial:
             "deviation 30 %": lambda: self._paste(prompt, placed, _chosen(placed, deviation, 0.3)),
         }
         coarse = [Placed(one.span, _in_eight_bits(one.source), one.head) for one in placed]
-        for way, begin in ways.items():
-            told[way] = self._answer(question, prompt, begin)
+        for way in self._ways:
+            told[way] = self._answer(question, prompt, ways[way])
         for one in (*placed, *coarse):
             one.source.close()
         return told
@@ -232,9 +241,11 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _rows(model: str, records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    exact = [one["exact"] for one in records]
-    for way in (name for name, value in records[0].items() if isinstance(value, dict)):
-        own = [one[way] for one in records]
+    for way in WAYS:
+        asked = [one for one in records if way in one]
+        if not asked:
+            continue
+        own, exact = [one[way] for one in asked], [one["exact"] for one in asked]
         found = paired_bootstrap([one["right"] for one in own], [one["right"] for one in exact])
         against = f"{100 * found.difference:+.1f} [{100 * found.low:+.1f}, {100 * found.high:+.1f}]"
         first = median(one["first"] for one in own)

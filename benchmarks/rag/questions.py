@@ -29,7 +29,9 @@ class RagQuestion:
     """A question, the answers that count as right, and the prompt with its passages in the order of their scores."""
 
     identifier: str
+    question: str
     answers: tuple[str, ...]
+    passages: tuple[Passage, ...]
     messages: tuple[Mapping[str, str], ...]
 
 
@@ -55,7 +57,13 @@ def load(folder: Path) -> list[RagQuestion]:
         InputError: a file is not there.
     """
     return [
-        RagQuestion(row.identifier, row.answers, build_prompt(row.question, row.passages))
+        RagQuestion(
+            row.identifier,
+            row.question,
+            row.answers,
+            row.passages,
+            build_prompt(row.question, row.passages),
+        )
         for row in load_found(folder, PASSAGES)
     ]
 

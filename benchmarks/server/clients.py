@@ -175,6 +175,27 @@ def answers_of(port: int, clients: int, requests: Sequence[Mapping[str, Any]]) -
     return Run([answers[number] for number in range(len(requests))], started, min(idle))
 
 
+def answers_at(port: int, moments: Sequence[float], requests: Sequence[Mapping[str, Any]]) -> Run:
+    """Send each request at its moment, whether earlier ones are answered or not.
+
+    Args:
+        port: of the server.
+        moments: seconds from the start, ascending; one for each request.
+        requests: as many.
+
+    Raises:
+        SpecragError: the server refused a request, or a stream ended early.
+    """
+    with ThreadPoolExecutor(len(requests)) as pool:
+        started = time.perf_counter()
+        running = []
+        for moment, body in zip(moments, requests, strict=True):
+            time.sleep(max(started + moment - time.perf_counter(), 0.0))
+            running.append(pool.submit(ask, port, body))
+        answers = [future.result() for future in running]
+    return Run(answers, started, time.perf_counter())
+
+
 def outcome_of(run: Run) -> Outcome:
     """The figures of a run."""
     answers, tokens = run.answers, run.tokens

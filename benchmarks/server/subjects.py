@@ -151,11 +151,15 @@ class ServerProcess:
             connection.close()
 
 
-def our_server(model: str, device: str) -> ServerProcess:
-    """``specrag serve`` with room for every client."""
+def our_server(model: str, device: str, more: Sequence[str] = ()) -> ServerProcess:
+    """``specrag serve`` with room for every client.
+
+    Args:
+        more: further words of its command line.
+    """
     words = ["-m", "specrag", "serve", "--model", model, "--device", device, "--port", "{port}"]
     words += ["--max-concurrent", "64", "--log-level", "error", "--page", "false"]
-    return ServerProcess([sys.executable, *words])
+    return ServerProcess([sys.executable, *words, *more])
 
 
 def vllm_server(

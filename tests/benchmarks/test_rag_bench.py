@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import argparse
 import json
+import threading
+import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import islice
 from pathlib import Path
 
 import pytest
 
-from benchmarks.rag.__main__ import main, rounds, table
+from benchmarks.rag.__main__ import Cell, main, rounds, table
 from benchmarks.rag.questions import SETS, RagQuestion, drawn, load
+from benchmarks.rag.subjects import BLOCKS, OPENVINO, Subjects
+from benchmarks.server.clients import answers_at
 from benchmarks.server.subjects import PLAIN, VLLM
 from specrag.errors import InputError
+from specrag.models.catalog import resolve
+from specrag.models.tokenizer import Tokenizer
 
 
 @pytest.fixture
@@ -37,7 +46,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def questions(count: int) -> list[RagQuestion]:
-    return [RagQuestion(str(number), ("x",), ()) for number in range(count)]
+    return [RagQuestion(str(number), "", ("x",), (), ()) for number in range(count)]
 
 
 def test_a_prompt_holds_the_five_best_passages_in_their_order(data: Path) -> None:
@@ -69,7 +78,7 @@ def test_zipf_s_law() -> None:
 
 
 def test_a_draw_goes_on_over_rounds() -> None:
-    given = argparse.Namespace(rounds=2, draws=["uniform"], clients=[1, 2], each=3)
+    given = argparse.Namespace(rounds=2, draws=["uniform"], clients=[1, 2], rate=0.0, each=3)
     asked = [one.identifier for _, _, part in rounds(given, questions(18)) for one in part]
     assert len(asked) == len(set(asked)) == 18
 
@@ -109,3 +118,67 @@ def test_it_asks_a_server_and_goes_on_where_it_was_stopped(
     assert both.startswith(first)
     assert [json.loads(line)["round"] for line in both.splitlines()] == [0, 0, 1, 1]
     assert "| zipf | 2 | plain | 4 |" in capsys.readouterr().out
+
+
+def test_our_knowledge_base_has_read_its_passages_when_it_was_indexed(
+    smollm2: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = f"bench {tmp_path / 'out'} --data {data} --draws zipf --clients 1 --each 1 --new 4 --rounds 1"
+    monkeypatch.setattr("sys.argv", [*words.split(), "--methods", BLOCKS])
+    main()
+    (told,) = map(json.loads, (tmp_path / "out" / "answers.jsonl").read_text().splitlines())
+    assert told["method"] == BLOCKS
+    assert told["prompt_tokens"] > 40  # with passages
+    assert list((tmp_path / "out" / "passages").rglob("*.safetensors"))
+
+
+def test_questions_at_a_rate_do_not_wait_for_answers() -> None:
+    """Three requests of which each takes 0.5 s come 0.1 s apart: all are there before the first is answered."""
+    with slow_server(0.5) as port:
+        run = answers_at(port, [0.0, 0.1, 0.2], [{}, {}, {}])
+    assert run.ended - run.started < 1.2
+    assert [answer.sent - run.started for answer in run.answers] == pytest.approx([0, 0.1, 0.2], abs=0.08)
+    assert all(answer.total >= 0.5 for answer in run.answers)
+
+
+def test_the_rate_of_a_cell() -> None:
+    cell = Cell("uniform", 0, 50.0)
+    assert cell.questions(40) == 40
+    with slow_server(0.0) as port:
+        run = cell.run(port, 0, [{}] * 40)
+    assert 0.4 < run.answers[-1].sent - run.started < 1.4  # 40 gaps of 0.02 s on average
+
+
+def test_engines_that_read_tokens_get_those_of_the_template(smollm2: Path, tmp_path: Path) -> None:
+    asked = RagQuestion("1", "Who?", ("x",), (), ({"role": "user", "content": "Who?"},))
+    body = Subjects("smollm2-135m", tmp_path).body(OPENVINO, asked, 8)
+    tokenizer = Tokenizer(resolve("smollm2-135m"))
+    text = tokenizer.chat_text(asked.messages)
+    assert body["prompt"] == tokenizer.encode(text, special=False)
+    assert text.endswith("Who?<|im_end|>\n<|im_start|>assistant\n")
+    assert body["stop_token_ids"]
+
+
+@contextmanager
+def slow_server(seconds: float) -> Iterator[int]:
+    """Streams one word behind a while; many requests at once."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            time.sleep(seconds)
+            self.send_response(200)
+            self.end_headers()
+            usage = {"prompt_tokens": 1, "completion_tokens": 1}
+            for chunk in ({"choices": [{"delta": {"content": "word"}}]}, {"choices": [], "usage": usage}):
+                self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from benchmarks.answers.data import Question, load_sets
+from benchmarks.rag import longbench
 from benchmarks.rag.blocks import Placed, Trial, _chosen, _first, _in_eight_bits, table
 from specrag.engine.session import Session
 from specrag.methods.prompts import build_prompt, encode_prompt
 
 if TYPE_CHECKING:
     from specrag import LanguageModel
+
+
+TOWNS = (("Dameh", "Iran"), ("Rhosgoch", "Wales"), ("Tuskegee", "Alabama"), ("Kiruna", "Sweden"))
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +60,31 @@ def test_every_way_answers(exact_llm: LanguageModel, question: Question) -> None
     shown = table([{"model": "m", **told}, {"model": "m", **told}])
     assert len(shown.splitlines()) == 2 + len(ways)
     assert "| m | exact | 2 |" in shown
+    few = Trial(exact_llm, ["exact", "none"]).answers(question)
+    assert [name for name, value in few.items() if isinstance(value, dict)] == ["exact", "none"]
+    assert "| m | none | 3 |" in table([{"model": "m", **one} for one in (told, few, told)])
+
+
+def test_a_long_prompt_is_split_into_its_text_and_its_question() -> None:
+    prompt = (
+        "Answer the question.\n\nPassage 1:\nA.\n\nPassage 2:\nB.\n\n"
+        "Answer the question.\n\nQuestion: Who?\nAnswer:"
+    )
+    assert longbench.split(prompt) == ("Passage 1:\nA.\n\nPassage 2:\nB.", "Who?")
+
+
+def test_a_long_text_gives_the_passages_nearest_to_its_question(tmp_path: Path) -> None:
+    text = "\n\n".join(f"{name} is a town in {place}. " * 15 for name, place in TOWNS)
+    prompt = f"Answer.\n\n{text}\n\nAnswer.\n\nQuestion: Where is Rhosgoch?\nAnswer:"
+    row = {"id": "1", "task": "2wikimqa", "prompt": prompt, "answers": ["Wales"]}
+    other = {**row, "id": "2", "task": "triviaqa"}
+    path = tmp_path / "longbench_v1_mini.jsonl"
+    path.write_text("".join(json.dumps(one) + "\n" for one in (row, other)))
+    [found] = longbench.load(tmp_path)
+    assert found.task.text == "Where is Rhosgoch?"
+    assert found.is_right("It is in Wales.")
+    assert len(found.passages) > 1
+    assert "Rhosgoch" in found.passages[0].text
 
 
 def test_the_windows_that_deviate_most_are_chosen() -> None:

@@ -1,0 +1,56 @@
+"""Questions of LongBench with the passages of their own long text that are nearest to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from semantic_text_splitter import TextSplitter
+
+from benchmarks.answers.data import Question
+from specrag.bench.data import find_file, load_long_bench
+from specrag.methods.speculative_rag.task import Task
+from specrag.retrieval.encoder.encoder import load_encoder
+from specrag.retrieval.passage import Passage
+
+NAME = "longbench"
+#: Questions with short answers that stand in the text; TriviaQA's prompts hold other questions as examples.
+TASKS = ("hotpotqa", "2wikimqa", "musique", "multifieldqa_en", "qasper")
+#: Of a text, and the most characters of one: together about 2,000 tokens.
+PASSAGES, CHARACTERS = 12, 800
+
+
+def load(folder: Path) -> list[Question]:
+    """All rows, each with its best passages, best first.
+
+    Raises:
+        InputError: the file is missing or of another form.
+    """
+    return list(_questions(find_file(folder, "longbench_v1_mini.jsonl")))
+
+
+def _questions(path: Path) -> Iterator[Question]:
+    encoder = load_encoder()
+    for row in load_long_bench(path):
+        if row.task not in TASKS:
+            continue
+        text, question = split(row.prompt)
+        parts = TextSplitter(CHARACTERS).chunks(text)
+        scores = encoder.encode_passages(parts) @ encoder.encode_queries([question])[0]
+        best = np.argsort(-scores, kind="stable")[:PASSAGES]
+        yield Question(
+            set=NAME,
+            identifier=row.identifier,
+            task=Task(question),
+            answers=row.answers,
+            passages=tuple(Passage(int(place), NAME, "", "", parts[place], {}) for place in best),
+            group=row.task,
+        )
+
+
+def split(prompt: str) -> tuple[str, str]:
+    """The long text of a prompt and its question, without the instructions around them."""
+    before, _, behind = prompt.rpartition("\nQuestion:")
+    text = before.split("\n\n", 1)[-1].rsplit("\n\n", 1)[0]
+    return text.strip(), behind.removesuffix("Answer:").strip()
