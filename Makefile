@@ -36,9 +36,11 @@ bench: setup ## a one-minute measurement of the engine on this machine
 	@$(BIN)/specrag bench engine --quick
 
 results: setup ## measure anew what docs/results says: hours, resumable; DATA names the folder of data sets
+	@test -n "$(DATA)" || { echo "DATA=FOLDER is missing: the folder of the data sets"; exit 2; }
 	@$(BIN)/python -m benchmarks.results build/results --data "$(DATA)"
 
-results-quick: setup ## ten minutes: whether the pages of docs/results still hold on this machine
+results-quick: setup ## ten minutes: whether the engine's page of docs/results holds on this machine; DATA as above
+	@test -n "$(DATA)" || { echo "DATA=FOLDER is missing: the folder of the data sets"; exit 2; }
 	@$(BIN)/python -m benchmarks.results build/results-quick --data "$(DATA)" --quick
 
 docs: setup ## build the documentation into site/, strictly

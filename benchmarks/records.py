@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """What has been recorded so far; nothing where the file is not there yet."""
+    """What has been recorded so far, gzipped or not; nothing where the file is not there yet."""
     if not path.is_file():
         return []
-    with path.open(encoding="utf-8") as lines:
+    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]

@@ -1,9 +1,12 @@
-"""Measure anew what ``docs/results`` says: every page's command, one after the other, on one quiet machine.
+"""Measure anew what ``docs/results`` says: the pages' commands, one after the other, on one quiet machine.
 
 ``python -m benchmarks.results OUT --data FOLDER [--quick] [--only STEP ...]``, or ``make results`` and ``make
 results-quick``. A step that is done is not run again, one that was stopped goes on, and ``OUT/STEP.log`` holds what it
 said. All steps are of one version of the code: the folder remembers it, and refuses another. What was measured lies in
 ``OUT/STEP``; the pages are written by hand from it, since which of it tells something is a judgement.
+
+The pages of RAPID, RaLMSpec and kNN-LM name commands of their own, of hours; so do the server under load, the gateway
+and a million passages.
 
 ``--quick`` takes ten minutes: it runs the short form of a few steps and compares their ratios with the pages' records.
 """
@@ -37,7 +40,7 @@ class Step:
     """A measurement.
 
     Attributes:
-        page: of ``docs/results`` that it is for.
+        page: of ``docs/results`` that it is for; ``answering`` is the guide.
         words: of the command behind ``python -m``; ``OUT`` and ``DATA`` stand for folders.
         quick: of its short form; empty if it has none.
         record: of the page, for the comparison with a short run.
@@ -68,12 +71,21 @@ STEPS: Mapping[str, Step] = {
     "exactness-smollm2": Step("exactness", f"benchmarks.exactness.defaults OUT --data DATA --model {_SMALL}"),
     "exactness-qwen": Step("exactness", f"benchmarks.exactness.defaults OUT --data DATA --model {_LARGE}"),
     "retrieval": Step("retrieval", _bench("retrieval", _SMALL)),
-    "documents": Step("reading", f"benchmarks.documents OUT --model {_LARGE}"),
+    "documents": Step("answering", f"benchmarks.documents OUT --model {_LARGE}"),
     "blocks-smollm2": Step("reading", f"benchmarks.rag.blocks OUT --data DATA --model {_SMALL}"),
     "blocks-qwen": Step("reading", f"benchmarks.rag.blocks OUT --data DATA --model {_LARGE}"),
     "frontier": Step("speculative-rag", "benchmarks.answers.frontier OUT --data DATA --rows 24"),
-    "rag": Step("reading", f"benchmarks.rag OUT --data DATA --model {_LARGE}", needs=_ENVIRONMENT),
-    "vllm": Step("vllm", f"benchmarks.vllm OUT --data DATA --model {_SMALL}", needs=_ENVIRONMENT),
+    "rag": Step(
+        "reading",
+        f"benchmarks.rag OUT --data DATA --model {_LARGE} --clients 1 4 8 16 --rounds 1 "
+        "--methods adaptive vllm vllm+suffix",
+        needs=_ENVIRONMENT,
+    ),
+    "vllm": Step(
+        "vllm",
+        f"benchmarks.vllm OUT --data DATA --model {_SMALL} --dtype float32 --each 4",
+        needs=_ENVIRONMENT,
+    ),
 }
 
 
@@ -88,7 +100,11 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=STEPS, metavar="STEP", default=list(STEPS))
     given = parser.parse_args()
     chosen = {name: STEPS[name] for name in given.only if not given.quick or STEPS[name].quick}
-    failed = [name for name, step in chosen.items() if not run(name, step, given)]
+    try:
+        check_version(given.out)
+        failed = [name for name, step in chosen.items() if not run(name, step, given)]
+    except SpecragError as error:
+        sys.exit(str(error))
     if given.quick:
         for name in chosen:
             sys.stdout.writelines(compare(name, given.out / name))
@@ -96,21 +112,24 @@ def main() -> None:
         sys.exit(f"failed: {', '.join(failed)}; the same command goes on")
 
 
-def run(name: str, step: Step, given: argparse.Namespace) -> bool:
-    """Run a step in a process of its own, if it is not done; whether it is done now.
+def check_version(out: Path) -> None:
+    """Make the folder, and mark it with the version of the code.
 
     Raises:
-        InputError: the folder holds what another version of the code has measured.
+        InputError: it holds what another version has measured.
     """
+    out.mkdir(parents=True, exist_ok=True)
+    version = out / "version"
+    if version.is_file() and (before := version.read_text(encoding="utf-8")) != code_version():
+        raise InputError("OUT", str(out), f"it is of {before}; remove it, or go on there")
+    version.write_text(code_version(), encoding="utf-8")
+
+
+def run(name: str, step: Step, given: argparse.Namespace) -> bool:
+    """Run a step in a process of its own, if it is not done; whether it is done now, or cannot be run here."""
     out: Path = given.out / name
     out.mkdir(parents=True, exist_ok=True)
-    version, done = out / "version", out / "done"
-    now = code_version()
-    if version.is_file() and version.read_text(encoding="utf-8") != now:
-        raise InputError(
-            "OUT", str(out), f"it is of {version.read_text(encoding='utf-8')}; remove it, or go on there"
-        )
-    version.write_text(now, encoding="utf-8")
+    done = out / "done"
     if done.is_file():
         return True
     if step.needs and not os.environ.get(step.needs):

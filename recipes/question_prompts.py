@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from specrag.bench.metrics import contains_answer, normalize_answer
 from specrag.methods.speculative_rag.form import CUE
-from specrag.models.roles import Cue, TextRequest
+from specrag.models.roles import AnswerFormat, TextRequest
 from specrag.retrieval.passage import Passage, passage_text
 
 LEAD = "Question:"
@@ -86,7 +86,7 @@ def question_request(passage: Passage, aspect: str) -> TextRequest:
         messages,
         lead=LEAD,
         max_tokens=_QUESTION_TOKENS + _ANSWER_TOKENS,
-        cue=Cue(CUE, _QUESTION_TOKENS),
+        answer_format=AnswerFormat(CUE, _QUESTION_TOKENS),
         references=(passage.text,),
     )
 

@@ -15,11 +15,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from scripts.sample_data import ATTRIBUTION, wikipedia_summaries
 from specrag import KnowledgeBase, LanguageModel, Result, Step, load
 from specrag.errors import SpecragError
 from specrag.retrieval import progress as building
 from specrag.retrieval.build import build
-from specrag.retrieval.documents.sample_data import ATTRIBUTION, wikipedia_summaries
 
 MODEL = "smollm2-135m"
 FOLDER = Path("build/demo/wikipedia")

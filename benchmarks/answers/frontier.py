@@ -22,7 +22,7 @@ from benchmarks.answers.data import Question, load_sets
 from benchmarks.answers.figures import first_sentence
 from benchmarks.answers.frontier_figures import draw, table
 from benchmarks.answers.passage_reading import PassageReading
-from benchmarks.answers.trials import Models
+from benchmarks.answers.trials import Models, found_in
 from benchmarks.records import read_records
 from specrag.bench.metrics import token_f1
 from specrag.methods.citations import find_citations, without_citations
@@ -234,25 +234,19 @@ class Asked:
     def _draft(
         self, question: Question, options: SpeculativeRAG.Options, drafter: str, adapter: Path | None = None
     ) -> dict[str, Any]:
-        settled = options.settled()
-        if settled.form == "paper":
+        if options.settled().form == "paper":
             shipped = shipped_adapters(drafter)
             adapter = next((each for each in shipped if drafter_form(each) == "paper"), None)
         large = self.models.get(LARGE)
         method = SpeculativeRAGPipeline(
             self.models.generator(drafter, options.decoder, adapter=adapter),
             LocalScorer(large.loaded),
-            m=options.drafts,
-            k=min(options.passages_per_draft, len(question.passages)),
-            passages=len(question.passages),
-            strategy=settled.strategy or "ranked",
-            scoring=options.scoring(),
-            drafting=options.drafting(),
+            found_in(question),
+            options,
             vectors=self.models.vectors,
         )
         started = time.perf_counter()
-        answering = method.answering(question.task, passages=question.passages)
-        answer = method.executor.run(method.executor.submit(answering))
+        answer = method.executor.run(method.executor.submit(method.answering(question.task)))
         told = _told(question, answer.text, time.perf_counter() - started)
         drafts = [
             {"text": one.answer, "right": bool(one.answer) and question.is_right(one.answer)}

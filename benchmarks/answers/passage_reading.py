@@ -1,7 +1,7 @@
 """Answering from passages in one prompt, for every kind of task: what Speculative RAG is compared with.
 
 The paper's prompts (Appendix I) are not printed; these are ours. For questions in free form the instruction prompt is
-that of :class:`~specrag.StandardPipeline`.
+that of :class:`~specrag.StandardRAG`.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ from benchmarks.answers.trials import (
     Models,
     Pair,
     Setting,
+    changed,
     corrective,
     reflective,
     speculative,
@@ -40,7 +41,7 @@ from benchmarks.answers.trials import (
 from specrag.bench.interleave import Plan, Row, Trial
 from specrag.bench.measurement import Measurement
 from specrag.bench.suite import BenchContext
-from specrag.methods.speculative_rag.scoring import STATEMENTS, Scoring
+from specrag.methods.speculative_rag.scoring import DEFAULT_STATEMENT, STATEMENTS
 from specrag.models.adapters import shipped_adapters
 
 #: The verifier of the full run, and the second configuration's drafter as well.
@@ -83,16 +84,16 @@ ABLATIONS = (
         section="sampling",
         sets=(*_EASIER, "musique", "hotpotqa"),
         settings={
-            "random": Setting(strategy="random"),
-            "same-cluster": Setting(strategy="same-cluster"),
+            "random": changed(strategy="random"),
+            "same-cluster": changed(strategy="same-cluster"),
         },
     ),
     Ablation(
         section="evidence",
         sets=_EASIER,
         settings={
-            "passages": Setting(scoring=Scoring(evidence="passages")),
-            "both": Setting(scoring=Scoring(evidence="both")),
+            "passages": changed(evidence="passages"),
+            "both": changed(evidence="both"),
         },
     ),
     Ablation(
@@ -108,23 +109,18 @@ ABLATIONS = (
     Ablation(
         section="statement",
         sets=_EASIER,
-        settings={
-            name: Setting(scoring=Scoring(statement=name))
-            for name in STATEMENTS
-            if name != Scoring().statement
-        },
+        settings={name: changed(statement=name) for name in STATEMENTS if name != DEFAULT_STATEMENT},
     ),
-    Ablation(section="drafting", sets=_EASIER, settings={"adaptive": Setting(decoding="adaptive")}),
+    Ablation(section="drafting", sets=_EASIER, settings={"adaptive": changed(decoder="adaptive")}),
 )
 
 #: What the paper does not have and might mend what goes wrong with small models: one at a time for the first
 #: configuration, all together for the others as well.
-_ALL_READ = Scoring(evidence="all-passages")
-_TOGETHER = {"anchored-whole+all-read": Setting(strategy="anchored-whole", scoring=_ALL_READ)}
+_TOGETHER = {"anchored-whole+all-read": changed(strategy="anchored-whole", evidence="all-passages")}
 REMEDIES: Mapping[str, Setting] = {
-    "anchored": Setting(strategy="anchored"),
-    "anchored-whole": Setting(strategy="anchored-whole"),
-    "all-read": Setting(scoring=_ALL_READ),
+    "anchored": changed(strategy="anchored"),
+    "anchored-whole": changed(strategy="anchored-whole"),
+    "all-read": changed(evidence="all-passages"),
     **_TOGETHER,
 }
 
@@ -276,12 +272,12 @@ def _ablated(question: Question, pair: Pair, models: Models) -> Iterator[Row]:
     size = SIZES[question.set]
     for ablation in ABLATIONS:
         if question.set in ablation.sets:
-            changed = {
+            others = {
                 name: setting
                 for name, setting in ablation.settings.items()
                 if setting not in (Setting(m=size.m), Setting(k=size.k))  # the set's own stands beside it
             }
-            yield _changed(question, pair, ablation.section, changed, models)
+            yield _changed(question, pair, ablation.section, others, models)
 
 
 def _changed(

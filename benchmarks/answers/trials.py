@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.answers.corrective_reading import CorrectiveReading
 from benchmarks.answers.data import SIZES, Question
-from benchmarks.answers.draft_baselines import DRAFTER_ALONE
 from benchmarks.answers.drafts import write_drafts
 from benchmarks.answers.passage_reading import PassageReading, PromptForm, Reading
 from benchmarks.answers.reflective_reading import ReflectiveReading
@@ -21,14 +20,17 @@ from specrag.bench.records import Outcome
 from specrag.engine.passes import Coroutine
 from specrag.language_model import LanguageModel
 from specrag.methods.generator import LocalGenerator
-from specrag.methods.retriever import GivenPassages
-from specrag.methods.speculative_rag.perspectives import Strategy
+from specrag.methods.passages import Retrieval, retrieval
+from specrag.methods.resources import Resources
+from specrag.methods.speculative_rag import SpeculativeRAG
 from specrag.methods.speculative_rag.pipeline import SpeculativeRAGPipeline
 from specrag.methods.speculative_rag.result import SpeculativeAnswer
-from specrag.methods.speculative_rag.scoring import Scoring
+from specrag.methods.standard_rag import StandardRAG
 from specrag.methods.standard_rag.pipeline import StandardPipeline
 from specrag.methods.standard_rag.result import Answer
+from specrag.methods.wording import wording
 from specrag.models.adapters import adapter_digest
+from specrag.request import Request, SearchOptions
 from specrag.retrieval.encoder.question_vectors import QuestionVectors
 
 if TYPE_CHECKING:
@@ -59,28 +61,34 @@ class Pair:
         return f"{self.drafter} ({self.adapter.name} {adapter_digest(self.adapter)[:6]}) + {self.verifier}"
 
 
+_PAPER = SpeculativeRAG.Options(form="paper")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Setting:
     """How Speculative RAG runs where it is not as the paper's settings for the set have it.
 
     Args:
-        m, k: ``None`` for the set's.
-        decoding: method of the token level that drafts are written with.
+        m, k: ``None`` for the set's; they may be more than a request can ask for.
+        options: the others.
     """
 
     m: int | None = None
     k: int | None = None
-    strategy: Strategy = "multi-perspective"
-    scoring: Scoring = field(default_factory=Scoring)
-    decoding: str = "plain"
+    options: SpeculativeRAG.Options = _PAPER
+
+
+def changed(**values: Any) -> Setting:
+    """The paper's options but for these."""
+    return Setting(options=SpeculativeRAG.Options(**{"form": "paper", **values}))
 
 
 #: One draft from all passages: the drafter as a reader (Table 6).
-ONE_DRAFT = Setting(m=1, k=1000, strategy="random", scoring=DRAFTER_ALONE)
+ONE_DRAFT = replace(changed(strategy="random", without=("self-contain", "self-reflect")), m=1, k=1000)
 
 
 def standard(question: Question, model: str, models: Models, form: PromptForm) -> Trial:
-    """Standard RAG; questions in free form with citations, as :class:`~specrag.StandardPipeline` asks for them."""
+    """Standard RAG; questions in free form with citations, as :class:`~specrag.StandardRAG` asks for them."""
     if question.task.kind == "free-form" and form == "instruction":
         return lambda: _cited(question, models.get(model))
     reading = _reading(question, model, models, form)
@@ -106,20 +114,19 @@ def speculative(question: Question, pair: Pair, models: Models, setting: Setting
     """Speculative RAG; what it measured of each draft goes into the record."""
     chosen = setting or Setting()
     size = SIZES[question.set]
+    options = chosen.options.model_copy(
+        update={"drafts": chosen.m or size.m, "passages_per_draft": chosen.k or size.k}
+    )
     method = SpeculativeRAGPipeline(
-        models.generator(pair.drafter, chosen.decoding, adapter=pair.adapter),
-        models.scorer(pair.verifier) if chosen.scoring.verifies else None,
-        m=chosen.m or size.m,
-        k=min(chosen.k or size.k, len(question.passages)),
-        passages=size.passages,
-        strategy=chosen.strategy,
-        scoring=chosen.scoring,
+        models.generator(pair.drafter, options.decoder, adapter=pair.adapter),
+        models.scorer(pair.verifier) if options.scoring().verifies else None,
+        found_in(question, size.passages),
+        options,
         vectors=models.vectors,
     )
 
     def trial() -> Outcome:
-        answering = method.answering(question.task, passages=question.passages)
-        answer = method.executor.run(method.executor.submit(answering))
+        answer = method.executor.run(method.executor.submit(method.answering(question.task)))
         usage, timing = answer.usage, answer.timing
         seen = [question.is_in(draft.sources) for draft in answer.drafts]
         known = [float(one) for one in seen if one is not None]
@@ -161,6 +168,12 @@ def _with_rationale(question: Question, answer: SpeculativeAnswer) -> dict[str, 
     }
 
 
+def found_in(question: Question, most: int | None = None) -> Retrieval:
+    """The question's own passages, the first of them if there are more than ``most``."""
+    request = Request(question.task.text, search=SearchOptions(k=most), passages=question.passages)
+    return retrieval(request, Resources(), "answers")
+
+
 def _reading(
     question: Question, model: str, models: Models, form: PromptForm = "instruction"
 ) -> PassageReading:
@@ -190,8 +203,9 @@ def _timed(question: Question, llm: LanguageModel, ask: Callable[[], Coroutine[R
 
 
 def _cited(question: Question, llm: LanguageModel) -> Outcome:
-    passages = GivenPassages(question.passages)
-    rag = StandardPipeline(llm, passages, k=len(passages), abstain=False)
+    rag = StandardPipeline(
+        llm, found_in(question), StandardRAG.Options(lead=wording(question.task.text).lead)
+    )
     answering = rag.answering(question.task.text, max_tokens=_MAX_TOKENS)
     answer: Answer = llm.executor.run(llm.executor.submit(answering))
     citations, stats = answer.citations, answer.stats

@@ -134,12 +134,12 @@ def _pools(rounds: int) -> dict[str, Any]:
             "apart": _entered(stack, _gateway(stack, apart, kb)),
         }
         options = {"drafts": 3, "draft_tokens": 32}
-        wish = {"kb": "wiki", "method": "speculative-rag", "k": 6, "options": options}
+        extension = {"kb": "wiki", "method": "speculative-rag", "k": 6, "options": options}
         asked = ("copper", "radium", "a mountain", "a river", "tin", "an opera", "a novel", "a comet")
         models = {"apart": "verifier", "together": "both"}
 
         def bodies(name: str) -> list[dict[str, Any]]:
-            return [{**_chat(f"What is {what}?", models[name]), "specrag": wish} for what in asked]
+            return [{**_chat(f"What is {what}?", models[name]), "specrag": extension} for what in asked]
 
         found = _in_turns({name: (port, 4) for name, port in gateways.items()}, bodies, rounds)
     return {**found, "apart over together": _over(found, "apart", "together")}

@@ -83,7 +83,7 @@ class Figures:
         if VARIANTS[summary.method].stride == COST_AWARE:
             of_best = max(of_best, 1.0)  # it may guess nothing
         # Where a pass gives several tokens generation shrinks too.
-        if VARIANTS[summary.method].decoder is None:
+        if VARIANTS[summary.method].decoder == "plain":
             extra[CEILING] = retrieval_ceiling(
                 retrieval_seconds=sum(outcome.figures["retrieval_ms"] for outcome in theirs) / 1e3,
                 generation_seconds=sum(outcome.figures["generation_ms"] for outcome in theirs) / 1e3,

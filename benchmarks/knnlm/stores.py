@@ -191,7 +191,6 @@ class SlowedKeys:
         self._seconds = seconds
 
     def search(self, queries: Floats, k: int, most: int | None = None) -> list[Neighbours]:
-        """See :class:`~specrag.methods.knn_lm.store.index.KeyIndex`."""
         time.sleep(self._seconds)
         return self._keys.search(queries, k, most)
 

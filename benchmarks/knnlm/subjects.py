@@ -6,19 +6,21 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean, median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.passages.subjects import search_figure
 from specrag.bench.interleave import Trial
 from specrag.bench.records import Outcome
-from specrag.methods.speculative_search import COST_AWARE, MAX_MATCH
+from specrag.methods.decoding import make_decoder
+from specrag.methods.knn_lm import KnnLM
+from specrag.methods.resources import Resources
+from specrag.methods.speculative_search import COST_AWARE
 from specrag.speculation.schedule.strides import MAX_STRIDE
 
 if TYPE_CHECKING:
     from specrag.language_model import LanguageModel
-    from specrag.methods.knn_lm.decoder import KnnDecoder, KnnRecord, Stride
+    from specrag.methods.knn_lm.decoder import KnnDecoder, KnnRecord
     from specrag.methods.knn_lm.mixture import Mixture
     from specrag.methods.knn_lm.store.datastore import Datastore
     from specrag.methods.knn_lm.store.index import KeyIndex
@@ -34,29 +36,23 @@ BOTH = "knn-lm+cost-aware+respec"
 PREFETCH = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """How it speculates; ``stride=None`` is one search after the other; the paper reads one token a pass."""
-
-    stride: Stride | None = 3
-    prefetch: int | None = None
-    asynchronous: bool = False
-    max_match: float | None = MAX_MATCH
-    decoder: str | None = None
+def _variant(stride: Any, **values: Any) -> KnnLM.Options:
+    """How it speculates; the paper reads one token a pass."""
+    return KnnLM.Options(**{"stride": stride, "decoder": "plain", **values})
 
 
-VARIANTS: Mapping[str, Variant] = {
-    SEQUENTIAL: Variant(None),
-    FIXED: Variant(),
-    **{f"knn-lm+stride={stride}": Variant(stride) for stride in (2, 4, 8, 16)},
-    SCHEDULED: Variant("os3"),
-    UNCAPPED: Variant("os3", max_match=None),
-    WEIGHED: Variant(COST_AWARE),
-    BOTH: Variant(COST_AWARE, decoder="adaptive"),
-    "knn-lm+A": Variant(3, asynchronous=True),
-    "knn-lm+SA": Variant("os3", asynchronous=True),
-    ASYNCHRONOUS: Variant("os3", asynchronous=True, max_match=None),
-    "knn-lm+PS+uncapped": Variant("os3", PREFETCH, max_match=None),
+VARIANTS: Mapping[str, KnnLM.Options] = {
+    SEQUENTIAL: _variant("sequential"),
+    FIXED: _variant(3),
+    **{f"knn-lm+stride={stride}": _variant(stride) for stride in (2, 4, 8, 16)},
+    SCHEDULED: _variant("os3"),
+    UNCAPPED: _variant("os3", max_match=None),
+    WEIGHED: _variant(COST_AWARE),
+    BOTH: _variant(COST_AWARE, decoder="adaptive"),
+    "knn-lm+A": _variant(3, asynchronous=True),
+    "knn-lm+SA": _variant("os3", asynchronous=True),
+    ASYNCHRONOUS: _variant("os3", asynchronous=True, max_match=None),
+    "knn-lm+PS+uncapped": _variant("os3", prefetch=PREFETCH, max_match=None),
 }
 
 
@@ -70,13 +66,16 @@ class Subjects:
         mixture: how much they count.
     """
 
-    def __init__(
-        self, llm: LanguageModel, datastore: Datastore, index: str | KeyIndex, mixture: Mixture
-    ) -> None:
+    def __init__(self, llm: LanguageModel, datastore: Datastore, index: KeyIndex, mixture: Mixture) -> None:
         self._llm = llm
         self._datastore = datastore
         self._index = index
-        self._mixture = mixture
+        self._mixture = {
+            "k": mixture.k,
+            "weight": mixture.weight,
+            "knn_temperature": mixture.temperature,
+            "knn_reach": mixture.reach,
+        }
         self._made: dict[str, KnnDecoder] = {}
         self._seen: list[KnnRecord] = []
 
@@ -107,20 +106,18 @@ class Subjects:
         return run
 
     def _method(self, label: str) -> KnnDecoder:
-        from specrag.methods.knn_lm.decoder import KnnDecoder
+        from specrag.methods.knn_lm.decoder import KnnDecoder, speculative
 
         if label not in self._made:
-            variant = VARIANTS[label]
+            options = VARIANTS[label].model_copy(update=self._mixture)
+            # With nothing that other methods have learned.
+            guesses = (
+                None
+                if options.decoder == "plain"
+                else speculative(make_decoder(options.decoder, Resources()))
+            )
             self._made[label] = KnnDecoder(
-                self._datastore,
-                self._mixture,
-                index=self._index,
-                stride=variant.stride,
-                prefetch=variant.prefetch,
-                asynchronous=variant.asynchronous,
-                max_match=variant.max_match,
-                decoder=variant.decoder,
-                watch=self._seen.append,
+                self._datastore, options, guesses, index=self._index, watch=self._seen.append
             )
         return self._made[label]
 

@@ -308,7 +308,9 @@ class _Bench:
         if (task, k) not in self._subjects:
             self._subjects.clear()
             datastore = self.stores.get(store)
-            keys: str | KeyIndex = index if delay is None else SlowedKeys(flat_keys(datastore), delay)
+            keys: KeyIndex = (
+                datastore.index(index) if delay is None else SlowedKeys(flat_keys(datastore), delay)
+            )
             mixture = Mixture(min(k, len(datastore)), WEIGHT, TEMPERATURE)
             models = self.exact_models if task.startswith(EXACT) else self.models
             self._subjects[task, k] = Subjects(models.get(), datastore, keys, mixture)

@@ -10,7 +10,7 @@ from specrag.bench.interleave import Row, Trial
 from specrag.bench.measurement import Measurement
 from specrag.bench.records import Outcome
 from specrag.bench.suite import BenchContext
-from specrag.methods.ralmspec.speculative import PREFETCH
+from specrag.methods.ralmspec import RaLMSpec
 from specrag.methods.retriever import PassageRetriever
 
 SECTION = "batch"
@@ -45,7 +45,7 @@ def measure(
 
 def _trial(retriever: PassageRetriever, texts: Sequence[str]) -> Trial:
     queries = retriever.encode(texts)
-    k = min(PREFETCH, len(retriever))
+    k = min(RaLMSpec.Options().prefetch, len(retriever))
 
     def run() -> Outcome:
         started = time.perf_counter()

@@ -17,7 +17,7 @@ from specrag.bench.records import Outcome, Record
 from specrag.bench.stride_process import BestStride, best_stride
 from specrag.bench.suite import BenchContext
 from specrag.bench.summary import Summary
-from specrag.methods.ralmspec.speculative import COST_AWARE
+from specrag.methods.speculative_search import COST_AWARE
 from specrag.speculation.schedule.strides import MAX_STRIDE
 
 _SEARCH = search_figure(0).split("0")

@@ -20,6 +20,8 @@ import specrag
 from benchmarks.rag.questions import load_found
 from specrag.bench.statistics import PairedTimes, overall_speedup
 from specrag.language_model import LanguageModel
+from specrag.methods.decoding import make_decoder
+from specrag.methods.ralmspec import RaLMSpec, Sequential
 from specrag.methods.ralmspec.iterative import IterativeMethod
 from specrag.methods.ralmspec.sequential import SequentialPipeline
 from specrag.methods.ralmspec.speculative import RaLMSpecPipeline
@@ -58,12 +60,13 @@ def main() -> None:
 
 def make_pipelines(llm: LanguageModel, kb: specrag.KnowledgeBase) -> dict[Cell, IterativeMethod]:
     """RaLMSpec is the paper's: OS3, asynchronous, prefetch 20."""
+    decoder = make_decoder("plain", llm.resources)
     made: dict[Cell, IterativeMethod] = {}
     for method, kept in CELLS:
         if method == "sequential":
-            made[method, kept] = SequentialPipeline(llm, kb, reuse=kept)
+            made[method, kept] = SequentialPipeline(llm, kb, Sequential.Options(reuse=kept), decoder)
         else:
-            made[method, kept] = RaLMSpecPipeline(llm, kb, reuse=kept, stride="os3", asynchronous=True)
+            made[method, kept] = RaLMSpecPipeline(llm, kb, RaLMSpec.Options(), decoder, reuse=kept)
     return made
 
 

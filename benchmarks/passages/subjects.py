@@ -7,19 +7,20 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from statistics import fmean, median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.passages.retrievers import SYNTHETIC, threads_apart
 from specrag.bench.interleave import Trial
 from specrag.bench.machine import half_precision
 from specrag.bench.records import Outcome
+from specrag.methods.decoding import make_decoder
+from specrag.methods.ralmspec import RaLMSpec, Sequential
 from specrag.methods.ralmspec.iterative import IterativeMethod
 from specrag.methods.ralmspec.sequential import SequentialPipeline
-from specrag.methods.ralmspec.speculative import COST_AWARE as COST_AWARE_STRIDE
-from specrag.methods.ralmspec.speculative import MAX_MATCH, PREFETCH, RaLMSpecPipeline, Stride
+from specrag.methods.ralmspec.speculative import RaLMSpecPipeline
 from specrag.methods.retriever import PassageRetriever
+from specrag.methods.speculative_search import COST_AWARE as COST_AWARE_STRIDE
 
 if TYPE_CHECKING:
     from specrag.language_model import LanguageModel
@@ -33,57 +34,43 @@ COST_AWARE = "ralmspec+P+cost-aware"
 APART = "ralmspec+PSA+apart"
 
 
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """RaLMSpec's settings; by default no prefetch (P), a fixed stride in place of OS3 (S), synchronous (A).
-
-    ``apart`` gives half of the processors to searches and the other half to the model.
-    """
-
-    stride: Stride = 3
-    prefetch: int = 1
-    asynchronous: bool = False
-    max_match: float | None = MAX_MATCH
-    apart: bool = False
-
-
-def _parts(letters: str) -> Variant:
-    return Variant("os3" if "S" in letters else 3, PREFETCH if "P" in letters else 1, "A" in letters)
+def _parts(letters: str, **others: Any) -> RaLMSpec.Options:
+    """The paper's parts: prefetch (P), OS3 in place of a fixed stride (S), asynchronous verification (A)."""
+    values: dict[str, Any] = {"asynchronous": "A" in letters}
+    if "S" not in letters:
+        values["stride"] = 3
+    if "P" not in letters:
+        values["prefetch"] = 1
+    return RaLMSpec.Options(**{**values, **others})
 
 
 #: Every combination of prefetch, scheduler and asynchronous verification.
-COMBINATIONS: Mapping[str, Variant] = {
-    RALMSPEC: Variant(),
+COMBINATIONS: Mapping[str, RaLMSpec.Options] = {
+    RALMSPEC: _parts(""),
     **{f"ralmspec+{letters}": _parts(letters) for letters in ("P", "S", "A", "PS", "PA", "SA", "PSA")},
 }
 
-VARIANTS: Mapping[str, Variant] = {
+VARIANTS: Mapping[str, RaLMSpec.Options] = {
     **COMBINATIONS,
-    **{f"ralmspec+stride={stride}": Variant(stride) for stride in (2, 4, 8)},
-    "ralmspec+prefetch=256": Variant(prefetch=256),
-    "ralmspec+S+uncapped": Variant("os3", max_match=None),
-    UNCAPPED: Variant("os3", PREFETCH, asynchronous=True, max_match=None),
-    COST_AWARE: Variant(COST_AWARE_STRIDE, PREFETCH),
-    APART: Variant("os3", PREFETCH, asynchronous=True, apart=True),
+    **{f"ralmspec+stride={stride}": _parts("", stride=stride) for stride in (2, 4, 8)},
+    "ralmspec+prefetch=256": _parts("", prefetch=256),
+    "ralmspec+S+uncapped": _parts("S", max_match=None),
+    UNCAPPED: _parts("PSA", max_match=None),
+    COST_AWARE: _parts("P", stride=COST_AWARE_STRIDE),
+    APART: _parts("PSA"),  # half of the processors for searches, the other half for the model
 }
 
 
 def make(
     label: str, llm: LanguageModel, retriever: PassageRetriever, passage_tokens: int = 256
 ) -> IterativeMethod:
-    """The method of a label; a prefetch that is larger than the knowledge base is cut to all of it."""
+    """The method of a label."""
+    decoder = make_decoder("plain", llm.resources)
     if label in BASELINES:
-        return SequentialPipeline(llm, retriever, reuse=label == REUSE, passage_tokens=passage_tokens)
-    variant = VARIANTS[label]
-    return RaLMSpecPipeline(
-        llm,
-        retriever,
-        stride=variant.stride,
-        prefetch=min(variant.prefetch, len(retriever)),
-        asynchronous=variant.asynchronous,
-        max_match=variant.max_match,
-        passage_tokens=passage_tokens,
-    )
+        waiting = Sequential.Options(reuse=label == REUSE, passage_tokens=passage_tokens)
+        return SequentialPipeline(llm, retriever, waiting, decoder)
+    options = VARIANTS[label].model_copy(update={"passage_tokens": passage_tokens})
+    return RaLMSpecPipeline(llm, retriever, options, decoder)
 
 
 class Models:

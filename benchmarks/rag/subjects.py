@@ -31,8 +31,8 @@ KB, BLOCKS = "knowledge base", "knowledge base, blocks"
 OPENVINO, LLAMA = "openvino", "llama.cpp"
 
 _PEERS = Path(__file__).resolve().parents[1] / "server" / "peers"
-#: Of a passage in the knowledge base: more than any of them has, so that none is cut.
-_CHUNK_TOKENS = "256"
+#: Of a passage in the knowledge base: the most that the encoder reads, and more than nearly all of them have.
+_CHUNK_TOKENS = "254"
 
 
 @dataclass(frozen=True)
@@ -111,9 +111,6 @@ class Subjects:
         words = ["--kb", str(base), "--read", "--model", self.model]
         if not base.exists():  # chunking is chosen once
             words += ["--chunk-tokens", _CHUNK_TOKENS]
-        subprocess.run(
-            [sys.executable, "-m", "specrag", "index", str(documents), *words],
-            check=True,
-            capture_output=True,
-        )
+        command = [sys.executable, "-m", "specrag", "index", str(documents), *words]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         return base

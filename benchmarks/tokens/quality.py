@@ -111,8 +111,11 @@ def _trials(
 
 
 def _answers(context: BenchContext, llm: LanguageModel, methods: Mapping[str, Decoder]) -> Iterator[Row]:
-    from specrag.methods.retriever import GivenPassages
+    from specrag.methods.passages import retrieval
+    from specrag.methods.standard_rag import StandardRAG
     from specrag.methods.standard_rag.pipeline import StandardPipeline
+    from specrag.methods.wording import wording
+    from specrag.request import Request
 
     questions: Sequence[PassageQuestion] = SAMPLE
     if context.data is not None:
@@ -120,8 +123,9 @@ def _answers(context: BenchContext, llm: LanguageModel, methods: Mapping[str, De
         questions = [question for question in found if question.answerable][-_QUESTIONS:]
 
     def prepare(question: PassageQuestion) -> Mapping[str, Trial]:
-        passages = GivenPassages(question.passages)
-        rag = StandardPipeline(llm, passages, k=len(passages), abstain=False)
+        request = Request(question.question, passages=question.passages)
+        options = StandardRAG.Options(lead=wording(question.question).lead)  # whatever the model's size
+        rag = StandardPipeline(llm, retrieval(request, llm.resources, "standard-rag"), options)
 
         def make(method: Decoder) -> Result:
             answering = rag.answering(question.question, method=method, max_tokens=_NEW_TOKENS)

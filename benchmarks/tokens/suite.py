@@ -72,7 +72,7 @@ class TokensSuite:
         from benchmarks.tokens import subjects
 
         larger = context.model != subjects.DRAFT_MODEL
-        size = _QUICK if context.quick else _LARGER_MODEL if larger else _SMALL_MODEL
+        size = _size(context.rows, quick=context.quick, larger=larger)
         mine = {**subjects.OURS, **subjects.brought()} if context.quick else subjects.all_of(context.model)
         whole = context.dtype == "int8"
         ours = subjects.OurTokens(
@@ -174,6 +174,12 @@ class TokensSuite:
             task = prefix + entry.task if entry.task == OVERALL else entry.task
             theirs = entry.method.startswith("transformers")
             yield replace(entry, task=task, dtype=half_precision(context.device) if theirs else dtype)
+
+
+def _size(rows: int | None, *, quick: bool, larger: bool) -> _Size:
+    """The usual size, with ``rows`` questions of each task if the user asks for a number of them."""
+    size = _QUICK if quick else _LARGER_MODEL if larger else _SMALL_MODEL
+    return replace(size, per_task=rows or size.per_task)
 
 
 def questions(context: BenchContext, per_task: int, *, odd: bool = False) -> list[Question]:

@@ -19,23 +19,28 @@ if TYPE_CHECKING:
         SpecragError,
     )
     from specrag.language_model import LanguageModel, load
-    from specrag.methods.adaptive import Adaptive
-    from specrag.methods.base import Method, MethodOptions, Needs, Plan
-    from specrag.methods.decoding import DecodingMethod
-    from specrag.methods.facade import Call
+    from specrag.methods import (
+        Adaptive,
+        Call,
+        DecodingMethod,
+        Method,
+        MethodOptions,
+        Needs,
+        Plain,
+        Plan,
+        Resources,
+    )
     from specrag.methods.knn_lm import KnnLM
-    from specrag.methods.plain import Plain
     from specrag.methods.ralmspec import RaLMSpec, Sequential
     from specrag.methods.rapid import RAPID, LongContext
-    from specrag.methods.resources import Resources
     from specrag.methods.respec import ReSpec
     from specrag.methods.speculative_rag import SpeculativeRAG
     from specrag.methods.standard_rag import StandardRAG
     from specrag.methods.standard_rag.cascade import Cascade
     from specrag.request import Details, Event, Options, Request, Result, SearchOptions, Sources
-    from specrag.retrieval.build import BuildSettings, build
-    from specrag.retrieval.knowledge_base import KnowledgeBase
-    from specrag.speculation.decode import Step
+    from specrag.retrieval import BuildSettings, KnowledgeBase
+    from specrag.retrieval.build import build
+    from specrag.speculation import Step
 
 # OpenMP threads spin while they wait for their next operation, by default for milliseconds. When other processes are
 # busy, the spinning threads take the processors from the very threads they wait for, and a tenth of the speed is left.
@@ -97,23 +102,28 @@ _NAMES = {
         "SpecragError",
     ),
     "specrag.language_model": ("LanguageModel", "load"),
-    "specrag.methods.adaptive": ("Adaptive",),
-    "specrag.methods.base": ("Method", "MethodOptions", "Needs", "Plan"),
-    "specrag.methods.decoding": ("DecodingMethod",),
-    "specrag.methods.facade": ("Call",),
+    "specrag.methods": (
+        "Adaptive",
+        "Call",
+        "DecodingMethod",
+        "Method",
+        "MethodOptions",
+        "Needs",
+        "Plain",
+        "Plan",
+        "Resources",
+    ),
     "specrag.methods.knn_lm": ("KnnLM",),
-    "specrag.methods.plain": ("Plain",),
     "specrag.methods.ralmspec": ("RaLMSpec", "Sequential"),
-    "specrag.methods.rapid": ("RAPID", "LongContext"),
-    "specrag.methods.resources": ("Resources",),
+    "specrag.methods.rapid": ("LongContext", "RAPID"),
     "specrag.methods.respec": ("ReSpec",),
     "specrag.methods.speculative_rag": ("SpeculativeRAG",),
     "specrag.methods.standard_rag": ("StandardRAG",),
     "specrag.methods.standard_rag.cascade": ("Cascade",),
     "specrag.request": ("Details", "Event", "Options", "Request", "Result", "SearchOptions", "Sources"),
-    "specrag.retrieval.build": ("BuildSettings", "build"),
-    "specrag.retrieval.knowledge_base": ("KnowledgeBase",),
-    "specrag.speculation.decode": ("Step",),
+    "specrag.retrieval": ("BuildSettings", "KnowledgeBase"),
+    "specrag.retrieval.build": ("build",),
+    "specrag.speculation": ("Step",),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 

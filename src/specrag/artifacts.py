@@ -12,7 +12,7 @@ Everything specrag keeps on disk is written through this module, in one of three
     writer.lock             held by the process that writes
 
 Content is flushed to disk before it gets its final name, so a crash leaves either the old content or the new.
-:func:`disk_errors` reports a full or read-only disk in one line.
+:func:`write_errors` reports a full or read-only disk in one line.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import os
 import shutil
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
@@ -218,6 +218,43 @@ def disk_errors(
         raise described(_refusal(error, place)) from error
 
 
+class Remedies(NamedTuple):
+    """The ends of two messages: what to do about a ``full`` disk, and about one that ``refused`` otherwise."""
+
+    full: str
+    refused: str
+
+
+def write_errors(
+    path: Path,
+    what: str,
+    error: Callable[[str], SpecragError],
+    remedies: Remedies,
+    doing: str = "",
+    also: tuple[type[Exception], ...] = (),
+) -> contextlib.AbstractContextManager[None]:
+    """:func:`disk_errors` in the words that all messages share.
+
+    Args:
+        path: what is being written.
+        what: its kind, such as ``knowledge base``.
+        error: makes the error to raise of a message.
+        remedies: the messages' ends.
+        doing: why it is written, such as ``making NAME``.
+        also: see :func:`disk_errors`.
+    """
+    meanwhile = f" while {doing}" if doing else ""
+
+    def described(refusal: Refusal) -> SpecragError:
+        if refusal.full:
+            return error(f"{what}: {str(path)!r}: no space is left{meanwhile}: {remedies.full}")
+        return error(
+            f"{what}: {str(path)!r}: cannot be written{meanwhile} ({refusal.reason}): {remedies.refused}"
+        )
+
+    return disk_errors(path, described, also)
+
+
 def _refusal(error: Exception, place: Path) -> Refusal:
     reason = " ".join(str(error).split())
     if isinstance(error, OSError):
@@ -385,21 +422,14 @@ class GenerationManifest:
             if size != record.bytes:
                 raise self.damaged(path, f"has {size:,} bytes, not {record.bytes:,}")
 
-    def verify(self, folder: Path, names: Iterable[str] | None = None) -> None:
-        """Read files and check that their content is the recorded one.
-
-        Args:
-            folder: the artifact.
-            names: names of the files; all by default.
+    def verify(self, folder: Path) -> None:
+        """Read every file and check that its content is the recorded one.
 
         Raises:
-            SpecragError: one has another checksum, or is not recorded.
+            SpecragError: one cannot be read, or has another checksum.
         """
-        for name in self.files if names is None else names:
+        for name, record in self.files.items():
             path = self.generation_folder(folder) / name
-            record = self.files.get(name)
-            if record is None:
-                raise self.damaged(folder / MANIFEST, f"does not name the file {name!r}")
             try:
                 found = checksum(path)
             except OSError as error:

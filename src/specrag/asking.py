@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from specrag.language_model import OpenResources, is_endpoint, load
-from specrag.methods.facade import Call, Facade
-from specrag.methods.resources import Resources
+from specrag.methods import Call, Facade, Resources
 
 if TYPE_CHECKING:
     from specrag.language_model import LanguageModel
-    from specrag.models.roles import TextGenerator, TextScorer
+    from specrag.models import TextGenerator, TextScorer
     from specrag.request import Prompt, Result
 
 

@@ -90,10 +90,15 @@ def check_choice(field: str, value: object, known: Iterable[str], *, cutoff: flo
     """
     names = list(known)
     if not isinstance(value, str) or value not in names:
-        near = nearest(value, names, cutoff=cutoff)
-        hint = f"did you mean {near}? " if near else ""
+        hint = did_you_mean(value, names, cutoff=cutoff)
         raise InputError(field, value, f"{hint}take one of {', '.join(names)}")
     return value
+
+
+def did_you_mean(name: object, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """``did you mean NAME?`` and a space, to begin a remedy with; nothing if no name is similar enough."""
+    near = nearest(name, known, cutoff=cutoff)
+    return f"did you mean {near}? " if near else ""
 
 
 def nearest(name: object, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:

@@ -5,31 +5,41 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from specrag.engine.executor import MAX_ROWS, Executor
-from specrag.engine.passes import Coroutine
-from specrag.engine.prefix_cache import PrefixCache
-from specrag.engine.session import PREFILL_ROWS, Session, check_room
-from specrag.engine.stopping import FinishReason
+from specrag.engine import (
+    MAX_ROWS,
+    PREFILL_ROWS,
+    Coroutine,
+    Executor,
+    FinishReason,
+    PrefixCache,
+    Session,
+    check_room,
+)
 from specrag.errors import InputError
-from specrag.methods.base import Decoder, read_prompt
-from specrag.methods.decoding import make_decoder
-from specrag.methods.events import tap_steps
-from specrag.methods.facade import Facade
-from specrag.methods.resources import NO_ADAPTER, Resources, SharedMethods
-from specrag.models.loading import LoadedModel, load_model
-from specrag.models.tokenizer import TextStream
+from specrag.methods import (
+    NO_ADAPTER,
+    Decoder,
+    Facade,
+    Resources,
+    SharedMethods,
+    make_decoder,
+    read_prompt,
+    tap_steps,
+)
+from specrag.models import LoadedModel, TextStream, load_model
 from specrag.request import Options, Prompt, Result, Timing, Usage, check_options
-from specrag.speculation.decode import TARGET, Settings, Step
+from specrag.speculation import TARGET, Settings, Step
 
 if TYPE_CHECKING:
-    from specrag.methods.base import LocalModel
-    from specrag.methods.knn_lm.store.datastore import Datastore
-    from specrag.models.roles import TextGenerator, TextScorer
-    from specrag.speculation.suffix.corpus import SuffixCorpus
+    from specrag.methods import LocalModel
+    from specrag.methods.knn_lm.store import Datastore
+    from specrag.models import TextGenerator, TextScorer
+    from specrag.speculation.suffix import SuffixCorpus
 
 _PROMPT_KINDS = "give a text, a list of messages, or a list of token ids"
 
@@ -156,46 +166,41 @@ class LanguageModel(Facade):
 
     def _decode(self, request: _Request, begun: Session | None = None) -> Coroutine[Result]:
         """Prefill, decode, and sum up. Time spent compiling loops at a first run is not counted."""
-        from specrag.engine.compiling import without_compiling  # imports the compiler
+        from specrag.engine import without_compiling  # imports the compiler
 
         with without_compiling(self.clock) as clock:
-            return (yield from self._timed(request, begun, clock))
-
-    def _timed(
-        self, request: _Request, begun: Session | None, clock: Callable[[], float]
-    ) -> Coroutine[Result]:
-        started = clock()
-        session = self._prefixes.start(self.model, request.prompt, request.tenant) if begun is None else begun
-        try:
-            cached = len(session)
-            prompt_rows = yield from read_prompt(
-                session, request.prompt[cached:], request.method.prompt_needs, self._prefill_rows
+            started = clock()
+            session = (
+                self._prefixes.start(self.model, request.prompt, request.tenant) if begun is None else begun
             )
-            joined = len(session.pending) > 1
-            prefilled = clock()
-            steps: list[Step] = []
-            text = TextStream(self.tokenizer)
-            # The decoding loop's steps pass through here on their way to the caller, so they can be summed up.
-            reason = yield from tap_steps(
-                request.method.decode(session, request.settings, text, clock, prompt_rows),
-                steps,
-                # The prompt has been read: keep it for other requests that begin with it.
-                lambda: self._prefixes.keep(session, request.tenant),
-            )
-            decoded = clock()
-            # The next turn of the conversation will begin with this answer as well.
-            self._prefixes.keep(session, request.tenant)
-            if joined and steps:
-                prefilled += steps[0].verifying
-            timing = Timing(
-                prefilled - started,
-                decoded - prefilled,
-                sum(step.drafting for step in steps),
-                sum(step.verifying for step in steps[joined:]),
-            )
-            return _sum_up(request, cached, steps, reason, timing, self.loaded.batch_invariant)
-        finally:
-            session.close()
+            with closing(session):
+                cached = len(session)
+                prompt_rows = yield from read_prompt(
+                    session, request.prompt[cached:], request.method.prompt_needs, self._prefill_rows
+                )
+                joined = len(session.pending) > 1
+                prefilled = clock()
+                steps: list[Step] = []
+                text = TextStream(self.tokenizer)
+                # The decoding loop's steps pass through here on their way to the caller, so they can be summed up.
+                reason = yield from tap_steps(
+                    request.method.decode(session, request.settings, text, clock, prompt_rows),
+                    steps,
+                    # The prompt has been read: keep it for other requests that begin with it.
+                    lambda: self._prefixes.keep(session, request.tenant),
+                )
+                decoded = clock()
+                # The next turn of the conversation will begin with this answer as well.
+                self._prefixes.keep(session, request.tenant)
+                if joined and steps:
+                    prefilled += steps[0].verifying
+                timing = Timing(
+                    prefilled - started,
+                    decoded - prefilled,
+                    sum(step.drafting for step in steps),
+                    sum(step.verifying for step in steps[joined:]),
+                )
+                return _sum_up(request, cached, steps, reason, timing, self.loaded.batch_invariant)
 
 
 class OpenResources(Resources):
@@ -214,7 +219,7 @@ class OpenResources(Resources):
 
     def datastore(self, name: str | None, field: str = "datastore") -> Datastore:
         """The datastore in a folder."""
-        from specrag.methods.knn_lm.store.datastore import Datastore
+        from specrag.methods.knn_lm.store import Datastore
 
         if name is not None and name not in self.datastores:
             self.datastores[name] = self._open((name, field), lambda: Datastore.open(Path(name).expanduser()))
@@ -222,7 +227,7 @@ class OpenResources(Resources):
 
     def corpus(self, name: str | None, field: str = "corpus") -> SuffixCorpus | None:
         """The corpus in a folder."""
-        from specrag.speculation.suffix.corpus import SuffixCorpus
+        from specrag.speculation.suffix import SuffixCorpus
 
         if name is not None and name not in self.corpora:
             self.corpora[name] = self._open((name, field), lambda: SuffixCorpus.open(Path(name).expanduser()))
@@ -236,8 +241,8 @@ class OpenResources(Resources):
         self, name: str | None = None, adapter: str | None = None, form: str = "paper"
     ) -> TextGenerator | LocalModel:
         """The model or endpoint of a name, by default the given drafter or SmolLM2; with the adapter tuned for it."""
-        from specrag.models.adapters import drafter_form, shipped_adapters
-        from specrag.models.catalog.sources import SMALL
+        from specrag.models import drafter_form, shipped_adapters
+        from specrag.models.catalog import SMALL
 
         if name is None and adapter is None and self._drafter is not None:
             return self._drafter

@@ -26,14 +26,11 @@ def lazy_names(package: str) -> Callable[[str], Any]:
     modules: dict[str, str] = {}
 
     def import_name(name: str) -> Any:
-        face = sys.modules[package]
         if not modules:
-            modules.update(_modules(Path(str(face.__file__))))
+            modules.update(_modules(Path(str(sys.modules[package].__file__))))
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(modules[name]), name)
-        setattr(face, name, value)
-        return value
+        return getattr(import_module(modules[name]), name)  # not kept, so that a name replaced there is found
 
     return import_name
 

@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, 
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from specrag.checks import nearest
-from specrag.engine.processors import LogitsProcessor
-from specrag.engine.sampling import SamplingParams
-from specrag.engine.stopping import FinishReason, StopConditions
+from specrag.checks import check_whole, nearest
+from specrag.engine import FinishReason, LogitsProcessor, SamplingParams, StopConditions
 from specrag.errors import InputError
-from specrag.retrieval.passage import Hit, Passage
-from specrag.speculation.decode import DecodedToken
+from specrag.retrieval import Hit, Passage
+from specrag.speculation import DecodedToken
 
 if TYPE_CHECKING:
-    from specrag.retrieval.documents.contexts import ContextItem
+    from specrag.retrieval.documents import ContextItem
 
 #: The most alternatives that ``log_probs`` may ask for.
 MAX_ALTERNATIVES = 20
@@ -161,9 +159,9 @@ def _stop_conditions(options: Options) -> StopConditions:
 def _log_probs(value: int | None) -> int | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_ALTERNATIVES:
-        raise InputError("log_probs", value, f"give an integer from 0 to {MAX_ALTERNATIVES}")
-    return value
+    return check_whole(
+        "log_probs", value, 0, MAX_ALTERNATIVES, f"give an integer from 0 to {MAX_ALTERNATIVES}"
+    )
 
 
 def _timeout(value: float | None) -> float | None:

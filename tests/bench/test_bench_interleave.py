@@ -14,11 +14,11 @@ import pytest
 
 from specrag.bench import load
 from specrag.bench.interleave import Plan, Row, Trial, first_rows, interleave
-from specrag.bench.load import ProcessorLoad, Unwatched, load_note
-from specrag.bench.progress import Silent
+from specrag.bench.load import ProcessorLoad, load_note
 from specrag.bench.records import Outcome, Record, RecordStore
 from specrag.bench.summary import summarise
 from specrag.errors import InputError
+from tests.bench.quiet import Silent, Unwatched
 
 METHODS = ("plain", "respec", "rapid")
 

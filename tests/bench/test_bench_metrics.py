@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specrag.bench.metrics import accuracy, contains_answer, exact_match, normalize_answer, token_f1
+from specrag.bench.metrics import accuracy, contains_answer, normalize_answer, token_f1
 from specrag.bench.statistics import paired_bootstrap
 from specrag.errors import InputError
 
@@ -45,7 +45,6 @@ def squad_f1(prediction: str, truth: str) -> float:
 @given(response=ascii_text | wordy, gold=ascii_text | wordy)
 def test_ascii_agrees_with_squads_script(response: str, gold: str) -> None:
     assert normalize_answer(response) == squad_normalize(response)
-    assert exact_match(response, gold) == (squad_normalize(response) == squad_normalize(gold))
     assert token_f1(response, gold) == pytest.approx(squad_f1(response, gold))
     assert token_f1(response, [gold, response]) == 1.0
 
@@ -60,7 +59,7 @@ def test_normalizing_ascii_or_not_never_leaves_surplus(text: str) -> None:
 
 def test_beyond_ascii() -> None:
     assert normalize_answer("\u201cBeyonce\u0301\u2019s\u201d\u2014the Album") == "beyonc\u00e9sthe album"
-    assert exact_match("Beyonce\u0301", "beyonc\u00e9")
+    assert normalize_answer("Beyonce\u0301") == normalize_answer("beyonc\u00e9")
 
 
 def test_contains_answer() -> None:
@@ -84,11 +83,11 @@ def test_an_answer_is_contained_as_whole_words() -> None:
 
 def test_a_lone_gold_answer_is_not_taken_apart_into_letters() -> None:
     assert not contains_answer("a b c", "bx")
-    assert not exact_match("b", "bx")
+    assert token_f1("b", "bx") == 0.0
 
 
 def test_missing_gold_answers_are_an_error() -> None:
-    for metric in (exact_match, contains_answer, token_f1):
+    for metric in (contains_answer, token_f1):
         with pytest.raises(InputError, match="gold"):
             metric("x", [])
 
@@ -103,7 +102,7 @@ def test_accuracy() -> None:
 def test_bootstrap_of_equal_methods_sees_nothing() -> None:
     scores = [0.0, 1.0, 1.0, 0.3]
     result = paired_bootstrap(scores, scores)
-    assert (result.difference, result.low, result.high, result.p_value) == (0.0, 0.0, 0.0, 1.0)
+    assert (result.difference, result.low, result.high) == (0.0, 0.0, 0.0)
 
 
 def test_bootstrap_agrees_with_theory() -> None:
@@ -118,15 +117,15 @@ def test_bootstrap_agrees_with_theory() -> None:
     assert result.high == pytest.approx(difference.mean() + 1.96 * error, abs=0.1 * error)
 
 
-def test_bootstrap_p_values_are_uniform_when_nothing_differs() -> None:
+def test_the_bootstraps_interval_misses_0_one_time_in_twenty_when_nothing_differs() -> None:
     generator = np.random.default_rng(2)
-    values = []
+    missed = 0
     for _ in range(200):
         a, b = generator.normal(size=(2, 60))
-        values.append(paired_bootstrap(a.tolist(), b.tolist(), samples=500).p_value)
-    # 5 % and 50 % of 200: 10 and 100, within four standard deviations and a small-sample excess.
-    assert sum(value <= 0.05 for value in values) <= 10 + 4 * 3.1 + 3
-    assert 100 - 29 <= sum(value <= 0.5 for value in values) <= 100 + 29
+        result = paired_bootstrap(a.tolist(), b.tolist(), samples=500)
+        missed += not result.low <= 0 <= result.high
+    # 5 % of 200: 10, within four standard deviations and a small-sample excess.
+    assert 1 <= missed <= 10 + 4 * 3.1 + 3
 
 
 def test_bootstrap_is_sure_of_a_large_difference_and_turns_with_its_arguments() -> None:
@@ -134,7 +133,6 @@ def test_bootstrap_is_sure_of_a_large_difference_and_turns_with_its_arguments() 
     one, other = paired_bootstrap(a, b), paired_bootstrap(b, a)
     assert one.difference == pytest.approx(0.4)
     assert 0 < one.low < one.difference < one.high
-    assert one.p_value == pytest.approx(1 / 10_001)
     assert other.difference == -one.difference
     assert (other.low, other.high) == pytest.approx((-one.high, -one.low))
 
@@ -145,22 +143,10 @@ def test_bootstrap_is_a_function_of_its_seed() -> None:
     assert paired_bootstrap(a, b) != paired_bootstrap(a, b, seed=1)
 
 
-def test_bootstrap_counts_equal_means_as_equal_despite_rounding() -> None:
-    # Whole numbers are summed exactly, tenths are not.
-    a = np.random.default_rng(6).integers(-2, 4, size=(20, 15))
-    b = np.zeros(15).tolist()
-    for row in a:
-        exact, rounded = (
-            paired_bootstrap(row.tolist(), b, samples=500),
-            paired_bootstrap((row * 0.1).tolist(), b, samples=500),
-        )
-        assert rounded.p_value == exact.p_value
-
-
 def test_bootstrap_pairs_the_questions() -> None:
     # The methods scatter widely, their difference not at all: pairing sees it.
     b = np.random.default_rng(3).normal(size=50) * 100
-    assert paired_bootstrap((b + 0.5).tolist(), b.tolist()).p_value < 0.001
+    assert paired_bootstrap((b + 0.5).tolist(), b.tolist()).low == pytest.approx(0.5)
 
 
 def test_bootstrap_of_more_questions_than_fit_one_chunk() -> None:

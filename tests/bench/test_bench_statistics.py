@@ -15,7 +15,6 @@ from specrag.bench.statistics import (
     median_interval,
     never_slower,
     overall_speedup,
-    row_speedup,
 )
 from specrag.errors import InputError
 
@@ -51,8 +50,8 @@ def test_geometric_mean() -> None:
     assert geometric_mean([2.0, 0.5]) == pytest.approx(1.0)
 
 
-def test_row_speedup_is_the_ratio_of_the_medians() -> None:
-    speedup = row_speedup(PairedTimes([2.0, 2.0, 100.0], [1.0, 1.0, 1.0]))
+def test_the_speedup_of_a_row_is_the_ratio_of_the_medians() -> None:
+    speedup = overall_speedup([PairedTimes([2.0, 2.0, 100.0], [1.0, 1.0, 1.0])])
     assert speedup.value == 2.0
     assert speedup.low == 2.0
     assert speedup.high > 2.0
@@ -60,7 +59,7 @@ def test_row_speedup_is_the_ratio_of_the_medians() -> None:
 
 def test_pairing_takes_out_what_slows_both_methods_down() -> None:
     slow = [1.0, 1.5, 2.0, 3.0, 1.2]
-    together = row_speedup(PairedTimes([2 * t for t in slow], slow))
+    together = overall_speedup([PairedTimes([2 * t for t in slow], slow)])
     assert (together.low, together.high) == pytest.approx((2.0, 2.0))
 
 

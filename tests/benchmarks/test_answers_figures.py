@@ -31,10 +31,10 @@ from benchmarks.answers.pictures import draw
 from specrag.bench.load import ProcessorLoad
 from specrag.bench.machine import describe_machine
 from specrag.bench.measurement import OVERALL
-from specrag.bench.progress import Silent
 from specrag.bench.records import Outcome, Record, RecordKey, RecordStore
 from specrag.bench.suite import BenchContext
 from specrag.methods.speculative_rag.task import Task
+from tests.bench.quiet import Silent
 
 
 def draft(right: bool, *totals: float, words: int = 10, count: int = 4) -> dict[str, Any]:

@@ -34,9 +34,9 @@ def data(tmp_path: Path) -> Path:
         files[f"corpus_questions_{name}_dev"] = [
             {
                 "id": f"{name}-{place}",
-                "question": f"What is {place}?",
+                "question": f"What is text {place}?",
                 "answers": ["one", "1"],
-                "bm25_top20": [6, 5, 4, 3, 2 + place, 0],
+                "bm25_top20": [6, 5, 4, 3, 1 + place, 0],
             }
             for place in range(2)
         ]
@@ -53,10 +53,10 @@ def test_a_prompt_holds_the_five_best_passages_in_their_order(data: Path) -> Non
     found = load(data)
     assert len(found) == 2 * len(SETS)
     said = found[0].messages[-1]["content"]
-    places = [said.index(f"[{number}] T{passage}") for number, passage in enumerate((6, 5, 4, 3, 2), 1)]
+    places = [said.index(f"[{number}] T{passage}") for number, passage in enumerate((6, 5, 4, 3, 1), 1)]
     assert places == sorted(places)
     assert "T0" not in said
-    assert said.endswith("Question: What is 0?")
+    assert said.endswith("Question: What is text 0?")
     (data / "corpus_questions_nq_dev.jsonl").unlink()
     with pytest.raises(InputError, match="corpus_questions_nq_dev"):
         load(data)

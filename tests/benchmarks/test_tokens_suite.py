@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from benchmarks.tokens import scale as token_scale
 from benchmarks.tokens import subjects as token_subjects
 from benchmarks.tokens.quality import METHODS
-from benchmarks.tokens.suite import questions
+from benchmarks.tokens.suite import _size, questions
 from specrag.bench.measurement import Measurement, check_method, from_json_lines
 from specrag.cli.main import app
 from tests.processor import PACKED_BF16
@@ -61,6 +61,16 @@ def test_a_quick_run_of_exactness_finds_no_difference(
         assert entry.dtype == "int8"
         assert entry.extra["failed_batches"] == 0
         assert entry.n > 0
+
+
+@pytest.mark.parametrize(
+    ("rows", "quick", "larger", "found"),
+    [(None, False, False, 8), (17, False, False, 17), (2, True, True, 2)],
+)
+def test_as_many_questions_of_each_task_as_are_asked_for(
+    rows: int | None, quick: bool, larger: bool, found: int
+) -> None:
+    assert _size(rows, quick=quick, larger=larger).per_task == found
 
 
 def test_every_method_has_a_name_that_may_be_published() -> None:

@@ -98,7 +98,7 @@ REFUSED = [
     ((*ITERATIVE, "-o", "drafter=lookup"), 1, ("-o drafter", "'lookup'", "ralmspec takes")),
     ((*ITERATIVE, "-o", "early=true"), 1, ("-o early", "on a terminal only")),
     ((*ITERATIVE, "--max-tokens", "0"), 1, ("--max-tokens", "0")),
-    ((*ITERATIVE, "-o", "timeout=0"), 1, ("timeout", "0", "more than 0")),
+    ((*ITERATIVE, "-o", "timeout=0"), 1, ("-o timeout", "'0'", "above 0")),
     ((*ITERATIVE, "-o", "index=flatt"), 1, ("-o index", "'flatt'", "one of flat")),
 ]
 

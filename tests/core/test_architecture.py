@@ -1,4 +1,4 @@
-"""The rules that keep the package easy to see: import arrows, public names, file sizes, safe file formats."""
+"""The rules that keep the package easy to see: import arrows, public names, safe file formats."""
 
 from __future__ import annotations
 
@@ -127,6 +127,35 @@ def test_packages_import_in_no_circle() -> None:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         pytest.fail(f"packages import each other in a circle: {' -> '.join(error.args[1])}")
+
+
+#: What other packages import by file: parts of compiled loops, of which several have one name, and functions named as
+#: their file.
+BY_FILE = ("specrag.engine.cpu", "specrag.engine.compiling", "specrag.cli.main")
+LIKE_THEIR_FILE = {
+    "specrag.methods.small_talk",
+    "specrag.methods.wording",
+    "specrag.retrieval.build",
+    "specrag.speculation.decode",
+}
+
+
+def test_packages_are_imported_by_their_faces() -> None:
+    """So that a file can move within its package. A method's folder holds the method in place of names."""
+    methods = {f"specrag.methods.{name}" for name in METHODS}
+    wrong = [
+        f"{_relative(path)} imports {module}"
+        for path in SOURCES
+        for module in _imports(path)
+        if module.startswith("specrag.")
+        and _layer_of(module) != _layer_of(_module_name(path))
+        and module.count(".") > 1
+        and not PACKAGE.joinpath(*module.split(".")[1:]).is_dir()
+        and not module.startswith(BY_FILE)
+        and module not in LIKE_THEIR_FILE
+        and module.rpartition(".")[0] not in methods
+    ]
+    assert not wrong
 
 
 def test_methods_do_not_import_each_other() -> None:

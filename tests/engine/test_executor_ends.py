@@ -182,7 +182,7 @@ def test_closing_a_stream_early_ends_its_request(executor: Executor) -> None:
 
     stream = executor.stream(executor.submit(careful()))
     assert [next(stream) for _ in range(3)] == truth(model, [1, 2], 3)[2:]
-    stream.close()  # type: ignore[attr-defined]
+    stream.close()
     assert closed == [True]
     assert model.passes == 4
 

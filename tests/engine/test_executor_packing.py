@@ -198,7 +198,8 @@ def test_a_long_prompt_is_read_while_short_ones_keep_coming() -> None:
     executor.close()
 
 
-def test_texts_are_written_beside_prompts_that_are_read() -> None:
+def written_beside(prompts: Sequence[int]) -> list[int]:
+    """In each pass how many of three texts are written, beside prompts of so many rows that are read in parts of 20."""
     executor = Executor(max_rows=24)
     model = Recorder()
 
@@ -206,8 +207,18 @@ def test_texts_are_written_beside_prompts_that_are_read() -> None:
         yield from Session(model).extend([1] * (rows + 1), chunk=20)
 
     tasks: list[Task[Any]] = [executor.submit(greedy(model, [2, 3], 30)) for _ in range(3)]
-    tasks += [executor.submit(reading(100)) for _ in range(4)]
+    tasks += [executor.submit(reading(rows)) for rows in prompts]
     for task in tasks:
         executor.run(task)
     executor.close()
-    assert all(rows.count(1) == 3 for rows in model.packed[1:20])
+    return [rows.count(1) for rows in model.packed]
+
+
+def test_texts_are_written_beside_a_prompt_that_is_read() -> None:
+    assert written_beside([400])[1:20] == [3] * 19
+
+
+def test_while_several_prompts_wait_texts_are_written_in_every_second_pass() -> None:
+    found = written_beside([100, 100, 100, 100])
+    assert found[1:17] == [3, 0] * 8
+    assert found[17:20] == [3] * 3  # the last prompt

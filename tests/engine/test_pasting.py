@@ -137,3 +137,28 @@ def test_a_model_whose_keys_cannot_be_moved_is_named() -> None:
     run(session.extend([1, 2, 3]))
     with pytest.raises(InputError, match="reuse: 'blocks'"):
         run(session.paste(session.fork(), 0, 2))
+
+
+def test_what_was_pasted_is_found_as_a_whole_by_those_who_ask(one_layer: LeanDecoder) -> None:
+    cache, tokens = PrefixCache(10**9), list(text(1, 80))
+    pasted = read(one_layer, tokens)
+    pasted.pasted = 30
+    cache.keep(pasted, "one", pasted=True)
+    assert len(cache.start(one_layer, [*tokens, 1, 2], "one")) == 0
+    assert cache.known(one_layer, [*tokens, 1, 2], "one") == 0
+    assert len(cache.start(one_layer, [*tokens, 1, 2], "two", pasted=True)) == 0
+    assert len(cache.start(one_layer, [*tokens[:60], 1, 2], "one", pasted=True)) == 0  # a part of it
+    found = cache.start(one_layer, [*tokens, 1, 2], "one", pasted=True)
+    assert (len(found), found.pasted) == (80, 30)
+
+
+def test_what_was_pasted_neither_hides_nor_replaces_what_was_read(one_layer: LeanDecoder) -> None:
+    cache, tokens = PrefixCache(10**9), list(text(1, 80))
+    cache.keep(read(one_layer, tokens[:50]))
+    pasted = read(one_layer, tokens)
+    pasted.pasted = 30
+    cache.keep(pasted, pasted=True)
+    assert len(cache.start(one_layer, [*tokens, 1])) == 50
+    cache.keep(read(one_layer, tokens))
+    assert len(cache.start(one_layer, [*tokens, 1])) == 80
+    assert cache.start(one_layer, [*tokens, 1], pasted=True).pasted == 0

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,11 +18,15 @@ from specrag.engine.sampling import SamplingParams, choose
 from specrag.engine.session import Session
 from specrag.engine.stopping import FinishReason, StopConditions
 from specrag.methods.base import Decoder
+from specrag.methods.decoding import make_decoder
 from specrag.methods.events import suppress_events
+from specrag.methods.knn_lm import KnnLM
+from specrag.methods.knn_lm.decoder import KnnDecoder, KnnRecord, speculative
 from specrag.methods.knn_lm.mixture import Mixture
 from specrag.methods.knn_lm.store.datastore import Datastore
 from specrag.methods.knn_lm.store.index import GraphSettings
 from specrag.methods.knn_lm.store.windows import Tokens
+from specrag.methods.resources import Resources
 from specrag.models.toy import ToyModel
 from specrag.speculation.decode import Settings, Step
 from tests.methods.knn_store.knn_toys import VOCABULARY, build, nearest
@@ -45,6 +50,27 @@ def make_datastore(folder: Path, model: ToyModel, count: int = 8) -> Datastore:
     """With a graph."""
     build(folder, written(model, count), model=model, indexes=[GraphSettings(ef_search=16)])
     return Datastore.open(folder)
+
+
+def knn(
+    store: Datastore,
+    mixture: Mixture,
+    decoder: str = "adaptive",
+    *,
+    watch: Callable[[KnnRecord], None] | None = None,
+    **values: Any,
+) -> KnnDecoder:
+    """kNN-LM with these options; the decoder has learned nothing yet."""
+    options = KnnLM.Options(
+        k=mixture.k,
+        weight=mixture.weight,
+        knn_temperature=mixture.temperature,
+        knn_reach=mixture.reach,
+        decoder=decoder,
+        **values,
+    )
+    guesses = None if decoder == "plain" else speculative(make_decoder(decoder, Resources()))
+    return KnnDecoder(store, options, guesses, watch=watch)
 
 
 class Letters:

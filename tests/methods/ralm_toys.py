@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -21,9 +21,14 @@ from specrag.engine.passes import Search, Segment
 from specrag.engine.processors import build_processors
 from specrag.engine.sampling import SamplingParams, choose
 from specrag.errors import SpecragError
+from specrag.methods.decoding import make_decoder
+from specrag.methods.ralmspec import Iterative, RaLMSpec, Sequential
 from specrag.methods.ralmspec.result import IterativeAnswer
 from specrag.methods.ralmspec.search import Searched
+from specrag.methods.ralmspec.sequential import SequentialPipeline
+from specrag.methods.ralmspec.speculative import RaLMSpecPipeline
 from specrag.methods.ralmspec.text import chunk_seed
+from specrag.methods.resources import Resources
 from specrag.models.catalog import ModelFiles
 from specrag.models.loading import LoadedModel
 from specrag.models.tokenizer import Tokenizer
@@ -40,6 +45,8 @@ USER, ASSISTANT, END = 0, 1, 2
 PIECES = ("<u>", "<a>", "<e>", "a", "b", "c", "d", "Ġ", "Ċ", "Ã", "©")
 LETTERS = "abcd \né"
 WORDS = ["aa", "bb", "cc", "dd", "aé", "ab"]
+
+Chosen = TypeVar("Chosen", bound=Iterative.Options)
 
 
 class WholeContextModel(ToyModel):
@@ -93,6 +100,35 @@ def toy_llm(model: ToyModel, *, chat: bool = True, kept_bytes: int = 0) -> Langu
     return LanguageModel(
         LoadedModel("toy", files, model, toy_tokenizer(chat), "fp32", "cpu"), prefix_cache_bytes=kept_bytes
     )
+
+
+def options_of(kind: type[Chosen], values: dict[str, Any]) -> Chosen:
+    """Options of a method; the toy's passages are so short that they are cut to fewer tokens than a caller may ask."""
+    rest = {name: value for name, value in values.items() if name != "passage_tokens"}
+    cut = {"passage_tokens": values["passage_tokens"]} if "passage_tokens" in values else {}
+    return kind(**rest).model_copy(update=cut)
+
+
+def sequential(llm: Any, retriever: Any, *, system: str | None = None, **values: Any) -> SequentialPipeline:
+    """Sequential retrieval with these options."""
+    options = options_of(Sequential.Options, values)
+    return SequentialPipeline(
+        llm, retriever, options, make_decoder(options.decoder, Resources(llm)), system=system
+    )
+
+
+def ralmspec(
+    llm: Any,
+    retriever: Any,
+    *,
+    reuse: bool = True,
+    make: type[RaLMSpecPipeline] = RaLMSpecPipeline,
+    **values: Any,
+) -> RaLMSpecPipeline:
+    """RaLMSpec with these options; unless they say otherwise it weighs every guess, and waits for searches."""
+    chosen: dict[str, Any] = {"stride": "cost-aware", "asynchronous": False, **values}
+    options = options_of(RaLMSpec.Options, chosen)
+    return make(llm, retriever, options, make_decoder(options.decoder, Resources(llm)), reuse=reuse)
 
 
 class StoreError(SpecragError):

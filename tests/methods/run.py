@@ -54,7 +54,7 @@ def executor_of(pipeline: Any) -> Executor:
 def _submit(executor: Executor, pipeline: Any, words: Any, options: Any) -> Task[Any]:
     timeout = options.get("timeout")
     coroutine = pipeline.answering(*words, **options)
-    return executor.submit(coroutine, deadline=None if timeout is None else pipeline._clock() + timeout)
+    return executor.submit(coroutine, deadline=None if timeout is None else executor.clock() + timeout)
 
 
 def _stream(executor: Executor, task: Task[Any]) -> Generator[Any, None, Any]:

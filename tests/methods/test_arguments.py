@@ -9,21 +9,29 @@ from typing import Any
 import pytest
 
 import specrag
+from specrag.methods.knn_lm import KnnLM
 from specrag.methods.knn_lm.decoder import KnnDecoder
-from specrag.methods.ralmspec.sequential import SequentialPipeline
-from specrag.methods.ralmspec.speculative import RaLMSpecPipeline
-from specrag.methods.speculative_rag.pipeline import SpeculativeRAGPipeline
-from specrag.methods.standard_rag.pipeline import StandardPipeline
+from specrag.methods.passages import retrieval
+from specrag.methods.resources import Resources
+from specrag.request import Request
 from specrag.retrieval.build import build
 from specrag.retrieval.knowledge_base import SingleIndex
-from tests.methods.ralm_toys import ToyRetriever, WholeContextModel, outcome, toy_llm
+from tests.methods.ralm_toys import (
+    ToyRetriever,
+    WholeContextModel,
+    outcome,
+    ralmspec,
+    sequential,
+    toy_llm,
+)
 from tests.methods.run import answer_of
 
-ITERATIVE: tuple[Callable[..., Any], ...] = (RaLMSpecPipeline, SequentialPipeline)
+ITERATIVE: tuple[Callable[..., Any], ...] = (ralmspec, sequential)
 
 
-def speculative(_: object, base: object) -> object:
-    return SpeculativeRAGPipeline(None, None, base)  # type: ignore[arg-type]
+def once(_: object, base: Any) -> object:
+    """What is searched once for an answer."""
+    return retrieval(Request("Why?"), Resources(retriever=base), "standard-rag")
 
 
 @pytest.mark.parametrize("folder", ["notes-kb", Path("notes-kb")])
@@ -31,8 +39,7 @@ def speculative(_: object, base: object) -> object:
     ("make", "argument"),
     [
         *((make, "retriever") for make in ITERATIVE),
-        (StandardPipeline, "knowledge_base"),
-        (speculative, "knowledge_base"),
+        (once, "knowledge_base"),
     ],
 )
 def test_a_folder_has_to_be_opened(make: Callable[..., Any], argument: str, folder: object) -> None:
@@ -45,13 +52,15 @@ def test_a_folder_has_to_be_opened(make: Callable[..., Any], argument: str, fold
 
 def test_a_datastore_has_to_be_opened() -> None:
     with pytest.raises(specrag.InputError, match=r"^datastore: 'store' .* Datastore\.open"):
-        KnnDecoder("store")  # type: ignore[arg-type]
+        KnnDecoder("store", KnnLM.Options())  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("make", [StandardPipeline, speculative])
-def test_what_takes_encoded_queries_is_no_knowledge_base(make: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("method", ["standard-rag", "speculative-rag"])
+def test_what_takes_encoded_queries_is_no_knowledge_base(method: str) -> None:
+    llm = toy_llm(WholeContextModel(3))
     with pytest.raises(specrag.InputError, match=r"^knowledge_base: .* give a specrag\.KnowledgeBase"):
-        make(None, ToyRetriever(1))
+        llm.generate("ab cd", kb=ToyRetriever(1), method=method)
+    llm.close()
 
 
 @pytest.mark.parametrize("make", ITERATIVE)

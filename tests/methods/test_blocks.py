@@ -53,6 +53,17 @@ def test_passages_are_read_once_wherever_they_stand(llm: LanguageModel, passages
     assert 0 < with_new.usage.cached_tokens < with_new.usage.pasted
 
 
+def test_a_pasted_prompt_that_comes_again_is_not_pasted_again(
+    llm: LanguageModel, passages: list[Passage]
+) -> None:
+    first, again = ask(llm, passages), ask(llm, passages)
+    assert again.text == first.text
+    assert again.usage.pasted == first.usage.pasted
+    assert again.usage.cached_tokens > again.usage.pasted + 2 * ANEW  # beginnings of passages, too
+    assert ask(llm, passages, tenant="another").usage.cached_tokens == 0
+    assert ask(llm, passages, StandardRAG()).usage.exact
+
+
 def test_a_tenant_finds_nothing_of_another(llm: LanguageModel, passages: list[Passage]) -> None:
     ask(llm, passages, tenant="one")
     assert ask(llm, passages, tenant="two").usage.cached_tokens == 0
@@ -74,6 +85,7 @@ def test_a_short_passage_is_read(llm: LanguageModel) -> None:
     passage = Passage(0, "a.md", "", "", "Marie Curie discovered radium.", {})
     assert len(llm.encode(passage.text, raw=True)) < ANEW
     assert ask(llm, [passage]).usage.pasted == 0
+    assert ask(llm, [Passage(1, "a.md", "", "", "1", {}), passage]).usage.pasted == 0  # one token
 
 
 def test_every_session_is_closed(

@@ -16,7 +16,6 @@ from specrag.methods.generator import LocalGenerator
 from specrag.methods.prompts import LEAD
 from specrag.methods.speculative_rag import SpeculativeRAG
 from specrag.methods.speculative_rag.cited import NOT_HERE, cited_lead, cited_prompt, read_cited
-from specrag.methods.speculative_rag.drafting import Drafting
 from specrag.methods.speculative_rag.form import MalformedDraft, ParsedDraft
 from specrag.methods.speculative_rag.result import SpeculativeAnswer
 from specrag.methods.speculative_rag.scoring import JUDGED, Scoring
@@ -32,7 +31,16 @@ if TYPE_CHECKING:
     from specrag import LanguageModel
 
 TASK = Task(QUESTION)
-CITED = Drafting(max_tokens=24, rationale_tokens=8, form="cited")
+#: Short cited drafts, dealt and scored as the paper does with its own.
+CITED: dict[str, Any] = {
+    "form": "cited",
+    "draft_tokens": 24,
+    "rationale_tokens": 8,
+    "strategy": "multi-perspective",
+    "evidence": "rationale",
+    "without": (),
+    "length_normalized": False,
+}
 
 
 def test_a_sentence_is_cited_by_the_numbers_of_the_sources() -> None:
@@ -72,8 +80,7 @@ def test_a_draft_that_says_nothing_of_its_passages_is_malformed(text: str, reaso
 
 @pytest.fixture(scope="module")
 def answer(exact_llm: LanguageModel) -> SpeculativeAnswer:
-    pipeline = make(exact_llm, drafting=CITED, scoring=Scoring(judge=True))
-    found: SpeculativeAnswer = answer_of(pipeline, QUESTION, passages=PASSAGES)
+    found: SpeculativeAnswer = answer_of(make(exact_llm, **CITED, judge=True), QUESTION)
     return found
 
 
@@ -87,9 +94,7 @@ def test_there_is_no_answer_where_every_draft_says_so(
     monkeypatch.setattr(
         "specrag.methods.speculative_rag.cited.says_not_here", lambda line: bool(line.strip())
     )
-    found = answer_of(
-        make(exact_llm, drafting=CITED, scoring=Scoring(judge=True)), QUESTION, passages=PASSAGES
-    )
+    found = answer_of(make(exact_llm, **CITED, judge=True), QUESTION)
     assert found.abstained
     assert found.text == ABSTENTION
     assert found.fallback == "every draft says that its passages do not hold the answer"
@@ -141,10 +146,14 @@ def test_yes_is_weighed_against_no(exact_llm: LanguageModel, answer: Speculative
 
 
 def test_what_the_verifier_would_believe_anyway_counts_for_nothing(exact_llm: LanguageModel) -> None:
-    judged = Scoring(draft=False, self_contain=False, judge=True, evidence="passages")
+    judged: dict[str, Any] = {
+        **CITED,
+        "judge": True,
+        "without": ("draft", "self-contain"),
+        "evidence": "passages",
+    }
     plain, calibrated = (
-        answer_of(make(exact_llm, drafting=CITED, scoring=scoring), QUESTION, passages=PASSAGES)
-        for scoring in (judged, replace(judged, calibrated=True))
+        answer_of(make(exact_llm, **judged, calibrated=calibrated), QUESTION) for calibrated in (False, True)
     )
     both = [pair for pair in zip(plain.drafts, calibrated.drafts, strict=True) if pair[0].malformed is None]
     assert both
@@ -169,8 +178,8 @@ def log_odds(log_share: float) -> float:
 
 
 def test_the_verdict_alone_may_count(exact_llm: LanguageModel) -> None:
-    alone = Scoring(draft=False, self_contain=False, judge=True)
-    found = answer_of(make(exact_llm, drafting=CITED, scoring=alone), QUESTION, passages=PASSAGES)
+    alone: dict[str, Any] = {**CITED, "judge": True, "without": ("draft", "self-contain")}
+    found = answer_of(make(exact_llm, **alone), QUESTION)
     scored = [draft for draft in found.drafts if draft.malformed is None]
     assert scored
     for draft in scored:
@@ -182,7 +191,7 @@ def test_the_verdict_alone_may_count(exact_llm: LanguageModel) -> None:
 
 def test_a_claim_is_checked_in_the_papers_form(exact_llm: LanguageModel) -> None:
     task = Task("Marie Curie discovered radium.", "claim-checking")
-    found = answer_of(make(exact_llm, drafting=CITED), task, passages=PASSAGES)
+    found = answer_of(make(exact_llm, **CITED), task)
     assert found.text in {"SUPPORTED", "REFUTED", "NOT ENOUGH INFORMATION"} or found.fallback
 
 
@@ -227,5 +236,5 @@ def test_the_method_takes_both() -> None:
     assert SpeculativeRAG.Options(judge=True, calibrated=True).scoring().calibrated
     with pytest.raises(InputError, match="calibrated: True is not usable: ask the verifier to judge"):
         Scoring(calibrated=True)
-    with pytest.raises(InputError, match="take one of paper, cited"):
-        Drafting(form="letter")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="give one of paper, cited"):
+        SpeculativeRAG(form="letter")

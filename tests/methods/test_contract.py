@@ -17,6 +17,7 @@ import specrag
 from specrag import DeadlineExceeded, InputError, LanguageModel, Needs, Resources, Result, Step
 from specrag.asking import Answerer
 from specrag.engine.session import Session
+from specrag.methods.describe import describe_options
 from specrag.methods.knn_lm.store.build import build_datastore
 from specrag.methods.knn_lm.store.datastore import Datastore, model_record
 from specrag.methods.registry import alternatives, make_method, method_class, method_names
@@ -78,6 +79,9 @@ def test_every_option_has_bounds_and_a_description(name: str) -> None:
                 assert {"maxLength", "enum", "const"} & kind.keys(), option
             if kind.get("type") == "array":
                 assert "maxItems" in kind, option
+    for option, told in describe_options(method_class(name).Options).items():
+        if told["type"] in ("integer", "number"):
+            assert told["min"] <= told["max"], option
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -14,7 +14,8 @@ import pytest
 from specrag.engine.sampling import SamplingParams
 from specrag.engine.stopping import StopConditions
 from specrag.errors import InputError
-from specrag.methods.knn_lm.decoder import KnnDecoder, KnnRecord, Stride
+from specrag.methods.knn_lm import KnnLM
+from specrag.methods.knn_lm.decoder import KnnDecoder, KnnRecord, speculative
 from specrag.methods.knn_lm.mixture import Mixture, mix, neighbour_tokens, normaliser
 from specrag.methods.knn_lm.request import SOURCE
 from specrag.methods.knn_lm.store.cache import FollowerCache
@@ -24,7 +25,7 @@ from specrag.methods.token_decoders import PlainDecoder
 from specrag.models.toy import ToyModel
 from specrag.speculation.decode import TARGET
 from tests.methods.knn_store.knn_toys import VOCABULARY, nearest, toy
-from tests.methods.knn_toys import PROMPT, decode, make_datastore, oracle
+from tests.methods.knn_toys import PROMPT, decode, knn, make_datastore, oracle
 
 MIXTURE = Mixture(k=8, weight=0.5, temperature=5.0)
 
@@ -62,15 +63,15 @@ def store(model: ToyModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 def test_sequential_is_the_oracles_knn_lm(
     store: Datastore, model: ToyModel, mixture: Mixture, name: str
 ) -> None:
-    found = decode(KnnDecoder(store, mixture, stride=None), model, SAMPLINGS[name], max_tokens=25)
+    found = decode(knn(store, mixture, stride="sequential"), model, SAMPLINGS[name], max_tokens=25)
     assert found.tokens == oracle(store, model, mixture, SAMPLINGS[name], 25)
     assert found.reason == "length"
     assert {token.source for step in found.steps for token in step.tokens} == {TARGET}
     assert [len(step.tokens) for step in found.steps] == [1] * 25
 
 
-STRIDES: list[Stride] = [1, 2, 3, 7, 16, "os3", "cost-aware"]
-DECODERS = [None, "respec", "prompt-lookup", "token-recycling", "sam-decoding"]
+STRIDES: list[int | str] = [1, 2, 3, 7, 16, "os3", "cost-aware"]
+DECODERS = ["plain", "respec", "prompt-lookup", "token-recycling", "sam-decoding"]
 
 
 @pytest.mark.slow
@@ -83,10 +84,10 @@ def test_speculation_changes_no_token(store: Datastore, model: ToyModel, k: int,
     accepted = 0
     for name, sampling in SAMPLINGS.items():
         expected = decode(
-            KnnDecoder(store, mixture, index=index, stride=None), model, sampling, max_tokens=30
+            knn(store, mixture, index=index, stride="sequential"), model, sampling, max_tokens=30
         )
         for stride, asynchronous in itertools.product(random.sample(STRIDES, 2), (False, True)):
-            method = KnnDecoder(
+            method = knn(
                 store,
                 mixture,
                 index=index,
@@ -94,10 +95,9 @@ def test_speculation_changes_no_token(store: Datastore, model: ToyModel, k: int,
                 asynchronous=asynchronous,
                 prefetch=random.choice([None, 1, 20]),
                 max_match=random.choice([None, 0.6]),
-                followers=random.choice([1, 10]),
-                capacity=random.choice([5, 16_384]),
                 decoder=random.choice(DECODERS),
             )
+            method.followers, method.capacity = random.choice([1, 10]), random.choice([5, 16_384])
             found = decode(method, model, sampling, max_tokens=30)
             case = (name, stride, asynchronous, method.decoder)
             assert found.tokens == expected.tokens, case
@@ -109,17 +109,17 @@ def test_speculation_changes_no_token(store: Datastore, model: ToyModel, k: int,
 
 def test_a_decoder_reads_several_tokens_a_pass(store: Datastore, model: ToyModel) -> None:
     passes = {}
-    for decoder in (None, "prompt-lookup"):
+    for decoder in ("plain", "prompt-lookup"):
         records: list[KnnRecord] = []
-        method = KnnDecoder(store, MIXTURE, stride=4, decoder=decoder, watch=records.append)
+        method = knn(store, MIXTURE, stride=4, decoder=decoder, watch=records.append)
         found = decode(method, model, max_tokens=80)
         (record,) = records
         assert sum(len(step.tokens) for step in found.steps) == 80
         passes[decoder] = sum(span.activity == "decode" for span in record.timeline)
         # Tokens that cost no pass are looked up and searched for with the others, whatever the stride is.
-        assert any(round.stride > 4 for round in record.rounds) == (decoder is not None)
-    assert passes[None] >= 80
-    assert passes["prompt-lookup"] < 0.8 * passes[None]
+        assert any(round.stride > 4 for round in record.rounds) == (decoder != "plain")
+    assert passes["plain"] >= 80
+    assert passes["prompt-lookup"] < 0.8 * passes["plain"]
 
 
 @pytest.mark.parametrize("weight", [0.0, 1.0])
@@ -128,7 +128,7 @@ def test_weights_at_the_ends(store: Datastore, model: ToyModel, weight: float) -
     for sampling in SAMPLINGS.values():
         if weight == 1.0 and sampling.logit_bias:
             continue  # the oracle's tokens without a neighbour are not quite impossible
-        found = decode(KnnDecoder(store, mixture, stride=4), model, sampling)
+        found = decode(knn(store, mixture, stride=4), model, sampling)
         if weight == 0.0:
             assert found.tokens == decode(PlainDecoder(), model, sampling).tokens
         else:
@@ -137,7 +137,7 @@ def test_weights_at_the_ends(store: Datastore, model: ToyModel, weight: float) -
 
 def test_guesses_are_the_caches_and_are_counted(store: Datastore, model: ToyModel) -> None:
     records: list[KnnRecord] = []
-    method = KnnDecoder(store, MIXTURE, stride=4, decoder=None, watch=records.append)
+    method = knn(store, MIXTURE, stride=4, decoder="plain", watch=records.append)
     found = decode(method, model, max_tokens=80)
     (record,) = records
     assert sum(len(step.tokens) for step in found.steps) == 80
@@ -160,7 +160,7 @@ def test_guesses_are_the_caches_and_are_counted(store: Datastore, model: ToyMode
 
 def test_last_guess_is_read_during_the_search(store: Datastore, model: ToyModel) -> None:
     records: list[KnnRecord] = []
-    method = KnnDecoder(store, MIXTURE, stride=3, asynchronous=True, watch=records.append)
+    method = knn(store, MIXTURE, stride=3, asynchronous=True, watch=records.append)
     found = decode(method, model, max_tokens=60)
     (record,) = records
     full = [round for round in record.rounds if round.matched == round.stride]
@@ -173,7 +173,7 @@ def test_last_guess_is_read_during_the_search(store: Datastore, model: ToyModel)
 
 
 def test_text_ends_as_without_speculation(store: Datastore, model: ToyModel) -> None:
-    plain = decode(KnnDecoder(store, MIXTURE, stride=None), model, max_tokens=60)
+    plain = decode(knn(store, MIXTURE, stride="sequential"), model, max_tokens=60)
     cases = [
         StopConditions(60, frozenset({plain.tokens[7]})),
         StopConditions(60, frozenset(), (plain.text[9:11],)),
@@ -182,9 +182,9 @@ def test_text_ends_as_without_speculation(store: Datastore, model: ToyModel) -> 
         StopConditions(2),
     ]
     for stop in cases:
-        expected = decode(KnnDecoder(store, MIXTURE, stride=None), model, stop=stop)
+        expected = decode(knn(store, MIXTURE, stride="sequential"), model, stop=stop)
         for asynchronous in (False, True):
-            method = KnnDecoder(store, MIXTURE, stride=5, asynchronous=asynchronous)
+            method = knn(store, MIXTURE, stride=5, asynchronous=asynchronous)
             found = decode(method, model, stop=stop)
             assert (found.tokens, found.text, found.reason) == (
                 expected.tokens,
@@ -192,26 +192,26 @@ def test_text_ends_as_without_speculation(store: Datastore, model: ToyModel) -> 
                 expected.reason,
             )
             assert found.session == [*PROMPT, *expected.tokens]
-    until = decode(KnnDecoder(store, MIXTURE, stride=5), model, until=lambda tokens: len(tokens) == 16)
+    until = decode(knn(store, MIXTURE, stride=5), model, until=lambda tokens: len(tokens) == 16)
     assert (until.tokens, until.reason) == (plain.tokens[: 16 - len(PROMPT)], "stop")
 
 
 def test_context_ends_as_without_speculation(store: Datastore, model: ToyModel) -> None:
     short = ToyModel(VOCABULARY, order=2, seed=1, context_length=20)
-    expected = decode(KnnDecoder(store, MIXTURE, stride=None), short)
+    expected = decode(knn(store, MIXTURE, stride="sequential"), short)
     assert len(expected.tokens) == 16
     assert expected.reason == "length"
     assert decode(PlainDecoder(), short).reason == "length"
     assert len(decode(PlainDecoder(), short).tokens) == 16
     for asynchronous, decoder, stride in itertools.product((False, True), DECODERS, (1, 6)):
-        method = KnnDecoder(store, MIXTURE, stride=stride, asynchronous=asynchronous, decoder=decoder)
+        method = knn(store, MIXTURE, stride=stride, asynchronous=asynchronous, decoder=decoder)
         found = decode(method, short)
         assert (found.tokens, found.reason) == (expected.tokens, "length")
 
 
 def test_log_probabilities_are_the_mixtures(store: Datastore, model: ToyModel) -> None:
     keys = store.halves.view(np.float16).astype(np.float32)
-    found = decode(KnnDecoder(store, MIXTURE, stride=3), model, log_probs=VOCABULARY)
+    found = decode(knn(store, MIXTURE, stride=3), model, log_probs=VOCABULARY)
     tokens = list(PROMPT)
     for token in (token for step in found.steps for token in step.tokens):
         assert token.log_prob is not None
@@ -287,15 +287,19 @@ def test_what_cannot_be_done_is_said_at_once(store: Datastore, tmp_path: Path) -
         with pytest.raises(InputError, match="from 1 to 1,024"):
             Mixture(k=k)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"k: 1000 is not usable: .* 952"):
-        KnnDecoder(store, Mixture(k=1000))
-    assert KnnDecoder(store).mixture.k == len(store) == 952
-    with pytest.raises(InputError, match="stride"):
-        KnnDecoder(store, MIXTURE, stride=0)
-    with pytest.raises(InputError, match="or os3"):
-        KnnDecoder(store, MIXTURE, stride="os4")  # type: ignore[arg-type]
+        KnnDecoder(store, KnnLM.Options(k=1000))
+    assert KnnDecoder(store, KnnLM.Options()).mixture.k == len(store) == 952
+    with pytest.raises(InputError, match="stride: 0 is not usable: give a whole number from 1 to 64"):
+        KnnLM(stride=0)
+    with pytest.raises(InputError, match=r"stride: 'os4' .* or one of cost-aware, os3, sequential"):
+        KnnLM(stride="os4")
+    with pytest.raises(InputError, match="max_match"):
+        knn(store, MIXTURE, stride="os3", max_match=1.0)
     with pytest.raises(InputError, match="capacity"):
-        KnnDecoder(store, MIXTURE, capacity=0)
-    with pytest.raises(InputError, match="prefetch"):
-        KnnDecoder(store, MIXTURE, prefetch=0)
+        FollowerCache(store, capacity=0)
+    with pytest.raises(InputError, match="prefetch: 0 is not usable: give a whole number from 1"):
+        KnnLM(prefetch=0)
     with pytest.raises(InputError, match="built without it"):
-        KnnDecoder(store, MIXTURE, index="pq")
+        knn(store, MIXTURE, index="pq")
+    with pytest.raises(InputError, match="whose guesses another method can use, or plain"):
+        speculative(knn(store, MIXTURE))

@@ -11,12 +11,12 @@ import pytest
 
 from specrag import LanguageModel
 from specrag.errors import DeadlineExceeded
-from specrag.methods.knn_lm.decoder import KnnDecoder
 from specrag.methods.knn_lm.mixture import Mixture
 from specrag.methods.knn_lm.store.build import build_datastore
 from specrag.methods.knn_lm.store.datastore import Datastore, model_record
 from specrag.methods.knn_lm.store.index import GraphSettings
 from specrag.request import Options
+from tests.methods.knn_toys import knn
 from tests.sample import VILLAGE
 
 PROMPTS = ("The library of the village", "The bank was founded", "A schoolteacher")
@@ -48,12 +48,10 @@ def test_tokens_are_those_of_sequential_search(
     accepted = 0
     for number, prompt in enumerate(PROMPTS):
         index = ("flat", "hnsw")[number % 2]
-        sequential: Options = {**options, "method": KnnDecoder(store, MIXTURE, index=index, stride=None)}
+        sequential: Options = {**options, "method": knn(store, MIXTURE, index=index, stride="sequential")}
         expected = llm.generate(prompt, **sequential)
         for asynchronous in (False, True):
-            method = KnnDecoder(
-                store, MIXTURE, index=index, stride=5, asynchronous=asynchronous, decoder=None
-            )
+            method = knn(store, MIXTURE, index=index, stride=5, asynchronous=asynchronous, decoder="plain")
             speculative: Options = {**options, "method": method}
             steps: list[Any] = list(llm.stream(prompt, **speculative))
             tokens = [token.token for step in steps for token in step.tokens]
@@ -70,19 +68,17 @@ def test_several_tokens_a_pass_are_those_of_one(
     exact_llm: LanguageModel, exact_store: Datastore, temperature: float, index: str, prompt: str
 ) -> None:
     options: Options = {"raw": True, "max_tokens": 16, "temperature": temperature, "seed": 11}
-    sequential: Options = {**options, "method": KnnDecoder(exact_store, MIXTURE, index=index, stride=None)}
+    sequential: Options = {**options, "method": knn(exact_store, MIXTURE, index=index, stride="sequential")}
     expected = exact_llm.generate(prompt, **sequential)
     for decoder, asynchronous in (("respec", False), ("prompt-lookup", True)):
-        method = KnnDecoder(
-            exact_store, MIXTURE, index=index, stride=4, decoder=decoder, asynchronous=asynchronous
-        )
+        method = knn(exact_store, MIXTURE, index=index, stride=4, decoder=decoder, asynchronous=asynchronous)
         speculative: Options = {**options, "method": method}
         found = exact_llm.generate(prompt, **speculative)
         assert [token.token for token in found.tokens] == [token.token for token in expected.tokens]
 
 
 def test_requests_that_are_cut_leave_the_others_alone(llm: LanguageModel, store: Datastore) -> None:
-    method = KnnDecoder(store, MIXTURE, stride=4, asynchronous=True, decoder=None)
+    method = knn(store, MIXTURE, stride=4, asynchronous=True, decoder="plain")
     options: Options = {"raw": True, "method": method, "max_tokens": 12}
     expected = llm.generate(PROMPTS[0], **options)
     for _ in llm.stream(PROMPTS[1], **options):

@@ -1,4 +1,4 @@
-"""Many texts in one batch: what prompts begin with is read once, and a form of two lines is kept to."""
+"""Many texts in one batch: what prompts begin with is read once, and the rationale format is kept to."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from specrag.engine.executor import run
 from specrag.errors import ContextLengthError, InputError
-from specrag.methods.generator import LocalGenerator, TwoLines, two_lines
-from specrag.models.roles import Cue, GeneratedText, Reluctance, TextGenerator, TextRequest
+from specrag.methods.generator import LocalGenerator, RationaleFormat, rationale_format
+from specrag.models.roles import AnswerFormat, GeneratedText, Reluctance, TextGenerator, TextRequest
 
 if TYPE_CHECKING:
     from specrag import LanguageModel
@@ -72,7 +72,7 @@ def test_a_cue_keeps_a_text_to_two_lines(exact_llm: LanguageModel, method: str) 
     request = TextRequest(
         [{"role": "user", "content": "Name three rivers of Europe."}],
         max_tokens=40,
-        cue=Cue("\nAnswer:", within=12),
+        answer_format=AnswerFormat("\nAnswer:", within=12),
     )
     (text,) = run(LocalGenerator(exact_llm, method=method).generating([request]))
     first, _, second = text.text.partition("\nAnswer:")
@@ -85,7 +85,7 @@ def test_a_cue_keeps_a_text_to_two_lines(exact_llm: LanguageModel, method: str) 
 
 
 LOGITS = np.log(np.array([0.3, 0.1, 0.2, 0.1, 0.1, 0.1, 0.1], dtype=np.float32))
-FORM = TwoLines([2, 5, 6], 3, np.array([2, 3]), [4])
+FORM = RationaleFormat([2, 5, 6], 3, np.array([2, 3]), [4])
 
 
 def after(*tokens: int) -> np.ndarray:
@@ -120,7 +120,7 @@ def test_no_line_is_empty() -> None:
 
 
 def test_the_second_line_is_one_of_the_choices() -> None:
-    form = TwoLines([2], 3, np.array([2, 3]), [4], choices=[(0,), (0, 1), (5, 6)])
+    form = RationaleFormat([2], 3, np.array([2, 3]), [4], choices=[(0,), (0, 1), (5, 6)])
     place = form.advance(form.advance(form.start([]), 0), 2)
     allowed = []
     for token in (0, 1):
@@ -133,7 +133,7 @@ def test_the_second_line_is_one_of_the_choices() -> None:
 
 
 def test_a_tokenizers_own_tokens(exact_llm: LanguageModel) -> None:
-    form = two_lines(exact_llm.tokenizer, Cue("\nAnswer:"))
+    form = rationale_format(exact_llm.tokenizer, AnswerFormat("\nAnswer:"))
     tokens, place = [], form.advance(form.start([]), exact_llm.tokenizer.encode(" word", special=False)[0])
     logits = np.zeros(exact_llm.model.vocab_size, dtype=np.float32)
     for _ in range(len(exact_llm.tokenizer.encode("\nAnswer:", special=False))):
@@ -148,11 +148,11 @@ def test_a_tokenizers_own_tokens(exact_llm: LanguageModel) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "within", "choices"), [("Answer:", 5, ()), ("\nAnswer:", 0, ()), ("\nAnswer:", 5, (" ",))]
+    ("cue", "within", "choices"), [("Answer:", 5, ()), ("\nAnswer:", 0, ()), ("\nAnswer:", 5, (" ",))]
 )
-def test_bad_cues(text: str, within: int, choices: tuple[str, ...]) -> None:
+def test_bad_formats(cue: str, within: int, choices: tuple[str, ...]) -> None:
     with pytest.raises(InputError):
-        Cue(text, within, choices)
+        AnswerFormat(cue, within, choices)
 
 
 def test_a_text_begins_so_only_where_the_model_is_surer(exact_llm: LanguageModel) -> None:

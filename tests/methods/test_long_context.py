@@ -14,10 +14,11 @@ import specrag
 from specrag.errors import ContextLengthError, DeadlineExceeded, InputError
 from specrag.methods.decoding import DecodingMethod
 from specrag.methods.prefixes import identity_of
+from specrag.methods.rapid import ContextOptions
 from specrag.methods.rapid.context.retriever import ContextRetriever, ContextSettings
 from specrag.methods.rapid.decoder import RapidDecoder, Reading
 from specrag.methods.rapid.long_context import LongContextPipeline
-from specrag.methods.rapid.planner import NOTHING_LEFT_OUT, LongQuestion, Planner, both_ends
+from specrag.methods.rapid.planner import NOTHING_LEFT_OUT, LongQuestion, ReadingPlanner, both_ends
 from specrag.methods.rapid.prompt import GAP, ContextQuestion, encode, whole_text
 from specrag.methods.rapid.readers import context_method
 from specrag.methods.rapid.result import ContextReading
@@ -65,9 +66,29 @@ def documents() -> tuple[Document, ...]:
 
 
 def make(
-    target: specrag.LanguageModel, method: str, retriever: ContextRetriever, **more: Any
+    target: specrag.LanguageModel,
+    method: str,
+    retriever: ContextRetriever,
+    *,
+    holds: bool = True,
+    folder: Path | None = None,
+    **values: Any,
 ) -> LongContextPipeline:
-    return LongContextPipeline(target, method=how(method, Resources(target)), retriever=retriever, **more)
+    """What answers as this method, with these options; keeps the newest document unless ``holds`` is false."""
+    given = Resources(target, holds_documents=holds)
+    return LongContextPipeline(
+        target,
+        retriever,
+        ContextOptions(**values),
+        how(method, given),
+        prefixes=given.kept_prefixes(folder),
+    )
+
+
+def release(pipeline: LongContextPipeline) -> None:
+    """Forget the document whose keys and values are held in memory."""
+    assert pipeline._prefixes is not None
+    pipeline._prefixes.release()
 
 
 def how(name: str, given: Resources) -> Any:
@@ -183,7 +204,7 @@ def test_a_second_question_reads_only_itself(
     assert second.stats.prompt_tokens - second.stats.cached_tokens < 40
     fresh = specrag.LanguageModel(target.loaded)
     assert (
-        answer_of(make(fresh, "plain", retriever, reuse=False), SECOND, some, max_tokens=6).text
+        answer_of(make(fresh, "plain", retriever, holds=False), SECOND, some, max_tokens=6).text
         == second.text
     )
     follow_up = answer_of(
@@ -194,7 +215,7 @@ def test_a_second_question_reads_only_itself(
         max_tokens=2,
     )
     assert follow_up.stats.cached_tokens > 200
-    long.release()
+    release(long)
     assert answer_of(long, SECOND, documents[-1], max_tokens=1).stats.cached_tokens == 0
 
 
@@ -206,10 +227,10 @@ def test_prefixes_on_disk_serve_another_process_and_damage_costs_time_only(
     tmp_path: Path,
 ) -> None:
     some = documents[-2:]
-    first = answer_of(make(target, "plain", retriever, keep_prefix=tmp_path), QUESTION, some, max_tokens=6)
+    first = answer_of(make(target, "plain", retriever, folder=tmp_path), QUESTION, some, max_tokens=6)
     (kept,) = tmp_path.glob("*.safetensors")
     another = specrag.LanguageModel(target.loaded)
-    long = make(another, "plain", retriever, keep_prefix=tmp_path)
+    long = make(another, "plain", retriever, folder=tmp_path)
     second = answer_of(long, QUESTION, some, max_tokens=6)
     assert second.text == first.text
     assert first.stats.cached_tokens == 0
@@ -218,12 +239,12 @@ def test_prefixes_on_disk_serve_another_process_and_damage_costs_time_only(
     data = bytearray(kept.read_bytes())
     data[len(data) // 2] ^= 1
     kept.write_bytes(data)
-    long.release()
+    release(long)
     third = answer_of(long, QUESTION, some, max_tokens=6)
     assert "its checksum is wrong" in third.prefix_note
     assert third.text == first.text
     assert third.stats.cached_tokens == 0
-    long.release()
+    release(long)
     assert answer_of(long, QUESTION, some, max_tokens=2).prefix_note == ""  # it was written anew
 
 
@@ -296,7 +317,7 @@ def test_a_drafter_with_a_shorter_window_reads_a_smaller_part(
 ) -> None:
     wide = ContextRetriever(ContextSettings(chunk_tokens=64, min_tokens=400, threshold=-1))
     drafter = specrag.LanguageModel(short(loaded, 250))
-    planner = Planner(
+    planner = ReadingPlanner(
         loaded, context_method(RapidDecoder(drafter)), wide, truncate_middle=False, free=lambda: None
     )
     plan = planner.plan(LongQuestion(plain_question(), documents, (), 32, raw=False))
@@ -310,7 +331,9 @@ def test_a_drafter_of_another_vocabulary_reads_its_own_tokens(
     theirs = Tokenizer(resolve("gemma-3-270m"))  # of a real other vocabulary; no pass is run
     drafter = specrag.LanguageModel(replace(loaded, tokenizer=theirs))
     method = RapidDecoder(drafter)
-    planner = Planner(loaded, context_method(method), retriever, truncate_middle=False, free=lambda: None)
+    planner = ReadingPlanner(
+        loaded, context_method(method), retriever, truncate_middle=False, free=lambda: None
+    )
     plan = planner.plan(LongQuestion(plain_question(), documents, (), 32, raw=False))
     assert isinstance(plan.method, Reading)
     said = theirs.decode(plan.method.tokens)
@@ -349,7 +372,7 @@ def test_tenants_share_no_cut_or_encoded_context(
     retriever = ContextRetriever(SMALL)
     long = make(target, "part", retriever)
     for tenant in ("one", "two", "one"):
-        long.check(QUESTION, documents, tenant=tenant)
+        next(events_of(long, QUESTION, documents, tenant=tenant))
     assert len(retriever._contexts) == 2
     assert {context.tenant for context in retriever._contexts.values()} == {"one", "two"}
 
@@ -365,15 +388,17 @@ def test_a_question_about_something_else_still_reads_the_best_chunk(
 
 
 def test_memory_is_refused_before_anything_is_read(
-    target: specrag.LanguageModel, retriever: ContextRetriever, documents: tuple[Document, ...]
+    target: specrag.LanguageModel,
+    retriever: ContextRetriever,
+    documents: tuple[Document, ...],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    long = make(target, "cost-aware", retriever, memory_bytes=10**7)
+    monkeypatch.setattr("specrag.engine.memory.free_bytes", lambda *_: 10**7)
+    long = make(target, "cost-aware", retriever)
     with pytest.raises(InputError, match=r"for keys and values.*0\.01 GB are free"):
-        answer_of(long, QUESTION, documents)
-    with pytest.raises(InputError, match="for keys and values"):
-        long.check(QUESTION, documents)
-    with pytest.raises(InputError, match="memory_bytes"):
-        make(target, "plain", retriever, memory_bytes=0)
+        next(events_of(long, QUESTION, documents))
+    assert long._prefixes is not None
+    assert long._prefixes.nbytes == 0
 
 
 # -- conversations ------------------------------------------------------------------------------------------

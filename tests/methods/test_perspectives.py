@@ -178,14 +178,6 @@ def test_equal_vectors_make_one_cluster_without_a_warning() -> None:
     assert cluster(vectors, 3, seed=0) == (0, 0, 1)
 
 
-@pytest.mark.parametrize(
-    ("m", "k", "strategy", "said"),
-    [
-        (0, 2, "random", "m: 0 is not usable: give a whole number from 1 upwards"),
-        (5, True, "random", "k: True is not usable"),
-        (5, 2, "topics", "take one of multi-perspective, random, same-cluster"),
-    ],
-)
-def test_bad_values(m: int, k: int, strategy: Strategy, said: str) -> None:
-    with pytest.raises(InputError, match=said):
-        sample_subsets(4, m, k, strategy, None, 0)
+def test_there_has_to_be_a_passage() -> None:
+    with pytest.raises(InputError, match="passages: 0 is not usable: give at least one passage"):
+        sample_subsets(0, 5, 2, "random", None, 0)

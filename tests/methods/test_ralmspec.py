@@ -12,9 +12,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from specrag import LanguageModel
-from specrag.methods.ralmspec.sequential import SequentialPipeline
 from specrag.methods.ralmspec.speculative import RaLMSpecPipeline
 from specrag.methods.ralmspec.text import chunk_seed
+from specrag.speculation.schedule.guesses import CountedGuesses, GuessSchedule
 from specrag.speculation.schedule.strides import StrideRound
 from tests.methods.ralm_toys import (
     LETTERS,
@@ -25,6 +25,8 @@ from tests.methods.ralm_toys import (
     WholeContextModel,
     expected,
     outcome,
+    ralmspec,
+    sequential,
     toy_llm,
 )
 from tests.methods.run import answer_of
@@ -45,6 +47,13 @@ class Wild:
         assert round.stride >= 1
         assert round.speculation_seconds > 0
         assert round.verification_seconds > 0
+
+
+class WildPipeline(RaLMSpecPipeline):
+    """RaLMSpec with such a schedule."""
+
+    def _schedule(self) -> GuessSchedule:
+        return CountedGuesses(Wild(), self.options.asynchronous)
 
 
 @dataclass(frozen=True)
@@ -104,11 +113,11 @@ def choices(size: int) -> st.SearchStrategy[dict[str, Any]]:
     """Every way to choose P, S and A, and everything else that may not change an output."""
     return st.fixed_dictionaries(
         {
-            "stride": st.one_of(st.integers(1, 6), st.sampled_from(["os3", "cost-aware", Wild])),
+            "make": st.sampled_from([RaLMSpecPipeline, RaLMSpecPipeline, WildPipeline]),
+            "stride": st.one_of(st.integers(1, 6), st.sampled_from(["os3", "cost-aware"])),
             "prefetch": st.integers(1, size),
             "asynchronous": st.booleans(),
             "max_match": st.sampled_from([0.6, None]),
-            "capacity": st.sampled_from([1, 3, 1024]),
             "early": st.booleans(),
             "reuse": st.booleans(),
             "decoder": st.sampled_from(["plain", "plain", "prompt-lookup", "token-recycling", "respec"]),
@@ -124,11 +133,12 @@ def test_the_output_is_sequential_retrievals(world: World, data: st.DataObject) 
     with world.open() as (llm, model, retriever):
         wanted = expected(model, retriever, case, chat=world.chat)
         for reuse in (True, False):
-            sequential = SequentialPipeline(llm, retriever, reuse=reuse, **case.limits)
-            assert outcome(answer_of(sequential, case.question, **case.options)) == wanted
+            waiting = sequential(llm, retriever, reuse=reuse, **case.limits)
+            assert outcome(answer_of(waiting, case.question, **case.options)) == wanted
         for _ in range(3):
             chosen = data.draw(choices(world.size))
-            method = RaLMSpecPipeline(llm, retriever, **case.limits, **chosen)
+            method = ralmspec(llm, retriever, **case.limits, **chosen)
+            method.capacity = data.draw(st.sampled_from([1, 3, 1024]))
             assert outcome(answer_of(method, case.question, **case.options)) == wanted, chosen
         assert all(cache.length == 0 for cache in model.caches), "a session was not closed"
 
@@ -146,9 +156,7 @@ def test_a_search_may_end_behind_any_pass(passes: int, kind: str) -> None:
             llm.executor = WatchedExecutor()
             Gate(model, retriever, llm.executor, passes, patience=0.05 if exact else 0.002)
             for stride in (1, 2, 4):
-                method = RaLMSpecPipeline(
-                    llm, retriever, stride=stride, asynchronous=True, prefetch=2, **case.limits
-                )
+                method = ralmspec(llm, retriever, stride=stride, asynchronous=True, prefetch=2, **case.limits)
                 answer = answer_of(method, case.question, **case.options)
                 assert outcome(answer) == wanted
                 aborted += answer.counts.aborted
@@ -165,7 +173,7 @@ def test_a_round_is_the_paper_s(world: World, stride: int, asynchronous: bool) -
     """s queries, s - 1 speculative decodings (s if asynchronous), one search, one decoding with the right passage."""
     case = world.case
     with world.open() as (llm, _, retriever):
-        method = RaLMSpecPipeline(llm, retriever, stride=stride, asynchronous=asynchronous, **case.limits)
+        method = ralmspec(llm, retriever, stride=stride, asynchronous=asynchronous, **case.limits)
         answer = answer_of(method, case.question, **case.options)
     assert retriever.searches == [1, *(round.stride for round in answer.rounds)]
     settled = 1  # the first chunk needs no guess
@@ -194,9 +202,7 @@ def test_a_round_is_the_paper_s(world: World, stride: int, asynchronous: bool) -
 def test_a_stride_of_one_is_sequential_retrieval() -> None:
     case = Case("ab cd", max_tokens=24)
     with World(1, -9.0, True, 3, 12, "flat", 3, case).open() as (llm, _, retriever):
-        answer = answer_of(
-            RaLMSpecPipeline(llm, retriever, stride=1, **case.limits), case.question, **case.options
-        )
+        answer = answer_of(ralmspec(llm, retriever, stride=1, **case.limits), case.question, **case.options)
     assert (answer.counts.kept, answer.counts.discarded, answer.counts.aborted) == (6, 0, 0)
     assert retriever.searches == [1] * 6
 
@@ -209,8 +215,8 @@ def test_passages_that_stay_are_read_once() -> None:
             prompts = {}
             rows = {}
             ways: dict[str, Callable[[bool], Any]] = {
-                "sequential": lambda reuse: SequentialPipeline(llm, retriever, reuse=reuse, **case.limits),
-                "one": lambda reuse: RaLMSpecPipeline(llm, retriever, stride=1, reuse=reuse, **case.limits),
+                "sequential": lambda reuse: sequential(llm, retriever, reuse=reuse, **case.limits),
+                "one": lambda reuse: ralmspec(llm, retriever, stride=1, reuse=reuse, **case.limits),
             }
             for name, make in ways.items():
                 for reuse in (True, False):
@@ -235,7 +241,7 @@ def test_a_passage_is_read_once_for_all_requests_of_a_tenant(speculative: bool) 
     retriever.texts[0] = "aa bb cc dd aé ab aa bb cc dd"
 
     def rows(question: str, tenant: str, *, reuse: bool = True) -> int:
-        make = RaLMSpecPipeline if speculative else SequentialPipeline
+        make: Callable[..., Any] = ralmspec if speculative else sequential
         before = model.rows
         answer_of(make(llm, retriever, reuse=reuse), question, max_tokens=8, tenant=tenant)
         return model.rows - before
@@ -251,7 +257,7 @@ def test_the_end_of_a_prompt_is_read_with_its_first_token() -> None:
     model = WholeContextModel(1, -9.0)
     llm = toy_llm(model)
     before = model.passes
-    answer = answer_of(SequentialPipeline(llm, ToyRetriever(3, size=1)), "ab cd", max_tokens=4)
+    answer = answer_of(sequential(llm, ToyRetriever(3, size=1)), "ab cd", max_tokens=4)
     assert model.passes - before == 4
     assert answer.timing.prefill > 0
     spans = [span for span in answer.timeline if span.activity in ("prefill", "decode")]

@@ -26,7 +26,16 @@ from specrag.methods.ralmspec.result import IterativeAnswer, Retraction
 from specrag.methods.ralmspec.sequential import SequentialPipeline
 from specrag.methods.ralmspec.speculative import RaLMSpecPipeline
 from specrag.request import Options
-from tests.methods.ralm_toys import Case, StoreError, ToyRetriever, WholeContextModel, outcome, toy_llm
+from tests.methods.ralm_toys import (
+    Case,
+    StoreError,
+    ToyRetriever,
+    WholeContextModel,
+    outcome,
+    ralmspec,
+    sequential,
+    toy_llm,
+)
 from tests.methods.run import answer_of, events_of
 
 QUESTION = "ab cd"
@@ -82,7 +91,7 @@ def play(method: RaLMSpecPipeline | SequentialPipeline, case: Case) -> tuple[Scr
         except StopIteration as end:
             return screen, end.value
         screen.show(event)
-        if isinstance(method, SequentialPipeline) or not method.early:
+        if isinstance(method, SequentialPipeline) or not method.options.early:
             assert screen.retractions == 0
 
 
@@ -101,7 +110,7 @@ def test_a_stream_shows_the_text(
     model = WholeContextModel(seed, -3.0)
     llm = toy_llm(model)
     case = Case(QUESTION, max_tokens=30, temperature=1.0, seed=seed, stop=stop)
-    method = RaLMSpecPipeline(
+    method = ralmspec(
         llm,
         ToyRetriever(seed, window=2),
         stride=stride,
@@ -118,17 +127,15 @@ def test_a_stream_shows_the_text(
 
 
 def test_text_is_taken_back_visibly(llm: LanguageModel, retriever: ToyRetriever) -> None:
-    early = RaLMSpecPipeline(llm, retriever, stride=4, prefetch=1, early=True, **LIMITS)
+    early = ralmspec(llm, retriever, stride=4, prefetch=1, early=True, **LIMITS)
     screen, answer = play(early, MISSING)
     assert screen.retractions > 0
-    late = RaLMSpecPipeline(llm, retriever, stride=4, prefetch=1, **LIMITS)
+    late = ralmspec(llm, retriever, stride=4, prefetch=1, **LIMITS)
     assert outcome(answer_of(late, QUESTION, **MISSING.options)) == outcome(answer)
 
 
 def test_asynchronous_calls_give_the_same(llm: LanguageModel, retriever: ToyRetriever) -> None:
-    alone = answer_of(
-        RaLMSpecPipeline(llm, retriever, stride=3, prefetch=1, **LIMITS), QUESTION, **MISSING.options
-    )
+    alone = answer_of(ralmspec(llm, retriever, stride=3, prefetch=1, **LIMITS), QUESTION, **MISSING.options)
     method = RaLMSpec(stride=3, prefetch=1, asynchronous=True, **LIMITS)
     call: dict[str, Any] = {"kb": retriever, "method": method, **MISSING.options}
 
@@ -147,10 +154,10 @@ def test_asynchronous_calls_give_the_same(llm: LanguageModel, retriever: ToyRetr
 def test_requests_side_by_side_change_nothing(llm: LanguageModel, retriever: ToyRetriever) -> None:
     """Their passes are packed, their searches run in turns; caches and sessions are each request's own."""
     methods = [
-        SequentialPipeline(llm, retriever, **LIMITS),
-        RaLMSpecPipeline(llm, retriever, stride=2, **LIMITS),
-        RaLMSpecPipeline(llm, retriever, stride=3, prefetch=4, asynchronous=True, **LIMITS),
-        RaLMSpecPipeline(llm, retriever, stride="os3", asynchronous=True, early=True, **LIMITS),
+        sequential(llm, retriever, **LIMITS),
+        ralmspec(llm, retriever, stride=2, **LIMITS),
+        ralmspec(llm, retriever, stride=3, prefetch=4, asynchronous=True, **LIMITS),
+        ralmspec(llm, retriever, stride="os3", asynchronous=True, early=True, **LIMITS),
     ]
     cases = [Case(question, max_tokens=30, seed=5, temperature=1.0) for question in ("ab", "dd c", "é")]
     alone = [outcome(answer_of(methods[0], case.question, **case.options)) for case in cases]
@@ -164,7 +171,7 @@ def test_requests_side_by_side_change_nothing(llm: LanguageModel, retriever: Toy
 
 
 def test_the_result_adds_up(llm: LanguageModel, retriever: ToyRetriever) -> None:
-    method = RaLMSpecPipeline(llm, retriever, stride=3, asynchronous=True, **LIMITS)
+    method = ralmspec(llm, retriever, stride=3, asynchronous=True, **LIMITS)
     options: Options = {**MISSING.options, "log_probs": 2}
     answer = answer_of(method, QUESTION, **options)
     assert (
@@ -190,12 +197,8 @@ def test_the_result_adds_up(llm: LanguageModel, retriever: ToyRetriever) -> None
 
 
 def test_speculative_decoders_inside_count_their_guesses(llm: LanguageModel, retriever: ToyRetriever) -> None:
-    plain = answer_of(
-        RaLMSpecPipeline(llm, retriever, stride=3, prefetch=1, **LIMITS), QUESTION, max_tokens=40
-    )
-    copied = answer_of(
-        RaLMSpecPipeline(llm, retriever, decoder="prompt-lookup", **LIMITS), QUESTION, max_tokens=40
-    )
+    plain = answer_of(ralmspec(llm, retriever, stride=3, prefetch=1, **LIMITS), QUESTION, max_tokens=40)
+    copied = answer_of(ralmspec(llm, retriever, decoder="prompt-lookup", **LIMITS), QUESTION, max_tokens=40)
     assert outcome(plain) == outcome(copied)
     assert (plain.usage.drafted, plain.usage.passes) == (0, 40)
     assert copied.usage.drafted > 0
@@ -213,8 +216,8 @@ def test_a_dead_store_is_an_error(
 ) -> None:
     retriever = ToyRetriever(3, window=2, fail_from=fail_from)
     for method in (
-        RaLMSpecPipeline(llm, retriever, stride=3, prefetch=1, asynchronous=asynchronous, **LIMITS),
-        SequentialPipeline(llm, retriever, **LIMITS),
+        ralmspec(llm, retriever, stride=3, prefetch=1, asynchronous=asynchronous, **LIMITS),
+        sequential(llm, retriever, **LIMITS),
     ):
         retriever.searches.clear()
         events: list[object] = []
@@ -227,9 +230,9 @@ def test_a_dead_store_is_an_error(
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("fail_from", range(1, 4))
 def test_a_request_may_go_on_from_its_cache(llm: LanguageModel, asynchronous: bool, fail_from: int) -> None:
-    whole = RaLMSpecPipeline(llm, ToyRetriever(3, window=2), stride=2, prefetch=3, **LIMITS)
+    whole = ralmspec(llm, ToyRetriever(3, window=2), stride=2, prefetch=3, **LIMITS)
     retriever = ToyRetriever(3, window=2, fail_from=fail_from)
-    method = RaLMSpecPipeline(
+    method = ralmspec(
         llm, retriever, stride=2, prefetch=3, asynchronous=asynchronous, on_failure="cache", **LIMITS
     )
     screen, answer = play(method, MISSING)
@@ -278,15 +281,8 @@ def test_a_request_goes_on_from_a_cache_of_any_size(
         for fail_from in (1, 2, 3):  # a round writes at most three of the ten chunks
             retriever = Remote(seed, window=2, fail_from=fail_from)
             retriever.scores = scores
-            method = RaLMSpecPipeline(
-                llm,
-                retriever,
-                stride=3,
-                prefetch=prefetch,
-                capacity=capacity,
-                on_failure="cache",
-                **LIMITS,
-            )
+            method = ralmspec(llm, retriever, stride=3, prefetch=prefetch, on_failure="cache", **LIMITS)
+            method.capacity = capacity
             answer = answer_of(method, QUESTION, **MISSING.options)
             assert answer.failure == "store: it does not answer; start it again"
             assert len(answer.tokens) == 40
@@ -303,7 +299,7 @@ def test_a_store_may_stop_scoring_before_it_is_searched(llm: LanguageModel, on_f
             raise StoreError("store: it does not answer; start it again")
 
     retriever = Deaf(3, window=2)
-    method = RaLMSpecPipeline(llm, retriever, stride=3, prefetch=3, on_failure=on_failure, **LIMITS)
+    method = ralmspec(llm, retriever, stride=3, prefetch=3, on_failure=on_failure, **LIMITS)
     if on_failure == "error":
         with pytest.raises(StoreError, match="does not answer"):
             answer_of(method, QUESTION, **MISSING.options)
@@ -322,9 +318,9 @@ def test_a_slow_store_does_not_hold_up_other_requests(llm: LanguageModel) -> Non
     slow, here = (ToyRetriever(seed, window=2) for seed in (1, 2))
     slow.during_search = lambda: assert_soon(release)
     here.remote = False
-    method = RaLMSpecPipeline(llm, here, stride=3, prefetch=3, **LIMITS)
+    method = ralmspec(llm, here, stride=3, prefetch=3, **LIMITS)
     right = outcome(answer_of(method, QUESTION, **MISSING.options))
-    waiting = RaLMSpecPipeline(llm, slow, stride=3, prefetch=3, **LIMITS)
+    waiting = ralmspec(llm, slow, stride=3, prefetch=3, **LIMITS)
     tasks = [llm.executor.submit(waiting.answering(QUESTION, **MISSING.options)) for _ in range(5)]
     try:
         assert outcome(answer_of(method, QUESTION, **MISSING.options)) == right
@@ -339,7 +335,7 @@ def assert_soon(event: threading.Event) -> None:
 
 
 def test_a_first_search_that_fails_is_always_an_error(llm: LanguageModel) -> None:
-    method = RaLMSpecPipeline(llm, ToyRetriever(3, fail_from=0), on_failure="cache", **LIMITS)
+    method = ralmspec(llm, ToyRetriever(3, fail_from=0), on_failure="cache", **LIMITS)
     with pytest.raises(StoreError):
         answer_of(method, QUESTION)
 
@@ -350,7 +346,7 @@ def test_an_error_that_is_none_of_the_store_s_is_not_taken_for_one(llm: Language
             raise KeyError("a bug")
 
     with pytest.raises(KeyError):
-        answer_of(RaLMSpecPipeline(llm, Broken(3), on_failure="cache", **LIMITS), QUESTION)
+        answer_of(ralmspec(llm, Broken(3), on_failure="cache", **LIMITS), QUESTION)
 
 
 # -- ends from outside --------------------------------------------------------------------------------------
@@ -376,9 +372,7 @@ def test_leaving_a_stream_frees_the_sessions(
     """Also while a search runs, and a chunk beside it; the search's own end is not waited for."""
     retriever = Held(3, window=2)
     retriever.hold()
-    method = RaLMSpecPipeline(
-        llm, retriever, stride=3, prefetch=1, asynchronous=asynchronous, early=True, **LIMITS
-    )
+    method = ralmspec(llm, retriever, stride=3, prefetch=1, asynchronous=asynchronous, early=True, **LIMITS)
     stream = events_of(method, QUESTION, **MISSING.options)
     for _ in range(3):  # the first chunk, and the two guesses of the round
         assert isinstance(next(stream), Step)
@@ -392,7 +386,7 @@ def test_leaving_a_stream_frees_the_sessions(
 def test_cancelling_a_task_frees_the_sessions(llm: LanguageModel, model: WholeContextModel) -> None:
     retriever = Held(3, window=2)
     retriever.hold()
-    method = RaLMSpecPipeline(llm, retriever, stride=3, prefetch=1, asynchronous=True, **LIMITS)
+    method = ralmspec(llm, retriever, stride=3, prefetch=1, asynchronous=True, **LIMITS)
     task = llm.executor.submit(method.answering(QUESTION, **MISSING.options))
 
     def cancel() -> None:
@@ -412,8 +406,8 @@ def test_a_timeout_ends_an_answer(llm: LanguageModel, model: WholeContextModel) 
     retriever = Held(3, window=2)
     retriever.hold()
     for method in (
-        RaLMSpecPipeline(llm, retriever, stride=3, prefetch=1, asynchronous=True, **LIMITS),
-        SequentialPipeline(llm, retriever, **LIMITS),
+        ralmspec(llm, retriever, stride=3, prefetch=1, asynchronous=True, **LIMITS),
+        sequential(llm, retriever, **LIMITS),
     ):
         with pytest.raises(DeadlineExceeded):
             answer_of(method, QUESTION, timeout=0.05)
@@ -439,11 +433,12 @@ class Untouched(ToyRetriever):
         ({"stride": -1}, "stride"),
         ({"stride": True}, "stride"),
         ({"stride": 1.5}, "stride"),
-        ({"stride": "os4"}, "at least 1, cost-aware, or os3"),
+        ({"stride": 17}, "stride"),
+        ({"stride": "os4"}, "from 1 to 16 or one of os3, cost-aware"),
         ({"prefetch": 0}, "prefetch"),
-        ({"prefetch": 13}, "12 passages"),
         ({"prefetch": "many"}, "prefetch"),
-        ({"capacity": 0}, "capacity"),
+        ({"max_match": 1.0}, "max_match"),
+        ({"max_match": float("nan")}, "max_match"),
         ({"on_failure": "hope"}, "on_failure"),
         ({"interval": 0}, "interval"),
         ({"query_tokens": 0}, "query_tokens"),
@@ -454,7 +449,7 @@ class Untouched(ToyRetriever):
 )
 def test_settings_that_cannot_be_used(llm: LanguageModel, values: Mapping[str, Any], field: str) -> None:
     with pytest.raises(InputError, match=field) as caught:
-        RaLMSpecPipeline(llm, Untouched(3), **values)
+        llm.generate(QUESTION, kb=Untouched(3), method=RaLMSpec(**values))
     assert "\n" not in str(caught.value)
 
 
@@ -463,9 +458,13 @@ def test_an_empty_knowledge_base_is_refused(llm: LanguageModel) -> None:
         def __len__(self) -> int:
             return 0
 
-    for make in (RaLMSpecPipeline, SequentialPipeline):
+    for method in ("ralmspec", "sequential"):
         with pytest.raises(InputError, match="index a document first"):
-            make(llm, Empty(3))
+            llm.generate(QUESTION, kb=Empty(3), method=method)
+
+
+def test_a_search_brings_no_more_than_there_is(llm: LanguageModel) -> None:
+    assert ralmspec(llm, ToyRetriever(3), prefetch=13).prefetch == len(ToyRetriever(3)) == 12
 
 
 @pytest.mark.parametrize(
@@ -487,8 +486,8 @@ def test_calls_that_cannot_be_used(
     llm: LanguageModel, model: WholeContextModel, question: Any, options: Any, field: str
 ) -> None:
     for method in (
-        RaLMSpecPipeline(llm, Untouched(3), **LIMITS),
-        SequentialPipeline(llm, Untouched(3), **LIMITS),
+        ralmspec(llm, Untouched(3), **LIMITS),
+        sequential(llm, Untouched(3), **LIMITS),
     ):
         for call in (method.answering, method.check):
             with pytest.raises(InputError, match=field):
@@ -497,17 +496,17 @@ def test_calls_that_cannot_be_used(
 
 
 def test_a_question_without_room_for_a_passage_is_refused_before_any_work(llm: LanguageModel) -> None:
-    method = RaLMSpecPipeline(llm, Untouched(3), prompt_tokens=64)
+    method = ralmspec(llm, Untouched(3), prompt_tokens=64)
     fits = "a" * (64 - 16 - 2)  # the template has two tokens
     method.check(fits)
     with pytest.raises(ContextLengthError, match="shorten the question"):
         method.check(fits + "a")
     with pytest.raises(ContextLengthError, match="fewer tokens"):
-        RaLMSpecPipeline(llm, Untouched(3)).check(QUESTION, max_tokens=llm.context_length - 10)
+        ralmspec(llm, Untouched(3)).check(QUESTION, max_tokens=llm.context_length - 10)
 
 
 def test_a_system_message_needs_a_template(model: WholeContextModel) -> None:
     llm = toy_llm(model, chat=False)
     with pytest.raises(InputError, match="system"):
-        SequentialPipeline(llm, Untouched(3), system="Be brief.").check(QUESTION)
+        sequential(llm, Untouched(3), system="Be brief.").check(QUESTION)
     llm.close()

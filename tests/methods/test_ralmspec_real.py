@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pytest
@@ -16,10 +16,9 @@ from specrag.engine.outputs import LOGITS
 from specrag.engine.passes import Coroutine, gather
 from specrag.engine.session import Session
 from specrag.engine.stopping import StopConditions
-from specrag.methods.ralmspec.prompts import PassagePrompts, RetrievalLimits
+from specrag.methods.ralmspec import Iterative
+from specrag.methods.ralmspec.prompts import PassagePrompts
 from specrag.methods.ralmspec.result import IterativeAnswer
-from specrag.methods.ralmspec.sequential import SequentialPipeline
-from specrag.methods.ralmspec.speculative import RaLMSpecPipeline, Stride
 from specrag.methods.ralmspec.text import EarlierPrompts, Text, Writer
 from specrag.methods.timeline import Timeline
 from specrag.methods.token_decoders import PlainDecoder
@@ -28,7 +27,7 @@ from specrag.retrieval.knowledge_base import KnowledgeBase, SingleIndex
 from specrag.retrieval.passage import Passage
 from specrag.speculation.decode import Settings
 from specrag.speculation.tree import EMPTY
-from tests.methods.ralm_toys import outcome
+from tests.methods.ralm_toys import outcome, ralmspec, sequential
 from tests.methods.run import answer_of
 from tests.processor import PACKED_BF16
 from tests.sample import build_sample, passages_in_order
@@ -38,6 +37,7 @@ TOKENS = 20
 QUESTION = "Compare Marie Curie and copper: who discovered radium, and which sea does the Danube reach?"
 SHORT: dict[str, Any] = {"query_tokens": 8, "passage_tokens": 48}
 
+Stride: TypeAlias = int | Literal["os3", "cost-aware"]
 Combination: TypeAlias = tuple[int, Stride, bool, str]
 STRIDES: tuple[Stride, ...] = (3, "os3", "cost-aware")
 #: Prefetching, stride, asynchronous verification, decoder: each way to choose the first three, and the paper's PSA.
@@ -74,11 +74,10 @@ def test_every_combination_gives_the_sequential_output(
     """P, S and A, each on and off, the other baseline, and a speculative decoder inside; all in the same passes."""
     retriever = SingleIndex(kb, index)
     options: Options = {"max_tokens": TOKENS, "temperature": temperature, "seed": 2}
-    sequential = SequentialPipeline(invariant, retriever, **SHORT)
-    expected = answer_of(sequential, QUESTION, **options)
+    expected = answer_of(sequential(invariant, retriever, **SHORT), QUESTION, **options)
     wrong = 0
     speculative = [
-        RaLMSpecPipeline(
+        ralmspec(
             invariant,
             retriever,
             **SHORT,
@@ -89,7 +88,7 @@ def test_every_combination_gives_the_sequential_output(
         )
         for prefetch, stride, asynchronous, decoder in (*combinations, (1, 3, False, "respec"))
     ]
-    methods = [SequentialPipeline(invariant, retriever, **SHORT, reuse=False), *speculative]
+    methods = [sequential(invariant, retriever, **SHORT, reuse=False), *speculative]
 
     def side_by_side() -> Coroutine[list[IterativeAnswer]]:
         return (yield from gather([method.answering(QUESTION, **options) for method in methods]))
@@ -116,7 +115,7 @@ def test_a_session_that_was_taken_back_equals_a_fresh_one(
 ) -> None:
     """Chunks behind passage A, then B, both taken back, then behind A again: to the bit as if nothing had been."""
     passages: list[Passage] = passages_in_order(kb, 0, 3)
-    prompts = PassagePrompts(invariant, QUESTION, RetrievalLimits(), TOKENS)
+    prompts = PassagePrompts(invariant, QUESTION, Iterative.Options(), TOKENS)
     stop = StopConditions(TOKENS)
     writer = Writer(
         invariant.model,
@@ -164,16 +163,16 @@ def test_a_session_that_was_taken_back_equals_a_fresh_one(
 
 def test_a_prompt_holds_a_cut_passage_and_the_question(invariant: LanguageModel, kb: KnowledgeBase) -> None:
     long = Passage(99, "long.txt", "Metals", "", "Copper conducts heat. " * 200, {})
-    limits = RetrievalLimits(passage_tokens=40, prompt_tokens=128)
-    prompts = PassagePrompts(invariant, "What is tin?", limits, TOKENS)
+    reading = Iterative.Options(passage_tokens=40, prompt_tokens=128)
+    prompts = PassagePrompts(invariant, "What is tin?", reading, TOKENS)
     text = invariant.tokenizer.decode(prompts.tokens(long))
     assert "Metals\nCopper conducts heat." in text
     assert text.rstrip().endswith("What is tin?\nassistant")
     passage = text.split("Metals")[1].split("\n\nWhat is tin?")[0]
     assert len(invariant.tokenizer.encode(f"Metals{passage}", special=False)) <= 40
-    tight = PassagePrompts(invariant, "What is tin?", RetrievalLimits(prompt_tokens=80), TOKENS)
+    tight = PassagePrompts(invariant, "What is tin?", Iterative.Options(prompt_tokens=80), TOKENS)
     assert 70 <= len(tight.tokens(long)) <= 80
-    raw = PassagePrompts(invariant, "Tin is", limits, TOKENS, raw=True)
+    raw = PassagePrompts(invariant, "Tin is", reading, TOKENS, raw=True)
     assert invariant.tokenizer.decode(raw.tokens(long)).startswith("Metals\nCopper")
     assert invariant.tokenizer.decode(raw.tokens(long)).endswith("\n\nTin is")
     assert raw.query(invariant.tokenizer.encode(" a metal", special=False)) == "Tin is a metal"
@@ -181,7 +180,7 @@ def test_a_prompt_holds_a_cut_passage_and_the_question(invariant: LanguageModel,
 
 
 def test_the_query_is_the_end_of_the_text(invariant: LanguageModel) -> None:
-    prompts = PassagePrompts(invariant, "What is tin?", RetrievalLimits(query_tokens=3), TOKENS)
+    prompts = PassagePrompts(invariant, "What is tin?", Iterative.Options(query_tokens=3), TOKENS)
     encode = invariant.tokenizer.encode
     assert prompts.query(encode("It is a very soft metal", special=False)) == "very soft metal"
     blank = encode("\n\n\n\n\n\n", special=False) * 3

@@ -62,7 +62,7 @@ class Recorded:
 def recorded(exact_llm: LanguageModel) -> Recorded:
     with pytest.MonkeyPatch.context() as patch:
         segments = count_passes(exact_llm, patch)
-        return Recorded(answer_of(make(exact_llm), QUESTION, passages=PASSAGES), segments)
+        return Recorded(answer_of(make(exact_llm), QUESTION), segments)
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +107,7 @@ def test_the_result_counts_tokens_and_seconds(answer: SpeculativeAnswer) -> None
 def test_drafts_keep_to_the_form_and_to_their_passages(answer: SpeculativeAnswer) -> None:
     for draft in answer.drafts:
         assert draft.text.count(CUE) == 1
-        assert draft.completion_tokens <= SHORT.max_tokens
+        assert draft.completion_tokens <= SHORT["draft_tokens"]
         assert draft.rationale
         assert draft.answer
 
@@ -148,7 +148,7 @@ def test_neither_batch_nor_speculation_changes_a_draft(
     exact_llm: LanguageModel, answer: SpeculativeAnswer
 ) -> None:
     drafter = LocalGenerator(exact_llm, method="respec", share=False)
-    other = answer_of(make(exact_llm, drafter=drafter), QUESTION, passages=PASSAGES)
+    other = answer_of(make(exact_llm, drafter=drafter), QUESTION)
     assert [draft.text for draft in other.drafts] == [draft.text for draft in answer.drafts]
     assert other.text == answer.text
     assert other.usage.drafter_passes < answer.usage.drafter_passes
@@ -156,7 +156,7 @@ def test_neither_batch_nor_speculation_changes_a_draft(
 
 
 def test_the_stream_tells_everything_in_order(llm: LanguageModel) -> None:
-    stream = play(make(llm, k=1, drafting=TINY), QUESTION, passages=PASSAGES)
+    stream = play(make(llm, passages_per_draft=1, **TINY), QUESTION)
     events, found = stream.events, stream.answer
     assert isinstance(events[0], Sources)
     assert events[0].sources[0].passage is PASSAGES[0]
@@ -173,7 +173,7 @@ def test_the_stream_tells_everything_in_order(llm: LanguageModel) -> None:
 
 
 def test_asynchronous_callers_get_the_same(llm: LanguageModel) -> None:
-    method = SpeculativeRAG(passages_per_draft=1, drafts=2, draft_tokens=TINY.max_tokens)
+    method = SpeculativeRAG(passages_per_draft=1, drafts=2, draft_tokens=TINY["draft_tokens"])
 
     async def ask() -> list[object]:
         return [event async for event in llm.astream(QUESTION, method=method, passages=PASSAGES)]
@@ -186,7 +186,7 @@ def test_asynchronous_callers_get_the_same(llm: LanguageModel) -> None:
 
 
 def test_leaving_a_stream_ends_the_request(llm: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = events_of(make(llm, k=1, drafting=TINY), QUESTION, passages=PASSAGES)
+    stream = events_of(make(llm, passages_per_draft=1, **TINY), QUESTION)
     for event in stream:
         if isinstance(event, DraftDelta):
             break
@@ -206,7 +206,7 @@ def test_a_timeout_ends_the_request(llm: LanguageModel) -> None:
 
 def test_malformed_drafts_are_counted_and_come_last(exact_llm: LanguageModel) -> None:
     drafter = ScriptedDrafter(["", " I think so.", " It is unlikely.\nAnswer: xyzzy qwfp"], log_prob=-9.0)
-    found = answer_of(make(exact_llm, drafter=drafter, k=1), QUESTION, passages=PASSAGES)
+    found = answer_of(make(exact_llm, drafter=drafter, passages_per_draft=1), QUESTION)
     assert found.malformed == 2
     assert (found.text, found.best, found.fallback) == ("xyzzy qwfp", 3, None)
     assert [draft.number for draft in found.ranked] == [3, 1, 2]
@@ -219,7 +219,7 @@ def test_malformed_drafts_are_counted_and_come_last(exact_llm: LanguageModel) ->
 
 def test_where_no_draft_keeps_to_the_form_the_first_text_is_given(exact_llm: LanguageModel) -> None:
     drafter = ScriptedDrafter(["", "  Marie\n Curie ", "Pierre"])
-    found = answer_of(make(exact_llm, drafter=drafter, k=1), QUESTION, passages=PASSAGES)
+    found = answer_of(make(exact_llm, drafter=drafter, passages_per_draft=1), QUESTION)
     assert (found.text, found.best, found.malformed) == ("Marie Curie", None, 3)
     assert found.fallback == "no draft keeps to the form; this is draft 2 as it was written"
     assert found.usage.verifier_read_tokens == 0
@@ -227,7 +227,7 @@ def test_where_no_draft_keeps_to_the_form_the_first_text_is_given(exact_llm: Lan
 
 def test_empty_drafts(exact_llm: LanguageModel) -> None:
     found = answer_of(
-        make(exact_llm, drafter=ScriptedDrafter(["", " ", "\n"]), k=1), QUESTION, passages=PASSAGES
+        make(exact_llm, drafter=ScriptedDrafter(["", " ", "\n"]), passages_per_draft=1), QUESTION
     )
     assert (found.text, found.best, found.fallback) == (NO_DRAFT, None, "all drafts are empty")
 
@@ -238,7 +238,7 @@ def test_empty_drafts(exact_llm: LanguageModel) -> None:
 def test_options_are_shown_and_their_text_is_verified(exact_llm: LanguageModel) -> None:
     task = Task(QUESTION, "multiple-choice", {"A": "Isaac Newton", "B": "Marie Curie"})
     drafter = ScriptedDrafter([" She found it.\nAnswer: B", " He did.\nAnswer: A", " Who?\nAnswer: C"])
-    found = answer_of(make(exact_llm, drafter=drafter, k=1), task, passages=PASSAGES)
+    found = answer_of(make(exact_llm, drafter=drafter, passages_per_draft=1), task)
     assert [draft.answer for draft in found.drafts] == ["B", "A", ""]
     assert found.drafts[2].malformed == "its answer is none of A, B"
     assert found.text in ("A", "B")
@@ -251,7 +251,7 @@ def test_options_are_shown_and_their_text_is_verified(exact_llm: LanguageModel) 
 
 def test_a_claim_is_checked_by_a_real_drafter(llm: LanguageModel) -> None:
     task = Task("Marie Curie discovered radium.", "claim-checking")
-    found = answer_of(make(llm, k=1, m=2), task, passages=PASSAGES[:2])
+    found = answer_of(make(llm, PASSAGES[:2], passages_per_draft=1, drafts=2), task)
     assert all(draft.answer in task.labels for draft in found.drafts)
     assert found.text in task.labels
     assert all(draft.finish_reason == "stop" for draft in found.drafts)

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from specrag.errors import ContextLengthError, EndpointUnavailable, InputError
 from specrag.methods.generator import LocalGenerator
+from specrag.methods.passages import retrieval
+from specrag.methods.resources import Resources
 from specrag.methods.retriever import GivenPassages
+from specrag.methods.speculative_rag import SpeculativeRAG
 from specrag.methods.speculative_rag.drafting import Drafting
 from specrag.methods.speculative_rag.pipeline import SpeculativeRAGPipeline
 from specrag.methods.speculative_rag.scoring import Scoring
 from specrag.models.scoring import LocalScorer
-from specrag.request import ABSTENTION
+from specrag.request import ABSTENTION, Request, SearchOptions
 from specrag.retrieval.knowledge_base import KnowledgeBase
-from tests.methods.rag_toys import CONFIDENCE, PASSAGES, QUESTION, SHORT, make
+from specrag.retrieval.passage import Passage
+from tests.methods.rag_toys import CONFIDENCE, PASSAGES, QUESTION, SHORT, among, make, paper
 from tests.methods.run import answer_of
 from tests.methods.scripted_drafter import ScriptedDrafter
 from tests.sample import build_sample
@@ -29,7 +34,7 @@ if TYPE_CHECKING:
 def test_one_passage_and_duplicates(exact_llm: LanguageModel) -> None:
     twice = [PASSAGES[0], replace(PASSAGES[0], id=9, title="Copy", text=PASSAGES[0].text + " ")]
     drafter = ScriptedDrafter([" It says so.\nAnswer: Curie"] * 5)
-    found = answer_of(make(exact_llm, drafter=drafter, m=5), QUESTION, passages=twice)
+    found = answer_of(make(exact_llm, twice, drafter=drafter, drafts=5), QUESTION)
     assert [source.passage.title for source in found.sources] == ["Marie Curie"]
     assert [draft.sources for draft in found.drafts] == [(1,)]
     assert found.sampling is not None
@@ -42,12 +47,14 @@ def test_one_passage_and_duplicates(exact_llm: LanguageModel) -> None:
 
 def test_at_most_n_passages_are_used(exact_llm: LanguageModel) -> None:
     drafter = ScriptedDrafter([" It says so.\nAnswer: Curie"] * 5)
-    found = answer_of(make(exact_llm, drafter=drafter, m=5, k=1, passages=2), QUESTION, passages=PASSAGES)
+    found = answer_of(make(exact_llm, drafter=drafter, drafts=5, passages_per_draft=1, n=2), QUESTION)
     assert len(found.sources) == len(found.drafts) == 2
 
 
 def test_nothing_found_is_an_abstention(exact_llm: LanguageModel) -> None:
-    found = answer_of(make(exact_llm, knowledge_base=GivenPassages([])), QUESTION)
+    rag = make(exact_llm)
+    rag.retrieval = replace(rag.retrieval, retriever=GivenPassages([]), abstain=True)
+    found = answer_of(rag, QUESTION)
     assert (found.text, found.abstained, found.drafts) == (ABSTENTION, True, ())
 
 
@@ -55,10 +62,17 @@ def test_passages_that_are_given_are_answered_from_however_unlike(
     llm: LanguageModel, model_home: Path, tmp_path: Path
 ) -> None:
     with KnowledgeBase.open(build_sample(tmp_path / "kb")) as kb:
-        rag = SpeculativeRAGPipeline(llm, llm, kb, m=1, k=1, passages=3, drafting=SHORT, min_score=0.9)
+        search, options = SearchOptions(k=3, min_score=0.9), paper(drafts=1, passages_per_draft=1)
+
+        def over(passages: Sequence[Passage] | None) -> SpeculativeRAGPipeline:
+            request = Request(QUESTION, search=search, passages=passages)
+            found = retrieval(request, Resources(retriever=kb), "speculative-rag")
+            return SpeculativeRAGPipeline(llm, llm, found, options)
+
+        rag = over(None)
         found = answer_of(rag, "How do I reset my router password?")
         assert (found.text, found.abstained, len(found.sources)) == (ABSTENTION, True, 3)
-        assert not answer_of(rag, "How do I reset my router?", passages=PASSAGES[3:]).abstained
+        assert not answer_of(over(PASSAGES[3:]), "How do I reset my router?").abstained
         assert rag.vectors.name.startswith(kb.encoder().name)
 
 
@@ -72,27 +86,27 @@ class Narrow(LocalGenerator):
 
 def test_long_passages_are_shortened_and_it_is_said(llm: LanguageModel) -> None:
     long = [replace(PASSAGES[0], text=PASSAGES[0].text + " It is so." * 90), PASSAGES[2]]
-    found = answer_of(make(llm, drafter=Narrow(llm), strategy="random", k=2), QUESTION, passages=long)
+    found = answer_of(make(llm, long, drafter=Narrow(llm), strategy="random"), QUESTION)
     assert [draft.shortened for draft in found.drafts] == [True]
-    assert 340 < found.drafts[0].prompt_tokens <= 420 - SHORT.max_tokens
-    whole = make(llm, drafter=Narrow(llm), strategy="random", k=1, m=1)
-    assert not answer_of(whole, QUESTION, passages=[PASSAGES[2]]).drafts[0].shortened
+    assert 340 < found.drafts[0].prompt_tokens <= 420 - SHORT["draft_tokens"]
+    whole = make(llm, [PASSAGES[2]], drafter=Narrow(llm), strategy="random", passages_per_draft=1, drafts=1)
+    assert not answer_of(whole, QUESTION).drafts[0].shortened
 
 
 def test_a_question_without_room_for_a_passage(llm: LanguageModel) -> None:
     rag = make(llm, drafter=Narrow(llm), strategy="random")
     with pytest.raises(ContextLengthError, match=r"tokens before any passage and room for 388; shorten"):
-        answer_of(rag, "Why? " * 200, passages=PASSAGES)
+        answer_of(rag, "Why? " * 200)
 
 
 def test_a_drafter_that_dies_in_the_middle(exact_llm: LanguageModel) -> None:
     dead = EndpointUnavailable("endpoint: it went away")
     drafter = ScriptedDrafter([" It says so.\nAnswer: Curie"] * 3, dies=dead)
-    rag = make(exact_llm, drafter=drafter, k=1)
+    rag = make(exact_llm, drafter=drafter, passages_per_draft=1)
     with pytest.raises(EndpointUnavailable, match="it went away"):
-        answer_of(rag, QUESTION, passages=PASSAGES)
+        answer_of(rag, QUESTION)
     drafter.dies = None
-    assert answer_of(rag, QUESTION, passages=PASSAGES).text == "Curie"
+    assert answer_of(rag, QUESTION).text == "Curie"
 
 
 def test_a_drafter_without_log_probabilities(exact_llm: LanguageModel) -> None:
@@ -100,9 +114,9 @@ def test_a_drafter_without_log_probabilities(exact_llm: LanguageModel) -> None:
     with pytest.raises(
         InputError, match="its model gives no log-probabilities: leave the draft's factor out"
     ):
-        answer_of(make(exact_llm, drafter=drafter, k=1), QUESTION, passages=PASSAGES)
-    rag = make(exact_llm, drafter=drafter, k=1, scoring=Scoring(draft=False))
-    assert answer_of(rag, QUESTION, passages=PASSAGES).text == "Curie"
+        answer_of(make(exact_llm, drafter=drafter, passages_per_draft=1), QUESTION)
+    rag = make(exact_llm, drafter=drafter, passages_per_draft=1, without=("draft",))
+    assert answer_of(rag, QUESTION).text == "Curie"
 
 
 def test_a_verifier_that_cannot_score_is_refused_before_drafting(exact_llm: LanguageModel) -> None:
@@ -111,41 +125,53 @@ def test_a_verifier_that_cannot_score_is_refused_before_drafting(exact_llm: Lang
             raise InputError("verifier", self.name, "it cannot score")
 
     drafter = ScriptedDrafter([" It says so.\nAnswer: Curie"] * 3)
-    rag = SpeculativeRAGPipeline(drafter, Mute(exact_llm.loaded), k=1)
+    rag = make(exact_llm, drafter=drafter, verifier=Mute(exact_llm.loaded), passages_per_draft=1)
     with pytest.raises(InputError, match="it cannot score"):
-        answer_of(rag, QUESTION, passages=PASSAGES)
+        answer_of(rag, QUESTION)
     assert not drafter.requests
-    with pytest.raises(InputError, match="it cannot score"):
-        rag.prepare()
 
 
 def test_the_drafter_alone(exact_llm: LanguageModel) -> None:
     texts = [" It says so.\nAnswer: Curie", " It is so.\nAnswer: Pierre"]
+    options = paper(drafts=2, passages_per_draft=1, **CONFIDENCE)
     found = answer_of(
-        SpeculativeRAGPipeline(ScriptedDrafter(texts), None, m=2, k=1, scoring=CONFIDENCE),
-        QUESTION,
-        passages=PASSAGES,
+        SpeculativeRAGPipeline(ScriptedDrafter(texts), None, among(PASSAGES), options), QUESTION
     )
     assert found.verifier is None
     assert found.text == "Curie"
     with pytest.raises(InputError, match="give a model, or a scoring of the drafter's confidence alone"):
-        SpeculativeRAGPipeline(LocalGenerator(exact_llm), None)
+        SpeculativeRAGPipeline(LocalGenerator(exact_llm), None, among(PASSAGES), paper())
 
 
 def test_bad_values(exact_llm: LanguageModel) -> None:
-    rag = make(exact_llm)
-    for passages, said in (([], "give at least one passage"), (None, "give passages, or a knowledge base")):
+    calls: list[tuple[dict[str, Any], str]] = [
+        ({"passages": []}, "passages: .* give at least one passage"),
+        ({}, "kb: None is not usable: name a knowledge base"),
+        ({"passages": PASSAGES, "timeout": 0}, "timeout: 0 is not usable"),
+        ({"passages": PASSAGES, "k": 0}, "k: 0 is not usable"),
+    ]
+    for call, said in calls:
         with pytest.raises(InputError, match=said):
-            answer_of(rag, QUESTION, passages=passages)
+            exact_llm.generate(QUESTION, method="speculative-rag", **call)
     with pytest.raises(InputError, match="give at least one word"):
-        answer_of(rag, " ", passages=PASSAGES)
-    with pytest.raises(InputError, match="timeout: 0 is not usable"):
-        exact_llm.generate(QUESTION, method="speculative-rag", passages=PASSAGES, timeout=0)
-    with pytest.raises(InputError, match="passages: 0 is not usable"):
-        make(exact_llm, passages=0)
+        answer_of(make(exact_llm), " ")
     with pytest.raises(InputError, match="leave draft, self_contain or self_reflect switched on"):
         Scoring(draft=False, self_contain=False, self_reflect=False)
-    with pytest.raises(InputError, match="take one of rationale, passages, both, all-passages"):
-        Scoring(evidence="all")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="give fewer than max_tokens, 40, or no answer would fit"):
         Drafting(max_tokens=40, rationale_tokens=40)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"drafts": 0}, "drafts: 0 is not usable: give a whole number from 1 to 16"),
+        ({"passages_per_draft": True}, "passages_per_draft: True is not usable"),
+        ({"strategy": "topics"}, "give one of multi-perspective, balanced, random"),
+        ({"evidence": "all"}, "give one of rationale, passages, both, all-passages"),
+        ({"draft_tokens": 0}, "draft_tokens: 0 is not usable: give a whole number from 16"),
+        ({"rationale_tokens": 0}, "rationale_tokens: 0 is not usable: give a whole number from 1"),
+    ],
+)
+def test_options_that_cannot_be_used(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        SpeculativeRAG(**values)

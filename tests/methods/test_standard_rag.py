@@ -23,6 +23,7 @@ from specrag.request import ABSTENTION, Result, Sources
 from specrag.retrieval.knowledge_base import KnowledgeBase
 from specrag.retrieval.passage import Hit, Passage
 from specrag.speculation.decode import Step
+from tests.methods.rag_toys import standard
 from tests.methods.run import answer_of, events_of, play
 from tests.sample import build_sample, passages_in_order
 
@@ -41,7 +42,7 @@ def kb(model_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[K
 
 @pytest.fixture(scope="module")
 def rag(llm: LanguageModel, kb: KnowledgeBase) -> StandardPipeline:
-    return StandardPipeline(llm, kb, k=3)
+    return standard(llm, kb, k=3)
 
 
 @pytest.fixture(scope="module")
@@ -121,27 +122,25 @@ def test_nothing_relevant_is_no_answer(rag: StandardPipeline, llm: LanguageModel
     assert answer.least_similarity == usual_min_score(len(kb))
     assert max(source.similarity or 0 for source in answer.sources) < answer.least_similarity
     assert f"below {answer.least_similarity:.2f}; with abstain=false" in answer.notes()[0]
-    insisted = answer_of(StandardPipeline(llm, kb, k=1, abstain=False), OFF_TOPIC, max_tokens=4)
+    insisted = answer_of(standard(llm, kb, k=1, abstain=False), OFF_TOPIC, max_tokens=4)
     assert not insisted.abstained
     assert insisted.generation is not None
 
 
 def test_words_that_no_passage_holds_find_nothing(llm: LanguageModel, kb: KnowledgeBase) -> None:
-    answer = answer_of(StandardPipeline(llm, kb, index="bm25", abstain=False), "xyzzy plugh")
+    answer = answer_of(standard(llm, kb, index="bm25", abstain=False), "xyzzy plugh")
     assert answer.abstained
     assert answer.sources == ()
 
 
 @pytest.mark.parametrize("index", ["flat", "hnsw", "bm25", "hybrid"])
 def test_every_index_finds_the_source(llm: LanguageModel, kb: KnowledgeBase, index: str) -> None:
-    answer = answer_of(
-        StandardPipeline(llm, kb, k=1, index=index), "Which sea does the Danube reach?", max_tokens=1
-    )
+    answer = answer_of(standard(llm, kb, k=1, index=index), "Which sea does the Danube reach?", max_tokens=1)
     assert [source.passage.title for source in answer.sources] == ["Danube"]
 
 
 def test_conditions_choose_the_passages(llm: LanguageModel, kb: KnowledgeBase) -> None:
-    rag = StandardPipeline(llm, kb, k=3, where={"title": ["Tin", "Bronze"]}, abstain=False)
+    rag = standard(llm, kb, k=3, where={"title": ["Tin", "Bronze"]}, abstain=False)
     answer = answer_of(rag, QUESTION, max_tokens=1)
     assert {source.passage.title for source in answer.sources} == {"Tin", "Bronze"}
 
@@ -161,22 +160,20 @@ def test_a_follow_up_is_searched_for_with_the_conversation(
     assert answer.stats.rewrite_seconds > 0.01
     events: list[object] = list(events_of(rag, question, history, max_tokens=24))
     assert texts(events).strip() == answer.text  # nothing of the rewriting is shown
-    plain = answer_of(
-        StandardPipeline(llm, kb, k=3, rewrite=False, abstain=False), question, history, max_tokens=1
-    )
+    plain = answer_of(standard(llm, kb, k=3, rewrite=False, abstain=False), question, history, max_tokens=1)
     assert plain.question == question
     assert plain.stats.rewrite_seconds < 0.01
 
 
 def test_what_does_not_fit_is_left_out_from_the_end(llm: LanguageModel, kb: KnowledgeBase) -> None:
-    whole = answer_of(StandardPipeline(llm, kb, k=3), QUESTION, max_tokens=1)
+    whole = answer_of(standard(llm, kb, k=3), QUESTION, max_tokens=1)
     room = whole.stats.prompt_tokens - 1
-    less = answer_of(StandardPipeline(llm, kb, k=3, max_prompt_tokens=room), QUESTION, max_tokens=1)
+    less = answer_of(standard(llm, kb, StandardRAG.Options(prompt_tokens=room), k=3), QUESTION, max_tokens=1)
     assert less.stats.prompt_tokens <= room
     assert [source.passage for source in less.sources] == [source.passage for source in whole.sources[:2]]
     assert [hit.passage for hit in less.left_out] == [whole.sources[2].passage]
     assert not less.shortened
-    tight = answer_of(StandardPipeline(llm, kb, k=3, max_prompt_tokens=130), QUESTION, max_tokens=1)
+    tight = answer_of(standard(llm, kb, StandardRAG.Options(prompt_tokens=130), k=3), QUESTION, max_tokens=1)
     assert tight.shortened
     assert tight.stats.prompt_tokens <= 130
     assert (len(tight.sources), len(tight.left_out)) == (1, 2)
@@ -189,7 +186,7 @@ def test_a_question_longer_than_the_context_is_refused_before_any_work(
         def search(self, *_: Any, **__: Any) -> list[list[Hit]]:
             raise AssertionError("searched for a question that cannot be asked")
 
-    rag = StandardPipeline(llm, Unsearched(passages_in_order(kb, 0)), k=1, abstain=False)
+    rag = standard(llm, Unsearched(passages_in_order(kb, 0)), k=1, abstain=False)
     with pytest.raises(ContextLengthError, match="shorten the question"):
         answer_of(rag, "why " * 9000)
     with pytest.raises(ContextLengthError):
@@ -197,7 +194,7 @@ def test_a_question_longer_than_the_context_is_refused_before_any_work(
 
 
 def test_a_model_without_a_chat_template_gets_a_text(llm: LanguageModel, kb: KnowledgeBase) -> None:
-    answer = answer_of(StandardPipeline(llm, kb, k=2), QUESTION, raw=True, max_tokens=40)
+    answer = answer_of(standard(llm, kb, k=2), QUESTION, raw=True, max_tokens=40)
     assert "\n" not in answer.text
     assert answer.citations.numbers
 
@@ -217,8 +214,8 @@ class Waiting(GivenPassages):
 def test_others_decode_during_a_search(exact_llm: LanguageModel, kb: KnowledgeBase) -> None:
     llm = exact_llm
     waiting = Waiting(passages_in_order(kb, 0, 1))
-    slow = StandardPipeline(llm, waiting, k=2, abstain=False)
-    quick = StandardPipeline(llm, GivenPassages(passages_in_order(kb, 0, 1)), k=2, abstain=False)
+    slow = standard(llm, waiting, k=2, abstain=False)
+    quick = standard(llm, GivenPassages(passages_in_order(kb, 0, 1)), k=2, abstain=False)
     alone = answer_of(quick, QUESTION, max_tokens=6)
 
     def both() -> Coroutine[list[Answer]]:
@@ -242,7 +239,7 @@ class Failing(GivenPassages):
 
 def test_an_error_of_the_search_is_the_caller_s(llm: LanguageModel, kb: KnowledgeBase) -> None:
     with pytest.raises(InputError, match="colour"):
-        answer_of(StandardPipeline(llm, Failing(passages_in_order(kb, 0)), k=1, abstain=False), QUESTION)
+        answer_of(standard(llm, Failing(passages_in_order(kb, 0)), k=1, abstain=False), QUESTION)
 
 
 def test_a_timeout_ends_an_answer(rag: StandardPipeline) -> None:
@@ -267,18 +264,23 @@ def test_leaving_a_stream_ends_the_request(rag: StandardPipeline) -> None:
         ({"min_score": 1.5}, "min_score"),
         ({"min_score": float("nan")}, "min_score"),
         ({"min_score": "high"}, "min_score"),
-        ({"max_prompt_tokens": 0}, "max_prompt_tokens"),
+        ({"index": "flatt"}, "index"),
     ],
 )
 def test_settings_that_cannot_be_used(
     llm: LanguageModel, kb: KnowledgeBase, settings: Mapping[str, Any], field: str
 ) -> None:
     with pytest.raises(InputError, match=field) as caught:
-        StandardPipeline(llm, kb, **settings)
+        llm.generate(QUESTION, kb=kb, **settings)
     assert "\n" not in str(caught.value)
 
 
-def test_calls_that_cannot_be_used(rag: StandardPipeline, llm: LanguageModel, kb: KnowledgeBase) -> None:
+def test_options_that_cannot_be_used() -> None:
+    with pytest.raises(InputError, match=r"^prompt_tokens: 0 is not usable: give a whole number from 1 "):
+        StandardRAG(prompt_tokens=0)
+
+
+def test_calls_that_cannot_be_used(rag: StandardPipeline) -> None:
     for question in ("", " \n", None):
         with pytest.raises(InputError, match="question"):
             answer_of(rag, question)
@@ -286,10 +288,6 @@ def test_calls_that_cannot_be_used(rag: StandardPipeline, llm: LanguageModel, kb
         answer_of(rag, QUESTION, tempreature=1)
     with pytest.raises(InputError, match="history"):
         answer_of(rag, QUESTION, [{"role": "robot", "content": "x"}])
-    with pytest.raises(InputError, match="min_score"):
-        StandardPipeline(llm, GivenPassages(passages_in_order(kb, 0)), k=1, min_score=0.5)
-    with pytest.raises(InputError, match="did you mean flat"):
-        answer_of(StandardPipeline(llm, kb, index="flatt"), QUESTION)
 
 
 def test_quietly_passes_on_everything_but_messages() -> None:

@@ -65,11 +65,9 @@ def test_probabilities_that_would_underflow_do_not() -> None:
 @pytest.mark.parametrize("evidence", ["passages", "both"])
 def test_the_verifier_can_read_the_passages(exact_llm: LanguageModel, evidence: Any) -> None:
     drafter = ScriptedDrafter([" It says so.\nAnswer: Marie Curie"] * 2)
-    scoring = Scoring(evidence=evidence)
-    found = answer_of(
-        make(exact_llm, drafter=drafter, m=2, k=1, scoring=scoring), QUESTION, passages=PASSAGES
-    )
-    alone = answer_of(make(exact_llm, drafter=drafter, m=2, k=1), QUESTION, passages=PASSAGES)
+    two: dict[str, Any] = {"drafter": drafter, "drafts": 2, "passages_per_draft": 1}
+    found = answer_of(make(exact_llm, **two, evidence=evidence), QUESTION)
+    alone = answer_of(make(exact_llm, **two), QUESTION)
     for draft, other in zip(found.drafts, alone.drafts, strict=True):
         assert draft.measured is not None
         assert other.measured is not None
@@ -86,8 +84,8 @@ def test_the_verifier_can_read_the_passages(exact_llm: LanguageModel, evidence: 
 
 def test_the_verifier_can_read_all_passages_once_for_all_drafts(exact_llm: LanguageModel) -> None:
     drafter = ScriptedDrafter([" No idea.\nAnswer: Marie Curie", " None.\nAnswer: the Danube"])
-    rag = make(exact_llm, drafter=drafter, m=2, k=1, scoring=Scoring(evidence="all-passages"))
-    found = answer_of(rag, QUESTION, passages=PASSAGES)
+    rag = make(exact_llm, drafter=drafter, drafts=2, passages_per_draft=1, evidence="all-passages")
+    found = answer_of(rag, QUESTION)
     encode = exact_llm.tokenizer.encode
     texts = "\n".join(f"{passage.title}\n{passage.text}" for passage in PASSAGES)
     for draft in found.drafts:
@@ -104,9 +102,14 @@ def test_a_draft_can_count_as_the_verifiers_own_answer(exact_llm: LanguageModel)
     drafter = ScriptedDrafter(
         [" None.\nAnswer: the Danube", " No idea.\nAnswer: Marie Curie discovered radium."]
     )
-    own = Scoring(draft=False, self_reflect=False, evidence="best-passages", length_normalized=True)
+    own: dict[str, Any] = {
+        "without": ("draft", "self-reflect"),
+        "evidence": "best-passages",
+        "length_normalized": True,
+    }
+    two: dict[str, Any] = {"drafter": drafter, "drafts": 2, "passages_per_draft": 1}
     passages = [*PASSAGES, replace(PASSAGES[0], id=9, text="A sixth passage.")]
-    found = answer_of(make(exact_llm, drafter=drafter, m=2, k=1, scoring=own), QUESTION, passages=passages)
+    found = answer_of(make(exact_llm, passages, **two, **own), QUESTION)
     prompt = exact_llm.tokenizer.chat_text(build_prompt(QUESTION, PASSAGES))
     for draft in found.drafts:
         request = ScoringRequest(prompt, (TextPart("said", draft.answer),))
@@ -122,10 +125,8 @@ def test_a_draft_can_count_as_the_verifiers_own_answer(exact_llm: LanguageModel)
     assert second.measured is not None
     assert together < found.usage.verifier_read_tokens < together + 20
 
-    asked = replace(own, self_reflect=True)
-    (scored, _) = answer_of(
-        make(exact_llm, drafter=drafter, m=2, k=1, scoring=asked), QUESTION, passages=passages
-    ).drafts
+    asked: dict[str, Any] = {**own, "without": ("draft",)}
+    (scored, _) = answer_of(make(exact_llm, passages, **two, **asked), QUESTION).drafts
     assert scored.scores is not None
     assert scored.scores.self_reflect is not None
 
@@ -140,7 +141,7 @@ def test_permuted_drafts_get_the_same_scores(exact_llm: LanguageModel) -> None:
 
     def scores(order: list[int]) -> dict[str, Scores | None]:
         drafter = ScriptedDrafter([texts[place] for place in order])
-        found = answer_of(make(exact_llm, drafter=drafter, m=4, k=1), QUESTION, passages=PASSAGES)
+        found = answer_of(make(exact_llm, drafter=drafter, drafts=4, passages_per_draft=1), QUESTION)
         return {draft.text: draft.scores for draft in found.drafts}
 
     first, second = scores([0, 1, 2, 3]), scores([3, 2, 0, 1])
@@ -154,7 +155,7 @@ def test_permuted_drafts_get_the_same_scores(exact_llm: LanguageModel) -> None:
 def test_the_verifiers_scores_are_those_of_question_answer_rationale_and_yes(
     exact_llm: LanguageModel,
 ) -> None:
-    for draft in answer_of(make(exact_llm), QUESTION, passages=PASSAGES).drafts:
+    for draft in answer_of(make(exact_llm), QUESTION).drafts:
         parts = (
             TextPart("a", "\nAnswer:", scored=False),
             TextPart("answer", f" {draft.answer}"),

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+from specrag.artifacts import MANIFEST
 from specrag.errors import ModelFilesError
 from specrag.models import catalog
 from specrag.models.catalog import ModelFiles, download
 from specrag.models.catalog.sources import SOURCES
-from specrag.models.catalog.store import MANIFEST, sha256_of
+from specrag.models.catalog.store import sha256_of
 from specrag.models.tokenizer import Tokenizer
 from specrag.models.weights import read_config, read_weights
 from tests.models import tiny

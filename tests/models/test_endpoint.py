@@ -18,7 +18,7 @@ from specrag.methods.generator import LocalGenerator
 from specrag.models.endpoint import Endpoint, open_endpoint
 from specrag.models.endpoint.connection import EndpointSettings
 from specrag.models.roles import (
-    Cue,
+    AnswerFormat,
     ScoringRequest,
     TextDelta,
     TextDone,
@@ -131,24 +131,24 @@ def test_texts_are_those_of_the_local_model(
 def test_a_cue_is_kept_to_in_two_calls(
     server: FakeServer, exact: LanguageModel, tokenizer: str | None
 ) -> None:
-    cue = Cue("\nAnswer:", within=8)
+    cue = "\nAnswer:"
     shown = "Question: What colour is gold?\nRationale: Gold is yellow.\nAnswer: yellow\n\n"
     prompt = f"{shown}Question: What is the capital of France?\n"
-    request = TextRequest(prompt, "Rationale:", max_tokens=16, cue=cue)
+    request = TextRequest(prompt, "Rationale:", max_tokens=16, answer_format=AnswerFormat(cue, within=8))
     (local,) = run(LocalGenerator(exact).generating([request]))
     with opened(server, tokenizer) as endpoint:
         (found,) = run(endpoint.generating([request]))
     assert found.text.count("\n") == 1
     assert "".join(token.text for token in found.tokens).startswith(found.text)
-    first, _, second = found.text.partition(cue.text)
-    assert first == local.text.partition(cue.text)[0].rstrip()
+    first, _, second = found.text.partition(cue)
+    assert first == local.text.partition(cue)[0].rstrip()
     assert second.strip()
     asked = [call["max_tokens"] for call in server.seen if "max_tokens" in call]
     assert asked[0] == 8
     assert len(asked) == 2
     assert found.prompt_tokens == local.prompt_tokens
     assert found.read_tokens > found.prompt_tokens  # the second call reads the prompt again
-    scored = [token.log_prob for token in found.tokens if token.text != cue.text]
+    scored = [token.log_prob for token in found.tokens if token.text != cue]
     assert None not in scored
     ours = [token.log_prob for token in local.tokens][:4]
     assert scored[:4] == pytest.approx(ours, abs=1e-3)

@@ -49,7 +49,7 @@ def test_a_disk_that_fails_at_any_operation_leaves_the_old_model_or_the_new_one(
         publish(home, OLD)
         refused = attempt(failing, lambda: publish(home, NEW))
         if refused:
-            assert ("no space left" if failing.lasting else "nput/output error") in refused
+            assert ("no space is left" if failing.lasting else "nput/output error") in refused
         back = [None] if failing.lasting else []  # the old one cannot be put back where no rename works
         assert seen(home) in ([OLD, NEW, *back] if refused else [NEW])
         assert os.listdir(home / "models") in (["tiny"], [])

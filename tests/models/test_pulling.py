@@ -245,7 +245,7 @@ def test_full_disk_while_unpacking_keeps_the_wheels(
         "PIP_FIND_LINKS": str(tiny_wheels),
     }.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ModelFilesError, match="has no space left while making tiny"):
+    with pytest.raises(ModelFilesError, match="no space is left while making tiny"):
         catalog.make(dataclasses.replace(source, unpacked_bytes=0, ready_bytes=0))
     assert list((home / "models").iterdir()) == []
     kept = sorted(path.name for path in (home / "downloads" / "tiny").iterdir())
@@ -266,7 +266,7 @@ def test_file_size_limit_while_converting(tiny_gguf: Path, own_home: Path) -> No
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
     )
     assert done.returncode == 1
-    assert done.stderr.startswith(f"error: SPECRAG_HOME: {str(own_home)!r} has no space left while making")
+    assert done.stderr.startswith(f"error: SPECRAG_HOME: {str(own_home)!r}: no space is left while making")
     assert len(done.stderr.splitlines()) == 1
     assert list((own_home / "models").iterdir()) == []
 
@@ -277,7 +277,7 @@ def test_full_disk_while_converting(
     weights = (tiny_files.folder / "model.safetensors").stat().st_size
     home = mounted(f"size={weights + 8192}")  # the weights fit, the tokenizer no longer does
     monkeypatch.setenv("SPECRAG_HOME", str(home))
-    with pytest.raises(ModelFilesError, match="has no space left while making"):
+    with pytest.raises(ModelFilesError, match="no space is left while making"):
         catalog.resolve(tiny_gguf)
     assert list((home / "models").iterdir()) == []
     monkeypatch.setenv("SPECRAG_HOME", str(mounted(f"size={weights // 2}")))

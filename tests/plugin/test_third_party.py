@@ -65,6 +65,13 @@ PLACES = {
         ],
         NAME,
     ),
+    "the bench's command": (
+        [
+            *("-m", "specrag", "bench", "tokens", "--quick", "--no-plots", "--json", "-", "--out", "OUT"),
+            *("--rows", "1", "--task", "summarization", "--method", NAME),
+        ],
+        '"acceptance_by_source": {"first-word": ',
+    ),
     "a wrong option": (
         [
             "-c",
@@ -107,8 +114,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_it_is_found(installed: Path, smollm2: Path, place: str) -> None:
+def test_it_is_found(installed: Path, smollm2: Path, place: str, tmp_path: Path) -> None:
     words, said = PLACES[place]
+    words = [str(tmp_path) if word == "OUT" else word for word in words]
     paths = [str(installed), str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
         [sys.executable, *words],

@@ -126,8 +126,8 @@ def test_completions_are_those_of_the_model_itself(gateway: LiveServer, server: 
 
 def test_standard_rag_finds_and_answers_as_the_model_itself(gateway: LiveServer, server: LiveServer) -> None:
     # A model behind an endpoint begins its own answers.
-    wish = {"kb": "wiki", "k": 2, "method": "standard-rag", "options": {"lead": ""}}
-    through, direct = both(CHAT, body(QUESTION, specrag=wish, max_tokens=16), gateway, server)
+    extension = {"kb": "wiki", "k": 2, "method": "standard-rag", "options": {"lead": ""}}
+    through, direct = both(CHAT, body(QUESTION, specrag=extension, max_tokens=16), gateway, server)
     assert through["choices"] == direct["choices"]
     assert through["specrag"]["sources"] == direct["specrag"]["sources"]
     assert through["usage"]["prompt_tokens"] == direct["usage"]["prompt_tokens"]
@@ -167,8 +167,8 @@ def test_speculative_rag_drafts_and_verifies_by_its_pools(
     gateway: LiveServer, server: LiveServer, sample_base: Path
 ) -> None:
     values: dict[str, Any] = {"drafts": 2, "draft_tokens": 32, "form": "paper"}  # whose factors all count
-    wish = {"kb": "wiki", "k": 4, "method": "speculative-rag", "options": values, "events": True}
-    events = streamed(gateway, {**body(QUESTION, specrag=wish), "model": "small"})
+    extension = {"kb": "wiki", "k": 4, "method": "speculative-rag", "options": values, "events": True}
+    events = streamed(gateway, {**body(QUESTION, specrag=extension), "model": "small"})
     told = {event["specrag"]["event"]: event["specrag"] for event in events if "specrag" in event}
     text = "".join(event["choices"][0]["delta"].get("content") or "" for event in events)
     with (
@@ -204,8 +204,8 @@ SAMPLED: dict[str, Any] = {"temperature": 1, "seed": 3, "top_p": 0.9}
 def iterative(method: str, **more: Any) -> dict[str, Any]:
     """The body of a question that is answered with a retrieval every few tokens."""
     options = {**SHORT, **more.pop("options", {})}
-    wish = {"kb": "wiki", "method": method, "options": options}
-    return body(LONG, specrag=wish, **more)
+    extension = {"kb": "wiki", "method": method, "options": options}
+    return body(LONG, specrag=extension, **more)
 
 
 def through(gateway: LiveServer, asked: dict[str, Any]) -> dict[str, Any]:

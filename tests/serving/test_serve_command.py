@@ -25,8 +25,10 @@ from tests.serving.live_server import wait_for
         (["--max-qeue", "3"], "did you mean --max-queue?"),
         (["--max-queue"], "give a value behind it"),
         (["--max-queue", "many"], "--max-queue: "),
-        (["--method", "respek"], "--method: 'respek' is not usable: take one of adaptive, plain, "),
-        (["--method", "respek"], "did you mean respec?"),
+        (
+            ["--method", "respek"],
+            "--method: 'respek' is not usable: did you mean respec? take one of adaptive, plain, ",
+        ),
         (["--kb", "nowhere"], "'nowhere' does not exist"),
         (["--kb", "My Base"], "--kb: 'My Base' is not usable: 'My Base' is no name, which has small letters"),
         (["--kb", "a=b", "--kb", "c="], "--kb: 'c=' is not usable: give --kb NAME=FOLDER"),

@@ -11,10 +11,13 @@ from numpy.typing import NDArray
 
 from specrag.engine.sampling import Distribution, SamplingParams, warp
 from specrag.models.toy import ToyModel
+from specrag.speculation.drafters.rag import RAG
 from specrag.speculation.tree import ROOT, DraftTree
 
 Law = dict[tuple[int, ...], float]
 
+#: Source of guesses that were drawn at random, as a RAG drafter's are; others are copies.
+DRAWN = "drawn"
 #: Length of the texts whose laws are compared.
 TOKENS = 3
 
@@ -162,9 +165,9 @@ class DiceView:
 
     def guess_from(self, node: int, draft: NDArray[np.float64]) -> int:
         """What was drawn behind the node, if anything was: the keyed draw is the guess itself."""
-        drawn = [child for child, parent in enumerate(self.tree.parents) if parent == node]
-        if drawn and self.tree.draft_probs:
-            return self.tree.tokens[drawn[0]]
+        for child, parent in enumerate(self.tree.parents):
+            if parent == node and self.tree.sources[child] in (DRAWN, RAG):
+                return self.tree.tokens[child]
         return self.dice.throw(draft)
 
     def _tokens(self, node: int) -> list[int]:

@@ -29,6 +29,7 @@ from specrag.speculation.augmented_target import (
 )
 from specrag.speculation.tree import DraftTree, Verdict
 from tests.speculation.enumeration import (
+    DRAWN,
     PARAMS,
     TOKENS,
     Dice,
@@ -166,9 +167,7 @@ def guesses(model: ToyModel, params: SamplingParams, seed: int, most: int = 2) -
             probs = opinions(model, params, [*context, *tokens], [])[0]
             tokens.append(rng.randrange(VOCAB) if copies else dice.throw(probs))
         known = opinions(model, params, context, tokens)
-        chain = DraftTree.chain(tokens, "copy" if copies else "drawn")
-        drawn = () if copies or not tokens else known[:-1]
-        return replace(chain, draft_probs=drawn, opinions=known)
+        return replace(DraftTree.chain(tokens, "copy" if copies else DRAWN), opinions=known)
 
     return propose
 
@@ -241,7 +240,7 @@ def drawn(model: ToyModel, params: SamplingParams, length: int) -> Draft:
         for _ in range(length):
             tokens.append(dice.throw(opinions(model, params, [*context, *tokens], [])[0]))
         known = opinions(model, params, context, tokens)
-        return replace(DraftTree.chain(tokens, "drawn"), draft_probs=known[:-1], opinions=known)
+        return replace(DraftTree.chain(tokens, DRAWN), opinions=known)
 
     return propose
 

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from specrag.engine.executor import Executor, run
 from specrag.engine.outputs import Outputs, Row
-from specrag.engine.passes import Coroutine, Others, Segment, gather
+from specrag.engine.passes import Coroutine, Others, Pass, Segment, gather
 from specrag.engine.processors import AllowedTokens, LogitsProcessor
 from specrag.engine.sampling import SamplingParams, log_softmax
 from specrag.engine.session import Session
 from specrag.engine.stopping import StopConditions
+from specrag.errors import Cancelled
 from specrag.models.toy import ToyModel
 from specrag.speculation.acceptance import Matching, View
 from specrag.speculation.decode import TARGET, Settings, Speculation, decode
@@ -136,6 +137,7 @@ def check_rounds(decoded: Decoded, drafter: RandomDrafter, schedule: Budgets) ->
     ]
     assert all(mine is theirs for mine, (theirs, _) in zip(drafter.rounds, schedule.told, strict=True))
     assert set(schedule.asked) == {drafter.runs_passes}
+    assert drafter.closed == 1
     trees = iter(drafter.proposed)
     for round, step in zip(drafter.rounds, decoded.steps, strict=True):
         if len(round.proposed):
@@ -349,6 +351,26 @@ def test_a_session_goes_on_after_its_end() -> None:
     )
     run(rest)
     assert first.session.tokens == prompt + output
+
+
+@pytest.mark.parametrize("how", ["the text ends", "the request is cancelled", "the coroutine is closed"])
+def test_the_drafter_is_closed_at_the_end(how: str) -> None:
+    session = Session(ToyModel(VOCAB, seed=2))
+    run(session.extend([1, 2, 3]))
+    drafter = RandomDrafter(1, VOCAB)
+    speculation = Speculation(drafter, Matching(), Budgets([3]))
+    loop = decode(session, Settings(StopConditions(20)), Letters(), speculation, lambda: 0.0)
+    if how == "the text ends":
+        run(loop)
+    else:
+        assert isinstance(next(loop), Pass)
+        assert not drafter.closed
+        if how == "the coroutine is closed":
+            loop.close()
+        else:
+            with pytest.raises(Cancelled):
+                loop.throw(Cancelled("enough"))
+    assert drafter.closed == 1
 
 
 def test_log_probabilities_are_the_models_own_whatever_the_sampling() -> None:

@@ -86,7 +86,7 @@ def test_it_proposes_its_own_text_behind_its_own_prompt() -> None:
     tree = followed.propose(7)
     assert tree.tokens == tuple(greedy(toy(1), READING, 7))
     assert set(tree.sources) == {RAG}
-    assert (tree.draft_probs, tree.opinions) == ((), ())
+    assert tree.opinions == ()
     for said in ([*tree.tokens[:3], 5], [0], list(tree.tokens), [5, 4, 3, 2, 1, 0] * 8):
         other = Followed(RagDrafter(toy(1), READING, Guessing(GREEDY)), said)
         assert other.propose(4).tokens == tuple(greedy(toy(1), [*READING, *said], 4))
@@ -101,7 +101,7 @@ def test_its_opinion_stands_behind_every_node(sampling: SamplingParams) -> None:
         for count, opinion in enumerate(tree.opinions):
             context = [*READING, 1, 5, *tree.tokens[:count]]
             assert np.array_equal(opinion, warp(toy(1).logits(context), sampling).dense(VOCAB))
-        assert len(tree.draft_probs) == budget
+        assert len(tree.opinions) == budget + 1
 
 
 def test_each_guess_costs_a_pass_and_the_last_opinion_one_more() -> None:
@@ -127,7 +127,6 @@ def test_copies_come_from_what_it_reads_and_cost_one_pass() -> None:
     assert model.passes - before == 1
     assert tree.tokens == (4, 5, 5)
     assert set(tree.sources) == {SUFFIX}
-    assert tree.draft_probs == ()
     for count, opinion in enumerate(tree.opinions):
         context = [*reading, 1, 2, 3, *tree.tokens[:count]]
         assert np.array_equal(opinion, warp(model.logits(context), DRAWN).dense(VOCAB))
@@ -148,6 +147,29 @@ def test_it_takes_the_targets_random_numbers_where_no_opinion_is_asked_for() -> 
             agreed, alone = (agreed, alone + same) if opinions else (agreed + same, alone)
     assert agreed / 300 > 0.8
     assert alone / 300 < 0.6
+
+
+def test_drawn_guesses_follow_their_law_and_not_the_targets_draws() -> None:
+    count = 1500
+    drawn: Counter[tuple[int, int]] = Counter()
+    for seed in range(count):
+        sampling = SamplingParams(temperature=1.0, seed=seed)
+        token = Followed(RagDrafter(toy(), PROMPT, Guessing(sampling, opinions=True))).propose(1).tokens[0]
+        targets = plain_decoding(toy(), PROMPT, max_tokens=1, sampling=sampling).tokens[0]
+        drawn[token, targets] += 1
+    law = warp(toy().logits(PROMPT), SamplingParams(temperature=1.0)).dense(VOCAB)
+    found = np.array([[drawn[mine, theirs] for theirs in range(VOCAB)] for mine in range(VOCAB)]) / count
+    # Of independent draws from one law, each pair comes as often as the product says.
+    assert np.abs(found - np.outer(law, law)).sum() / 2 < 0.08
+
+
+def test_grades_do_not_tell_what_was_drawn() -> None:
+    one, other = (
+        Followed(RagDrafter(toy(1), READING, Guessing(replace(DRAWN, seed=seed), opinions=True))).propose(6)
+        for seed in (3, 4)
+    )
+    assert one.tokens != other.tokens
+    assert one.grades == other.grades
 
 
 def test_where_its_context_ends_nothing_is_proposed_unless_its_opinion_is_needed() -> None:

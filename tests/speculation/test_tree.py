@@ -80,8 +80,8 @@ def paths(tree: DraftTree) -> list[tuple[int, ...]]:
 @given(trees, st.randoms(use_true_random=False))
 def test_a_part_of_a_tree_keeps_what_belongs_to_its_nodes(tree: DraftTree, rng: random.Random) -> None:
     grades = tuple(rng.randrange(9) for _ in tree.tokens)
-    probs = tuple(np.full(4, node, dtype=np.float64) for node in range(len(tree)))
-    graded = DraftTree(tree.tokens, tree.parents, tree.sources, grades, probs)
+    opinions = tuple(np.full(4, node, dtype=np.float64) for node in (ROOT, *range(len(tree))))
+    graded = DraftTree(tree.tokens, tree.parents, tree.sources, grades, opinions)
     nodes: list[int] = []
     for node, parent in enumerate(tree.parents):
         if (parent == ROOT or parent in nodes) and rng.random() < 0.7:
@@ -90,7 +90,7 @@ def test_a_part_of_a_tree_keeps_what_belongs_to_its_nodes(tree: DraftTree, rng: 
     assert paths(part) == [paths(tree)[node] for node in nodes]
     assert part.sources == tuple(tree.sources[node] for node in nodes)
     assert part.grades == tuple(grades[node] for node in nodes)
-    assert [int(found[0]) for found in part.draft_probs] == nodes
+    assert [int(found[0]) for found in part.opinions] == [ROOT, *nodes]
 
 
 @given(st.lists(trees, max_size=4), st.integers(0, 40))
@@ -112,13 +112,13 @@ def test_a_merged_tree_holds_the_paths_of_all(several: list[DraftTree], budget: 
         assert paths(merged)[: len(first)] == paths(first)
 
 
-def test_grades_and_probabilities_are_one_a_node() -> None:
+def test_grades_are_one_a_node_and_opinions_one_more() -> None:
     assert DraftTree.chain([1, 2], "a").grades == (0, 0)
     assert DraftTree.chain([1, 2], "a", [3, 4]).grades == (3, 4)
     with pytest.raises(InputError, match="grade"):
         DraftTree((1, 2), (-1, 0), ("a", "a"), (1,))
-    with pytest.raises(InputError, match="draft_probs"):
-        DraftTree((1, 2), (-1, 0), ("a", "a"), draft_probs=(np.ones(3),))
+    with pytest.raises(InputError, match="opinions"):
+        DraftTree((1, 2), (-1, 0), ("a", "a"), opinions=(np.ones(3),))
 
 
 def test_the_trunk_is_the_chain_of_first_guesses() -> None:

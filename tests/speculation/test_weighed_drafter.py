@@ -38,7 +38,7 @@ class Scripted(NoDrafter):
         return self.tree.kept(range(min(budget, len(self.tree))))
 
 
-class Asking(CostAware):
+class AlwaysAsking(CostAware):
     """Always asks the dear drafter too."""
 
     def __init__(self, like: CostAware) -> None:
@@ -106,7 +106,9 @@ def test_a_token_that_both_guess_keeps_the_better_grade_and_what_a_copy_may() ->
 
     for free, source in ((SURE, SUFFIX), (DOUBTFUL, "model")):
         guessed = DraftTree.chain([free.tokens[0], 7, 8, 9], "model")
-        made = Weighed(Scripted(free), Scripted(guessed, runs_passes=True), Asking(estimates), lambda: 12)
+        made = Weighed(
+            Scripted(free), Scripted(guessed, runs_passes=True), AlwaysAsking(estimates), lambda: 12
+        )
         tree = run(made.propose(Session(MODEL, tokens=[1]), 60))
         assert tree.tokens[:4] == guessed.tokens
         assert tree.sources[0] == source

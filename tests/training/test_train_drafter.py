@@ -28,7 +28,7 @@ from specrag.models.decoder import LeanDecoder
 from specrag.models.loading import load_model
 from specrag.models.tokenizer import Tokenizer
 from specrag.models.weights import read_config, read_weights
-from specrag.training.drafter.examples import Encoder, Example, make_batch, parts, plan
+from specrag.training.drafter.examples import Example, ExampleEncoder, make_batch, parts, plan
 from specrag.training.drafter.measure import count_drafts
 from specrag.training.drafter.objective import Drafted, DrafterObjective, DrafterProgress
 from specrag.training.drafter.rows import read_rows
@@ -130,7 +130,9 @@ def test_what_a_run_leaves(done: Outcome, data: Path) -> None:
 
 
 def test_the_engine_computes_what_peft_computes(done: Outcome, data: Path, smollm2_files: ModelFiles) -> None:
-    example = Encoder(Tokenizer(smollm2_files), length=1024, rationales=True).example(read_rows([data])[0])
+    example = ExampleEncoder(Tokenizer(smollm2_files), length=1024, rationales=True).example(
+        read_rows([data])[0]
+    )
     assert example is not None
 
     def ours(model: SessionModel) -> Logits:

@@ -15,7 +15,7 @@ from specrag.engine.passes import Coroutine
 from specrag.engine.session import Session
 from specrag.errors import InputError
 from specrag.language_model import LanguageModel
-from specrag.methods.generator import LocalGenerator, two_lines
+from specrag.methods.generator import LocalGenerator, rationale_format
 from specrag.methods.prompts import LEAD as LEAD_CITED
 from specrag.methods.speculative_rag.cited import read_cited
 from specrag.methods.speculative_rag.drafting import Drafting, drafting
@@ -30,7 +30,7 @@ from specrag.methods.speculative_rag.form import (
 )
 from specrag.models.loading import LoadedModel
 from specrag.request import Options, Prompt, Result
-from specrag.training.drafter.examples import NO_RATIONALE, Encoder, end_of_turn, split
+from specrag.training.drafter.examples import NO_RATIONALE, ExampleEncoder, end_of_turn, split
 from specrag.training.drafter.measure import count_drafts
 from specrag.training.drafter.rows import DrafterRow, read_rows
 from specrag.training.drafter.run import TuningSettings
@@ -72,7 +72,7 @@ class Listening:
 
 
 def test_prompts_are_those_that_drafting_feeds(llm: LanguageModel, rows: list[DrafterRow]) -> None:
-    encoder = Encoder(llm.tokenizer, length=1024, rationales=True)
+    encoder = ExampleEncoder(llm.tokenizer, length=1024, rationales=True)
     for each in rows:
         model = Listening(llm)
         settings = Drafting(max_tokens=2, rationale_tokens=1, example=False)
@@ -107,7 +107,7 @@ def cited(tmp_path: Path) -> list[DrafterRow]:
 def test_cited_drafts_are_prompted_and_read_as_drafting_does(
     llm: LanguageModel, cited: list[DrafterRow]
 ) -> None:
-    encoder = Encoder(llm.tokenizer, length=1024, rationales=True, form="cited")
+    encoder = ExampleEncoder(llm.tokenizer, length=1024, rationales=True, form="cited")
     held, missing, choice = cited
     for each in cited:
         model = Listening(llm)
@@ -131,7 +131,7 @@ def test_cited_drafts_are_prompted_and_read_as_drafting_does(
     assert isinstance(refused, MalformedDraft)
     assert "do not hold the answer" in refused.reason
     assert llm.tokenizer.decode(encoder.draft(choice)) == write_draft(choice.rationale or "", choice.answer)
-    short = Encoder(llm.tokenizer, length=1024, rationales=False, form="cited")
+    short = ExampleEncoder(llm.tokenizer, length=1024, rationales=False, form="cited")
     assert llm.tokenizer.decode(short.draft(held)[:-1]) == "2]: Elke Vorst"
 
 
@@ -154,7 +154,7 @@ def test_a_drafter_that_says_that_nothing_is_there_is_right_where_nothing_is(
 
 
 def test_drafts_are_those_that_drafting_reads(llm: LanguageModel, rows: list[DrafterRow]) -> None:
-    encoder = Encoder(llm.tokenizer, length=1024, rationales=True)
+    encoder = ExampleEncoder(llm.tokenizer, length=1024, rationales=True)
     for each in rows:
         written = encoder.draft(each)
         assert each.rationale is not None
@@ -170,11 +170,11 @@ def test_the_form_that_drafters_are_kept_to_allows_every_token(
     llm: LanguageModel, rows: list[DrafterRow]
 ) -> None:
     """Kept to the form, a drafter that learnt its rows writes them: no token is forbidden, and the cue is the cue."""
-    encoder = Encoder(llm.tokenizer, length=1024, rationales=True)
+    encoder = ExampleEncoder(llm.tokenizer, length=1024, rationales=True)
     for each in rows:
-        cue = Drafting(example=False).cue(each.task)
-        assert cue is not None
-        form = two_lines(llm.tokenizer, cue)
+        answer_format = Drafting(example=False).answer_format(each.task)
+        assert answer_format is not None
+        form = rationale_format(llm.tokenizer, answer_format)
         state = form.start(())
         for token in encoder.draft(each):
             wanted = np.full(llm.loaded.model.vocab_size, -5.0, dtype=np.float32)
@@ -191,7 +191,7 @@ def test_the_end_of_a_turn_is_the_template_s_own(llm: LanguageModel) -> None:
 
 
 def test_without_rationales_a_dash_keeps_the_form(llm: LanguageModel, rows: list[DrafterRow]) -> None:
-    encoder = Encoder(llm.tokenizer, length=1024, rationales=False)
+    encoder = ExampleEncoder(llm.tokenizer, length=1024, rationales=False)
     for each in rows:
         text = llm.tokenizer.decode(encoder.draft(replace(each, rationale=None)))
         assert text == f" {NO_RATIONALE}{CUE} {each.answer}"
@@ -203,7 +203,7 @@ def test_long_passages_are_cut_as_in_drafting(llm: LanguageModel, tmp_path: Path
     text = "The harbour lies in Oman. " * 100
     long = row(0, passages=[{"title": "a", "text": text}, {"title": "b", "text": "Short."}])
     (each,) = read_rows([write_rows(tmp_path / "rows.jsonl", [long])])
-    encoder = Encoder(llm.tokenizer, length=256, rationales=True)
+    encoder = ExampleEncoder(llm.tokenizer, length=256, rationales=True)
     example = encoder.example(each)
     assert example is not None
     assert example.shortened
@@ -215,12 +215,12 @@ def test_long_passages_are_cut_as_in_drafting(llm: LanguageModel, tmp_path: Path
     assert "Short." in kept
     (whole,) = draft_prompt(each.task, each.passages)
     assert whole["content"].split("\n\n")[1][:100] in kept
-    assert Encoder(llm.tokenizer, length=120, rationales=True).example(each) is None
+    assert ExampleEncoder(llm.tokenizer, length=120, rationales=True).example(each) is None
 
 
 def test_a_row_that_would_end_a_turn_is_left_out(llm: LanguageModel, tmp_path: Path) -> None:
     path = write_rows(tmp_path / "rows.jsonl", [row(0, rationale="Say <|im_end|> now.")])
-    assert Encoder(llm.tokenizer, length=512, rationales=True).example(read_rows([path])[0]) is None
+    assert ExampleEncoder(llm.tokenizer, length=512, rationales=True).example(read_rows([path])[0]) is None
 
 
 def many(tmp_path: Path, count: int = 20) -> list[DrafterRow]:

@@ -11,7 +11,7 @@ import torch
 from specrag.models import catalog
 from specrag.models.catalog import ModelFiles
 from specrag.models.tokenizer import Tokenizer
-from specrag.training.drafter.examples import Encoder, split
+from specrag.training.drafter.examples import ExampleEncoder, split
 from specrag.training.drafter.model import Tuned, build
 from specrag.training.drafter.objective import Drafted, DrafterObjective, DrafterProgress, drafter_loop
 from specrag.training.drafter.rows import read_rows
@@ -82,7 +82,7 @@ def loop_in(
 ) -> TrainingLoop[DrafterProgress]:
     """A training loop with its checkpoint in a folder, saved behind every step."""
     files: ModelFiles = catalog.resolve(model)
-    encoder = Encoder(Tokenizer(files), length=settings.length, rationales=settings.rationales)
+    encoder = ExampleEncoder(Tokenizer(files), length=settings.length, rationales=settings.rationales)
     divided = split(read_rows([data]), settings)
     training, held_back = (
         [example for row in rows if (example := encoder.example(row)) is not None]

@@ -13,9 +13,15 @@ const [folder, gguf, port] = process.argv.slice(2);
 const entry = path.join(path.resolve(folder), "node_modules", "node-llama-cpp", "dist", "index.js");
 const {getLlama} = await import(pathToFileURL(entry).href);
 
-const llama = await getLlama({gpu: false, build: "never", maxThreads: os.availableParallelism()});
+const threads = os.availableParallelism();
+const llama = await getLlama({gpu: false, build: "never", maxThreads: threads});
 const model = await llama.loadModel({modelPath: gguf});
-const context = await model.createContext({contextSize: 4096, batchSize: 512, flashAttention: true});
+const context = await model.createContext({
+    contextSize: 4096,
+    batchSize: 512,
+    flashAttention: true,
+    threads: {ideal: threads, min: threads}
+});
 const sequence = context.getSequence();
 
 async function answer(body, send) {

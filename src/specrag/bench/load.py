@@ -31,13 +31,6 @@ class LoadMonitor(Protocol):
         ...
 
 
-class Unwatched:
-    """A monitor without figures, for tests and for platforms that have none."""
-
-    def other_share(self) -> float | None:
-        return None
-
-
 @dataclass(frozen=True)
 class ProcessorTimes:
     """Seconds of processor time since some start: of all processes, of this process's tree, and in all."""

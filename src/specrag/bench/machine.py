@@ -1,6 +1,6 @@
 """The measuring machine, and how fast it reads memory and multiplies: the floor under every pass.
 
-The rates are the best of a few short runs of plain torch and numpy operations: what an engine built on them can reach,
+The rates are the best of a few short runs of plain torch operations: what an engine built on them can reach,
 not the maker's figures.
 """
 
@@ -14,8 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-
-import numpy as np
 
 _PACKAGES = ("torch", "transformers", "numpy")
 _BEST_OF = 5
@@ -65,13 +63,11 @@ class Rates:
 
     Args:
         read_gb_s: memory read, 1e9 bytes a second, by torch with all its threads.
-        numpy_read_gb_s: the same by numpy, one thread; None on an accelerator.
         fp32_gflop_s, bf16_gflop_s: square matrix product, 1e9 operations a second (a multiply-add counts two).
         int8_gop_s: 8-bit product with 32-bit sums.
     """
 
     read_gb_s: float
-    numpy_read_gb_s: float | None
     fp32_gflop_s: float
     bf16_gflop_s: float | None
     int8_gop_s: float | None
@@ -82,7 +78,7 @@ def half_precision(device: str) -> str:
 
     A processor without bf16 products takes ten times as long for bf16; there it is fp32.
     """
-    from specrag.models.linear import PackedLinear
+    from specrag.models import PackedLinear
 
     return "bf16" if device != "cpu" or PackedLinear.available() else "fp32"
 
@@ -119,7 +115,6 @@ def measure_rates(
     """
     return Rates(
         read_gb_s=_torch_read(device, read_bytes, clock),
-        numpy_read_gb_s=_numpy_read(read_bytes, clock) if device == "cpu" else None,
         fp32_gflop_s=_product_rate(device, "float32", size, clock) or 0.0,
         bf16_gflop_s=_product_rate(device, "bfloat16", size, clock),
         int8_gop_s=_product_rate(device, "int8", size, clock),
@@ -150,11 +145,6 @@ def _torch_read(device: str, read_bytes: int, clock: Callable[[], float]) -> flo
     )
     seconds = min(_best_seconds(read, clock) for read in reductions)
     return numbers.numel() * 8 / seconds / 1e9
-
-
-def _numpy_read(read_bytes: int, clock: Callable[[], float]) -> float:
-    data = np.ones(read_bytes // 8, dtype=np.int64)
-    return data.nbytes / _best_seconds(data.max, clock) / 1e9
 
 
 def _product_rate(device: str, kind: str, size: int, clock: Callable[[], float]) -> float | None:

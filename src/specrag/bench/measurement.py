@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 
 from specrag.errors import InputError
-from specrag.methods.registry import method_names
+from specrag.methods import method_names
 
 PEERS = frozenset({"transformers", "transformers-lookup", "transformers-assisted", "vllm"})
 """Other systems that our methods are compared with."""

@@ -27,12 +27,6 @@ def normalize_answer(text: str) -> str:
     return _normalized(text, "")
 
 
-def exact_match(response: str, gold: str | Sequence[str]) -> bool:
-    """Whether the normalised response equals a normalised gold answer."""
-    normalized = normalize_answer(response)
-    return any(normalized == normalize_answer(answer) for answer in _answers(gold))
-
-
 def contains_answer(response: str, gold: str | Sequence[str]) -> bool:
     """Whether a gold answer occurs in the response as whole words, both normalised; the rule for free-form answers.
 

@@ -1,4 +1,4 @@
-"""Progress of a bench: a small protocol, a silent implementation and one for the terminal."""
+"""Progress of a bench: a small protocol, and an implementation for the terminal."""
 
 from __future__ import annotations
 
@@ -20,16 +20,6 @@ class Progress(Protocol):
     def advance(self, label: str) -> None:
         """One run is done, or was found in the records; ``label`` names it."""
         ...
-
-
-class Silent:
-    """Shows nothing."""
-
-    def begin(self, label: str, total: int) -> None:
-        pass
-
-    def advance(self, label: str) -> None:
-        pass
 
 
 class TerminalProgress:

@@ -6,6 +6,7 @@ cut off when the file is opened again.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -16,8 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from filelock import FileLock, Timeout
-
+from specrag.artifacts import exclusive_lock
 from specrag.errors import InputError, SpecragError
 
 
@@ -152,7 +152,7 @@ class RecordStore:
         self.retry_failed = retry_failed
         self.dropped_torn_line = False
         self._file: FileIO | None = None
-        self._lock = FileLock(f"{path}.lock")
+        self._held = contextlib.ExitStack()
         self._records: dict[RecordKey, Record] = {}
         self._claimed: set[tuple[str, str]] = set()
 
@@ -163,12 +163,14 @@ class RecordStore:
             InputError: another process writes there.
             SpecragError: the folder cannot be written, or a line before the last is damaged.
         """
+
+        def busy() -> None:
+            remedy = "another bench writes there; wait for it or choose another folder"
+            raise InputError("records", str(self.path), remedy)
+
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock.acquire(timeout=0)
-        except Timeout:
-            remedy = "another bench writes there; wait for it or choose another folder"
-            raise InputError("records", str(self.path), remedy) from None
+            self._held.enter_context(exclusive_lock(Path(f"{self.path}.lock"), busy))
         except OSError as error:
             raise SpecragError(f"records: {self.path} cannot be written ({error.strerror})") from error
         try:
@@ -187,7 +189,7 @@ class RecordStore:
         if self._file is not None:
             self._file.close()
             self._file = None
-        self._lock.release()
+        self._held.close()
 
     def _open(self) -> None:
         if self.fresh and self.path.exists():

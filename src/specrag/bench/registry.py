@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
-from specrag.checks import nearest
+from specrag.checks import did_you_mean
 from specrag.errors import InputError, SpecragError
 
 if TYPE_CHECKING:
@@ -51,8 +51,7 @@ class SuiteRegistry:
         """
         if name not in self._suites:
             exist = f"this version has {', '.join(self.names)}" if self.names else "this version has none"
-            near = nearest(name, self.names)
-            raise InputError("suite", name, f"did you mean {near}? {exist}" if near else exist)
+            raise InputError("suite", name, f"{did_you_mean(name, self.names)}{exist}")
         return self._suites[name]()
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import subprocess
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from specrag.artifacts import atomic_write
 from specrag.bench import plots, report
 from specrag.bench.interleave import Clock
 from specrag.bench.load import LoadMonitor, load_note
@@ -219,15 +218,7 @@ def _draw(suite: Suite, measurements: Sequence[Measurement], folder: Path) -> li
 def _write_whole(path: Path, text: str) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with open(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.chmod(temporary, 0o644)  # mkstemp makes it private
-            os.replace(temporary, path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        atomic_write(path, text.encode(), shared=True)
     except OSError as error:
         raise SpecragError(f"results: {path} cannot be written ({error.strerror})") from error
     return path

@@ -25,12 +25,10 @@ class BestStride:
     Attributes:
         stride: the smallest of the best strides.
         passages_per_second: with this stride.
-        speedup_over_sequential: relative to ``1 / (a + b(1))``, retrieval before every step.
     """
 
     stride: int
     passages_per_second: float
-    speedup_over_sequential: float
 
 
 def best_stride(
@@ -57,7 +55,7 @@ def best_stride(
     seconds = np.array([process.verified(stride) for stride in range(1, most + 1)])
     rates = passages_per_second(match, step, seconds, asynchronous)
     best = int(np.argmax(rates))
-    return BestStride(best + 1, float(rates[best]), float(rates[best]) * (step + float(seconds[0])))
+    return BestStride(best + 1, float(rates[best]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,10 @@ from specrag.cli.chat import Chat, interrupts_stop
 from specrag.errors import InputError
 
 if TYPE_CHECKING:
-    from specrag.cli.remote import RemoteAsking
+    from specrag.cli.remote import RemoteBackend
     from specrag.cli.resources import LocalResources
     from specrag.cli.values import Chosen
-    from specrag.methods.base import Method
+    from specrag.methods import Method
     from specrag.request import Request, Result
 
 
@@ -32,8 +32,9 @@ def ask(
         str | None,
         typer.Option(
             "--kb",
-            metavar="DIR|URL#TABLE",
-            help="A folder made by specrag index, or a table: postgresql://USER@HOST/NAME#TABLE.",
+            metavar="DIR|ADDRESS",
+            help="A folder made by specrag index, or a store: postgresql://USER@HOST/NAME#TABLE, qdrant://HOST/NAME, "
+            "milvus://HOST/NAME, shards:A,B.",
         ),
     ] = None,
     context: Annotated[
@@ -43,7 +44,7 @@ def ask(
         ),
     ] = None,
     method: common.Method = None,
-    option: values.Given = None,
+    option: values.KeyValues = None,
     k: Annotated[
         str | None, typer.Option("-k", metavar="N", help="How many passages (default 5; 10 for drafts).")
     ] = None,
@@ -83,22 +84,22 @@ def ask(
         raise InputError("-o early", True, "text can be taken back on a terminal only; leave it out")
     words = _first_question(question, file, chat, as_json)
     with ExitStack() as opened:
-        asking: Asking | RemoteAsking | None = None
+        backend: LocalBackend | RemoteBackend | None = None
         if kb is not None and not (details or as_json):
-            asking = _running(chosen, kb, model, system)
-        if asking is None:
+            backend = _running(chosen, kb, model, system)
+        if backend is None:
             with common.status("opening"):  # torch is imported, which takes seconds
                 name = common.model_name(model)
-            asking = _open(chosen, kb, context, name, opened, system=system, chat=chat)
+            backend = _open(chosen, kb, context, name, opened, system=system, chat=chat)
         if chat:
-            Chat(asking, details).run(words)
+            Chat(backend, details).run(words)
             return
         assert words is not None
-        asking.answer(words, details=details, as_json=as_json)
+        backend.answer(words, details=details, as_json=as_json)
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class LocalBackend:
     """A command's method with everything that it answers from.
 
     Attributes:
@@ -113,7 +114,7 @@ class Asking:
     system: str | None
     notes: tuple[str, ...]
 
-    def insisting(self) -> Asking:
+    def without_abstaining(self) -> LocalBackend:
         """The same, except that it answers whatever its passages are about."""
         search = self.request.search.model_copy(update={"abstain": False, "min_score": None})
         return replace(self, request=replace(self.request, search=search))
@@ -136,7 +137,7 @@ class Asking:
             Cancelled: Ctrl-C ended it.
         """
         from specrag.cli import render
-        from specrag.methods.partial import marked
+        from specrag.methods import mark_missing_shards
 
         method, given = self.chosen.method, self.given
         messages = [*history, {"role": "user", "content": question}]
@@ -145,14 +146,17 @@ class Asking:
         plan = method.plan(replace(self.request, prompt=messages), given)
         if not history:
             _warm_up(given.retriever, self.request.search.index)
-        task = given.submit(marked(method.run(plan), given.retriever), self.chosen.generation.timeout)
+        task = given.submit(
+            mark_missing_shards(method.run(plan), given.retriever), self.chosen.generation.timeout
+        )
         if as_json:
             result = given.executor.run(task)
             described = render.describe(result, method.name, given.tokenizer)
             typer.echo(json.dumps({"question": question} | described | given.describe(), ensure_ascii=False))
             return result
         with interrupts_stop(task) if stoppable else nullcontext():
-            result = render.show(given.streaming(task), given.colours(details), retracts=method.retracts)
+            events = given.executor.stream(task)
+            result = render.show(events, given.colours(details), retracts=method.retracts)
         if self.chosen.generation.log_probs is not None and given.tokenizer is not None:
             render.show_log_probs(given.tokenizer, result.tokens)
         absent = [f"partial: {name} did not answer" for name in result.missing]
@@ -160,16 +164,16 @@ class Asking:
         return result
 
 
-def _running(chosen: Chosen, kb: str, model: str | None, system: str | None) -> RemoteAsking | None:
+def _running(chosen: Chosen, kb: str, model: str | None, system: str | None) -> RemoteBackend | None:
     """A running server on this machine that answers in this command's place; ``None`` if there is none."""
     from specrag.cli.background import wait_until_ready
-    from specrag.cli.remote import RemoteAsking, find_server
+    from specrag.cli.remote import RemoteBackend, find_server
 
     server = find_server(chosen, kb, model)
     base = None if server is None else server.base(kb)
     if server is None or base is None or not wait_until_ready(server):
         return None
-    return RemoteAsking(chosen, server, base, system)
+    return RemoteBackend(chosen, server, base, system)
 
 
 def _check_needs(method: Method, kb: str | None, context: list[Path] | None) -> None:
@@ -178,7 +182,7 @@ def _check_needs(method: Method, kb: str | None, context: list[Path] | None) -> 
     Raises:
         InputError: passages or a context are missing.
     """
-    from specrag.methods.base import Needs
+    from specrag.methods import Needs
 
     if Needs.CONTEXT in method.needs and not context:
         raise InputError("--method", method.name, "it needs a long context; add --context FILE")
@@ -197,7 +201,7 @@ def _open(
     *,
     system: str | None,
     chat: bool,
-) -> Asking:
+) -> LocalBackend:
     """Open everything to answer from; all that needs no model is checked before one is loaded."""
     from specrag.cli.resources import LocalResources, open_passages
     from specrag.request import Request, check_options
@@ -219,12 +223,12 @@ def _open(
     if kb is not None and not _is_folder(retriever):
         search = search.model_copy(update={"index": None, "where": ()})  # the store has been opened with them
     request = Request("", options, search, documents)
-    return Asking(chosen, request, given, system, notes)
+    return LocalBackend(chosen, request, given, system, notes)
 
 
 def _is_folder(retriever: Any) -> bool:
     """Whether it is a folder, whose index and conditions are chosen for each question."""
-    from specrag.retrieval.knowledge_base import KnowledgeBase
+    from specrag.retrieval import KnowledgeBase
 
     return isinstance(retriever, KnowledgeBase)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from specrag.cli import common
 from specrag.errors import SpecragError
-from specrag.serving.running import RunningServer, folder, running_servers
+from specrag.serving import RunningServer, folder, running_servers
 
 #: Seconds without a request after which a background server ends itself.
 IDLE_SECONDS = 1800

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specrag.bench.registry import SuiteRegistry, built_in_suites
+from specrag.bench import SuiteRegistry, built_in_suites
 from specrag.errors import InputError
 
 if TYPE_CHECKING:
-    from specrag.bench.runner import BenchOptions, SuiteResult
+    from specrag.bench import BenchOptions, SuiteResult
 
 _FULL_OUT = Path("build/bench")
 _QUICK_OUT = Path("build/bench-quick")
@@ -102,11 +102,14 @@ def bench_command(registry: SuiteRegistry) -> Callable[..., None]:
         Example: specrag bench engine --quick --json figures.jsonl
         """
         chosen = registry.get(suite)
-        from specrag.bench.data import data_folder
-        from specrag.bench.load import ProcessorLoad
-        from specrag.bench.machine import describe_machine
-        from specrag.bench.progress import TerminalProgress
-        from specrag.bench.runner import BenchOptions, run_suite
+        from specrag.bench import (
+            BenchOptions,
+            ProcessorLoad,
+            TerminalProgress,
+            data_folder,
+            describe_machine,
+            run_suite,
+        )
 
         folder = data_folder(data)
         adapters = _find_adapters(suite, model, adapter or [])
@@ -172,7 +175,7 @@ def _find_adapters(suite: str, model: str, given: Sequence[str]) -> tuple[Path, 
         InputError: the suite compares no drafters, a folder is not there, or two have the same name.
         ModelFilesError: one is damaged or was made for another model.
     """
-    from specrag.models.adapters import check_adapter, find_adapter
+    from specrag.models import check_adapter, find_adapter
 
     if given and suite != "answers":
         raise InputError("--adapter", given[0], f"the suite answers compares drafters, {suite} does not")
@@ -216,8 +219,7 @@ def _set_threads(threads: int | None) -> None:
 
 
 def _tell(result: SuiteResult, json_file: str | None) -> None:
-    from specrag.bench.measurement import to_json_lines
-    from specrag.bench.runner import write_json_lines
+    from specrag.bench import to_json_lines, write_json_lines
 
     if json_file == _STDOUT:
         sys.stdout.write(to_json_lines(result.measurements))

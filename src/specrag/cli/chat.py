@@ -18,8 +18,8 @@ from specrag.cli.printable import printable
 from specrag.errors import Cancelled, SpecragError
 
 if TYPE_CHECKING:
-    from specrag.cli.ask import Asking
-    from specrag.cli.remote import RemoteAsking
+    from specrag.cli.ask import LocalBackend
+    from specrag.cli.remote import RemoteBackend
     from specrag.request import Source
 
 _COMMAND = re.compile(r"/[a-z]*")
@@ -51,12 +51,12 @@ class Chat:
     """A conversation. If an answer fails or is stopped, the chat goes on with its history intact.
 
     Args:
-        asking: the method with everything that it answers from.
+        backend: the method with everything that it answers from.
         details: whether to show details below each answer.
     """
 
-    def __init__(self, asking: Asking | RemoteAsking, details: bool) -> None:
-        self._asking = asking
+    def __init__(self, backend: LocalBackend | RemoteBackend, details: bool) -> None:
+        self._backend = backend
         self._details = details
         self._history: list[dict[str, str]] = []
         self._sources: tuple[Source, ...] = ()
@@ -93,15 +93,15 @@ class Chat:
             self._answer(said)
 
     def _answer(self, question: str, *, anyway: bool = False) -> None:
-        asking = self._asking.insisting() if anyway else self._asking
+        backend = self._backend.without_abstaining() if anyway else self._backend
         try:
-            result = asking.answer(question, tuple(self._history), details=self._details, stoppable=True)
+            result = backend.answer(question, tuple(self._history), details=self._details, stoppable=True)
         except Cancelled:
             typer.echo("stopped", err=True)
         except SpecragError as error:
             typer.echo(f"error: {error}", err=True)
         else:
-            self._asking = replace(self._asking, notes=())  # shown once
+            self._backend = replace(self._backend, notes=())  # shown once
             self._sources = result.sources
             abstained = result.details is not None and bool(result.details.summary().get("abstained"))
             self._abstained = question if abstained else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,7 +16,7 @@ from specrag.errors import InputError
 
 if TYPE_CHECKING:
     from specrag.cli.values import ModelValues
-    from specrag.retrieval.documents.contexts import ContextFiles
+    from specrag.retrieval.documents import ContextFiles
 
 STDIN = "-"
 
@@ -38,19 +37,6 @@ def integer(text: str) -> int:
         return int(text)
     except ValueError:
         raise typer.BadParameter(f"{text!r} is not usable: give an integer such as 7") from None
-
-
-def token_bias(text: str) -> tuple[int, float]:
-    """Parse ``TOKEN=VALUE`` into a token id and the number to add to its logit."""
-    token, _, value = text.partition("=")
-    try:
-        bias = int(token), float(value)
-    except ValueError:
-        bias = -1, math.nan
-    if math.isnan(bias[1]):
-        remedy = "give TOKEN=VALUE such as 42=-5, or 42=-inf to ban it"
-        raise typer.BadParameter(f"{text!r} is not usable: {remedy}")
-    return bias
 
 
 def read_prompt(prompt: str | None, file: str | None, *, raw: bool) -> str:
@@ -167,14 +153,6 @@ Device = Annotated[
         rich_help_panel=_PANEL,
     ),
 ]
-Adapter = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="DIR",
-        help="A folder with a LoRA adapter, or the name of one that comes with specrag; merged into the weights.",
-        rich_help_panel=_PANEL,
-    ),
-]
 BatchInvariant = Annotated[
     bool | None,
     typer.Option(
@@ -233,7 +211,7 @@ def read_context(paths: Sequence[Path]) -> ContextFiles:
     Raises:
         InputError: a file cannot be read as text.
     """
-    from specrag.retrieval.documents.contexts import read_context as read
+    from specrag.retrieval.documents import read_context as read
 
     try:
         return read(paths)
@@ -254,9 +232,9 @@ def check_weights(model: str, values: ModelValues) -> None:
     Raises:
         InputError: they do not fit.
     """
-    from specrag.engine.memory import MemoryNeed, check_memory, free_bytes, weights_bytes
+    from specrag.engine import MemoryNeed, check_memory, free_bytes, weights_bytes
+    from specrag.models import DTYPES, default_dtype, find_device
     from specrag.models.catalog import resolve
-    from specrag.models.loading import DTYPES, default_dtype, find_device
 
     if values.dtype not in DTYPES or values.device not in (None, "cpu"):
         return

@@ -10,7 +10,7 @@ import typer
 def methods(incomplete: str) -> list[tuple[str, str]]:
     """Names of methods, with their summaries."""
     from specrag.errors import SpecragError
-    from specrag.methods.registry import method_class, method_names
+    from specrag.methods import method_class, method_names
 
     found = []
     for name in method_names():
@@ -37,8 +37,7 @@ def option_keys(context: typer.Context, incomplete: str) -> list[tuple[str, str]
     """
     from specrag.cli.values import GROUPS
     from specrag.errors import SpecragError
-    from specrag.methods.describe import describe_options
-    from specrag.methods.registry import method_class
+    from specrag.methods import describe_options, method_class
 
     try:
         own = method_class(context.params.get("method") or _usual(context)).Options
@@ -58,7 +57,7 @@ def option_keys(context: typer.Context, incomplete: str) -> list[tuple[str, str]
 
 def _usual(context: typer.Context) -> str:
     """The method if none is named."""
-    from specrag.methods.facade import DEFAULT_METHOD, DEFAULT_OVER_CONTEXT, DEFAULT_OVER_PASSAGES
+    from specrag.methods import DEFAULT_METHOD, DEFAULT_OVER_CONTEXT, DEFAULT_OVER_PASSAGES
 
     if context.params.get("context"):
         return DEFAULT_OVER_CONTEXT

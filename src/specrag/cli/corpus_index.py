@@ -14,7 +14,7 @@ import typer
 from specrag.cli.printable import printable
 
 if TYPE_CHECKING:
-    from specrag.retrieval.progress import Progress
+    from specrag.retrieval import Progress
 
 
 def index_corpus(
@@ -33,11 +33,10 @@ def index_corpus(
         show: moves the progress bar.
         close: removes the progress bar.
     """
-    from specrag.methods.knn_lm.store.windows import read_texts
+    from specrag.methods.knn_lm.store import read_texts
+    from specrag.models import Tokenizer
     from specrag.models.catalog import resolve
-    from specrag.models.tokenizer import Tokenizer
-    from specrag.speculation.suffix.corpus import build_corpus
-    from specrag.speculation.suffix.corpus_files import require_target
+    from specrag.speculation.suffix import build_corpus, require_target
 
     started = time.perf_counter()
     folder = folder.expanduser()

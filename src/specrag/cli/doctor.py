@@ -162,8 +162,7 @@ def examine() -> Report:
 
 def _default() -> str:
     """What :func:`specrag.load` does with the small model where nothing is said."""
-    from specrag.models import catalog
-    from specrag.models.loading import default_dtype, default_invariance, find_device
+    from specrag.models import catalog, default_dtype, default_invariance, find_device
 
     device = find_device(None)
     try:
@@ -202,7 +201,7 @@ def _check_files(model: str) -> Check:
 def _hardware() -> Hardware:
     import torch
 
-    from specrag.bench.machine import describe_machine
+    from specrag.bench import describe_machine
 
     machine = describe_machine()
     gpus = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
@@ -238,7 +237,7 @@ def _instruction_sets() -> tuple[str, ...]:
 
 
 def _home() -> Home:
-    from specrag.models.catalog.store import home
+    from specrag.models.catalog import home
 
     path = home()
     there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())

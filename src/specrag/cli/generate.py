@@ -21,7 +21,7 @@ def generate(
         str | None, typer.Argument(metavar="PROMPT", help="The prompt; standard input if omitted.")
     ] = None,
     method: common.Method = None,
-    option: values.Given = None,
+    option: values.KeyValues = None,
     max_tokens: common.MaxTokens = None,
     temperature: common.Temperature = None,
     system: common.System = None,
@@ -39,7 +39,7 @@ def generate(
     """
     from specrag.cli import render
     from specrag.cli.resources import LocalResources
-    from specrag.methods.base import Needs
+    from specrag.methods import Needs
     from specrag.request import Request, check_options
 
     flags: dict[str, dict[str, Any]] = {"generation": {"max_tokens": max_tokens, "temperature": temperature}}
@@ -61,7 +61,7 @@ def generate(
             described = render.describe(given.executor.run(task), chosen.method.name, given.tokenizer)
             typer.echo(json.dumps(described | given.describe(), ensure_ascii=False))
             return
-        result = render.show(given.streaming(task), given.colours(details))
+        result = render.show(given.executor.stream(task), given.colours(details))
         if chosen.generation.log_probs is not None and given.tokenizer is not None:
             render.show_log_probs(given.tokenizer, result.tokens)
         render.show_result(result, details=details)

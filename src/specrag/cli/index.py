@@ -18,10 +18,9 @@ from specrag.cli.printable import printable
 from specrag.errors import InputError, SpecragError
 
 if TYPE_CHECKING:
-    from specrag.methods.block_files import ReadReport
-    from specrag.retrieval.build import BuildSettings
-    from specrag.retrieval.encoder.encoder import Encoder
-    from specrag.retrieval.progress import BuildReport, Progress
+    from specrag.methods import ReadReport
+    from specrag.retrieval import BuildReport, BuildSettings, Progress
+    from specrag.retrieval.encoder import Encoder
 
 _LOOK = 1.0  # seconds between two looks at the watched paths
 _SHOWN = 20  # skipped documents that are listed
@@ -99,19 +98,19 @@ def index(
         typer.Option(
             "--model",
             metavar="NAME",
-            help="That reads the text (smollm2-135m; for --read the one that answers).",
+            help="Model that reads the text (default smollm2-135m; for --read the one that answers).",
             rich_help_panel=_KNN,
         ),
     ] = None,
     dtype: Annotated[
         str | None,
         typer.Option(
-            metavar="TYPE", help="Of the model; by default int8, bf16 on a GPU.", rich_help_panel=_KNN
+            metavar="TYPE", help="Its number type; by default int8, bf16 on a GPU.", rich_help_panel=_KNN
         ),
     ] = None,
     device: Annotated[
         str | None,
-        typer.Option(metavar="DEVICE", help="Of the model, such as cpu.", rich_help_panel=_KNN),
+        typer.Option(metavar="DEVICE", help="Its device, such as cpu.", rich_help_panel=_KNN),
     ] = None,
     window: Annotated[
         int | None,
@@ -271,7 +270,8 @@ def _index_documents(
     try:
         report = None
         if paths:
-            from specrag.retrieval.build import BuildSettings, build
+            from specrag.retrieval import BuildSettings
+            from specrag.retrieval.build import build
 
             chosen = BuildSettings(*settings)
             encoder = None if cluster is None else _cluster_encoder(cluster, kb, chosen)
@@ -307,9 +307,8 @@ def _index_documents(
 def _cluster_encoder(address: str, kb: Path, settings: BuildSettings) -> Encoder:
     """The encoder of these settings, running on all nodes of a cluster."""
     from specrag.integrations.ray import ClusterEncoder, connect
-    from specrag.retrieval.build import settle
-    from specrag.retrieval.encoder.encoder import load_encoder
-    from specrag.retrieval.manifest import Manifest
+    from specrag.retrieval import Manifest, settle
+    from specrag.retrieval.encoder import load_encoder
 
     folder = kb.expanduser()
     settled = settle(settings, folder, Manifest.read(folder) if Manifest.exists(folder) else None)
@@ -327,7 +326,7 @@ class _Follower:
     """
 
     def __init__(self, paths: Sequence[Path], kb: Path) -> None:
-        from specrag.retrieval.watching import look
+        from specrag.retrieval import look
 
         self._paths = [path.expanduser() for path in paths]
         self._kb = kb.expanduser()
@@ -335,10 +334,9 @@ class _Follower:
 
     def run(self, *, as_json: bool) -> None:
         """Follow changes until the process is ended."""
+        from specrag.retrieval import Manifest, settled_changes
         from specrag.retrieval.build import build
-        from specrag.retrieval.encoder.encoder import load_encoder
-        from specrag.retrieval.manifest import Manifest
-        from specrag.retrieval.watching import settled_changes
+        from specrag.retrieval.encoder import load_encoder
 
         made = Manifest.read(self._kb).encoder
         encoder = load_encoder(made.name, dtype=made.dtype)
@@ -381,16 +379,14 @@ class _Target:
 
     def check(self) -> None:
         """Fail before the documents are read, not after."""
-        from specrag.retrieval.stores.base import Loading
-        from specrag.retrieval.stores.registry import check_load
+        from specrag.retrieval.stores import Loading, check_load
 
         check_load(self.address, Loading(self.hnsw, self.replace))
 
     def load(self, kb: Path, report: Callable[[Progress], None]) -> _Loaded:
         """Load the knowledge base into the store."""
-        from specrag.retrieval.knowledge_base import KnowledgeBase
-        from specrag.retrieval.stores.base import Loading
-        from specrag.retrieval.stores.registry import load, shown
+        from specrag.retrieval import KnowledgeBase
+        from specrag.retrieval.stores import Loading, load, shown
 
         started = time.perf_counter()
         with KnowledgeBase.open(kb) as base:
@@ -415,8 +411,8 @@ class _Reading:
     def read(self, kb: Path, report: Callable[[Progress], None]) -> ReadReport:
         """Read the passages that are not kept yet."""
         from specrag.language_model import load
-        from specrag.methods.block_files import read_passages
-        from specrag.retrieval.knowledge_base import KnowledgeBase
+        from specrag.methods import read_passages
+        from specrag.retrieval import KnowledgeBase
 
         with (
             closing(load(common.model_name(self._model), dtype=self._dtype, device=self._device)) as llm,
@@ -470,8 +466,7 @@ class Bar:
 
 def _note_language(kb: Path) -> None:
     """Print a note if the encoder, which knows only English, has read documents in another language."""
-    from specrag.retrieval.build import DEFAULT_ENCODER
-    from specrag.retrieval.knowledge_base import KnowledgeBase
+    from specrag.retrieval import DEFAULT_ENCODER, KnowledgeBase
 
     with KnowledgeBase.open(kb) as base:
         language, *_ = base.languages or ("english",)

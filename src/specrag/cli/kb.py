@@ -31,7 +31,7 @@ def add(
 @app.command(epilog="Example: specrag kb update --kb kb/")
 def update(kb: _Kb, as_json: _Json = False) -> None:
     """Bring a knowledge base up to date with all paths that were ever indexed into it."""
-    from specrag.retrieval.knowledge_base import KnowledgeBase
+    from specrag.retrieval import KnowledgeBase
 
     with KnowledgeBase.open(kb) as base:
         roots = [Path(path) for path in base.state.roots]
@@ -39,8 +39,8 @@ def update(kb: _Kb, as_json: _Json = False) -> None:
 
 
 def _build(kb: Path, paths: list[Path], as_json: bool) -> None:
+    from specrag.retrieval import Manifest
     from specrag.retrieval.build import build
-    from specrag.retrieval.manifest import Manifest
 
     Manifest.read(kb.expanduser())  # fails if there is none; another command makes one
     bar = Bar()
@@ -64,7 +64,7 @@ def remove(
     as_json: _Json = False,
 ) -> None:
     """Remove documents. Their files stay; indexing the path that they came from takes them in again."""
-    from specrag.retrieval.build import remove as remove_documents
+    from specrag.retrieval import remove as remove_documents
 
     passages = remove_documents(names, kb)
     if as_json:
@@ -76,7 +76,7 @@ def remove(
 @app.command("list", epilog="Example: specrag kb list --kb kb/")
 def list_(kb: _Kb, as_json: _Json = False) -> None:
     """Name the documents, with their passages and bytes."""
-    from specrag.retrieval.knowledge_base import KnowledgeBase
+    from specrag.retrieval import KnowledgeBase
 
     with KnowledgeBase.open(kb) as base:
         passages = base.passages_by_document()
@@ -107,8 +107,8 @@ def info(
     as_json: _Json = False,
 ) -> None:
     """Say what a knowledge base holds and how it was made."""
-    from specrag.retrieval.knowledge_base import KnowledgeBase
-    from specrag.retrieval.maintenance import check as check_everything
+    from specrag.retrieval import KnowledgeBase
+    from specrag.retrieval import check as check_everything
 
     if check:
         check_everything(kb)
@@ -149,7 +149,7 @@ def info(
 @app.command(epilog="Example: specrag kb compact --kb kb/")
 def compact(kb: _Kb, as_json: _Json = False) -> None:
     """Rewrite a knowledge base without what was removed. Open readers are not disturbed."""
-    from specrag.retrieval.build import compact as compact_folder
+    from specrag.retrieval import compact as compact_folder
 
     bar = Bar()
     try:
@@ -169,8 +169,8 @@ def export(
     as_json: _Json = False,
 ) -> None:
     """Write all passages with their metadata as JSON lines."""
-    from specrag.retrieval.knowledge_base import KnowledgeBase
-    from specrag.retrieval.maintenance import export as export_passages
+    from specrag.retrieval import KnowledgeBase
+    from specrag.retrieval import export as export_passages
 
     with KnowledgeBase.open(kb) as base:
         passages = export_passages(base, target)

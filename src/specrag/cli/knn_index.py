@@ -15,8 +15,8 @@ from specrag.cli.printable import printable
 from specrag.errors import InputError
 
 if TYPE_CHECKING:
-    from specrag.methods.knn_lm.store.index import IndexSettings
-    from specrag.retrieval.progress import Progress
+    from specrag.methods.knn_lm.store import IndexSettings
+    from specrag.retrieval import Progress
 
 _SHOWN = 20  # skipped documents that are listed
 
@@ -55,13 +55,17 @@ def index_datastore(
         show: moves the progress bar.
         close: removes the progress bar.
     """
-    from specrag.methods.knn_lm.store.build import build_datastore, check_folder
-    from specrag.methods.knn_lm.store.datastore import model_record
-    from specrag.methods.knn_lm.store.index import GraphSettings, QuantiserSettings
-    from specrag.methods.knn_lm.store.manifest import WindowSettings
-    from specrag.methods.knn_lm.store.windows import read_texts
-    from specrag.models.loading import load_model
-    from specrag.retrieval.documents.files import find_files
+    from specrag.methods.knn_lm.store import (
+        GraphSettings,
+        QuantiserSettings,
+        WindowSettings,
+        build_datastore,
+        check_folder,
+        model_record,
+        read_texts,
+    )
+    from specrag.models import load_model
+    from specrag.retrieval.documents import find_files
 
     folder = folder.expanduser()
     indexes: list[IndexSettings] = []

@@ -124,7 +124,7 @@ def _as_typed(error: SpecragError, words: Sequence[str]) -> str:
 def _option_names() -> set[str]:
     """All names that ``-o`` takes, for any method."""
     from specrag.cli.values import GROUPS
-    from specrag.methods.registry import method_class, method_names
+    from specrag.methods import method_class, method_names
 
     taken = [options for _, options in GROUPS]
     taken += [method_class(name).Options for name in method_names()]

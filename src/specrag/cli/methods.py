@@ -25,8 +25,7 @@ def methods(
 
     Example: specrag methods rapid
     """
-    from specrag.methods.describe import describe_method, describe_options
-    from specrag.methods.registry import method_class, method_names
+    from specrag.methods import default_words, describe_method, describe_options, method_class, method_names
 
     if name is None:
         described = [describe_method(method_class(known)) for known in method_names()]
@@ -47,7 +46,7 @@ def methods(
     for group, options in groups.items():
         typer.echo(f"{group} options" if options else f"{group} has no options of its own")
         rows = [
-            (key, _default(one), one["values"], one["symbol"] or "", one["help"])
+            (key, default_words(one), one["values"], one["symbol"] or "", one["help"])
             for key, one in options.items()
         ]
         if rows:
@@ -57,13 +56,6 @@ def methods(
 
 def _row(method: dict[str, Any]) -> tuple[str, ...]:
     return method["name"], ", ".join(method["needs"]), method["summary"]
-
-
-def _default(option: dict[str, Any]) -> str:
-    value = option["default"]
-    if value in (None, [], ()):
-        return "" if value is not None else "none"
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _print_rows(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:

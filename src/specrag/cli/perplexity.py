@@ -16,7 +16,7 @@ from specrag.errors import InputError
 if TYPE_CHECKING:
     from specrag.methods.knn_lm.mixture import Mixture
     from specrag.methods.knn_lm.perplexity import Measured
-    from specrag.methods.knn_lm.store.datastore import Datastore
+    from specrag.methods.knn_lm.store import Datastore
 
 #: What ``--sweep`` tries.
 SWEPT_K = (1, 8, 64, 256, 1024)
@@ -32,7 +32,7 @@ def perplexity(
         Path | None,
         typer.Option(metavar="DIR", help="A kNN-LM datastore; without it the model alone is measured."),
     ] = None,
-    option: values.Given = None,
+    option: values.KeyValues = None,
     sweep: Annotated[
         bool, typer.Option("--sweep", help="Try many k, weights and temperatures, and name the best.")
     ] = False,
@@ -65,12 +65,12 @@ def perplexity(
         named = [*own.model_fields_set, *(["sweep"] if sweep else [])]
         if named:
             raise InputError(named[0], True, "it says something about neighbours; add --datastore")
-    from specrag.retrieval.documents.files import find_files
+    from specrag.retrieval.documents import find_files
 
     find_files([path.expanduser() for path in paths])
     store, mixture = None, None
     if datastore is not None:
-        from specrag.methods.knn_lm.store.datastore import Datastore
+        from specrag.methods.knn_lm.store import Datastore
 
         store = Datastore.open(datastore)
         mixture = _mixture(own, store)
@@ -119,9 +119,7 @@ def _measure(
     """Read the texts, with ``most`` neighbours for every token."""
     from specrag.cli.resources import LocalResources
     from specrag.methods.knn_lm.perplexity import measuring
-    from specrag.methods.knn_lm.store.datastore import model_record
-    from specrag.methods.knn_lm.store.manifest import WindowSettings
-    from specrag.methods.knn_lm.store.windows import read_texts
+    from specrag.methods.knn_lm.store import WindowSettings, model_record, read_texts
 
     made = WindowSettings() if store is None else store.manifest.windows
     window = texts.window

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from specrag.cli.chat import interrupts_stop
 from specrag.errors import Cancelled, SpecragError
 from specrag.request import Details, Result, Source, Timing, Usage
-from specrag.retrieval.passage import Passage
-from specrag.serving.running import LOADING, RunningServer, running_servers
-from specrag.speculation.decode import Step
+from specrag.retrieval import Passage
+from specrag.serving import LOADING, RunningServer, running_servers
+from specrag.speculation import Step
 
 if TYPE_CHECKING:
     from specrag.cli.values import Chosen
@@ -28,7 +28,7 @@ def find_server(chosen: Chosen, kb: str, model: str | None) -> RunningServer | N
     Args:
         model: as the user named it; ``None`` for the default.
     """
-    from specrag.methods.base import Needs
+    from specrag.methods import Needs
 
     usual = Needs.SESSIONS | Needs.GENERATOR | Needs.RETRIEVER
     if chosen.method.needs & ~usual or chosen.method.retracts:
@@ -51,11 +51,9 @@ class _Remote(Details):
         self._told = told
 
     def summary(self) -> dict[str, Any]:
-        """See :class:`~specrag.request.Details`."""
         return {key: value for key, value in self._told.items() if key not in ("sources", "usage", "notes")}
 
     def notes(self) -> list[str]:
-        """See :class:`~specrag.request.Details`."""
         return list(self._told.get("notes", ()))
 
 
@@ -68,7 +66,7 @@ class _Interrupted:
 
 
 @dataclass(frozen=True, slots=True)
-class RemoteAsking:
+class RemoteBackend:
     """A server with everything that a command asks of it.
 
     Attributes:
@@ -82,7 +80,7 @@ class RemoteAsking:
     system: str | None
     notes: tuple[str, ...] = ()
 
-    def insisting(self) -> RemoteAsking:
+    def without_abstaining(self) -> RemoteBackend:
         """The same, except that it answers whatever its passages are about."""
         # Rebuilt, since only fields that are set go to the server.
         search = type(self.chosen.search)(
@@ -127,7 +125,7 @@ class RemoteAsking:
                 for token, bias in (chosen.generation.options().get("logit_bias") or {}).items()
             }
         search = chosen.search.model_dump(mode="json", exclude_unset=True)
-        wish = {
+        extension = {
             **search,
             "kb": self.base,
             "method": chosen.method.name,
@@ -135,12 +133,12 @@ class RemoteAsking:
             "events": True,
         }
         if chosen.generation.timeout is not None:
-            wish["deadline"] = chosen.generation.timeout
+            extension["deadline"] = chosen.generation.timeout
         return {
             "model": self.server.name,
             "messages": messages,
             "stream": True,
-            "specrag": wish,
+            "specrag": extension,
             **generation,
         }
 

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from specrag.models.tokenizer import TextStream, Tokenizer
+    from specrag.models import TextStream, Tokenizer
     from specrag.request import Event, Result, Source, Table, Usage
-    from specrag.speculation.decode import DecodedToken, Step
+    from specrag.speculation import DecodedToken, Step
 
 _COLOURS = {
     "suffix": "green",
@@ -78,13 +78,11 @@ def show(
         colours: colours the text by the source of its tokens.
         retracts: text may be taken back, so it is redrawn whenever it changes.
     """
-    return _redraw(events) if retracts else _write(events, colours)
-
-
-def _write(events: Generator[Step | Event, None, Result], colours: SourceColours | None) -> Result:
+    if retracts:
+        return _redraw(events)
     from rich.console import Console
 
-    from specrag.speculation.decode import Step
+    from specrag.speculation import Step
 
     console, last = Console(), "\n"
     status = Console(stderr=True).status("")
@@ -122,7 +120,7 @@ def _redraw(events: Generator[Step | Event, None, Result]) -> Result:
     from rich.live import Live
     from rich.text import Text
 
-    from specrag.speculation.decode import Step
+    from specrag.speculation import Step
 
     text = ""
     with Live(console=Console(highlight=False), auto_refresh=False) as live:

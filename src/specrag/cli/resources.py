@@ -11,15 +11,12 @@ from specrag.cli import common
 from specrag.language_model import OpenResources
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
     from specrag.cli.render import SourceColours
     from specrag.cli.values import ModelValues
-    from specrag.engine.executor import Task
-    from specrag.engine.passes import Coroutine
+    from specrag.engine import Coroutine, Task
     from specrag.language_model import LanguageModel
-    from specrag.methods.base import Method
-    from specrag.models.tokenizer import Tokenizer
+    from specrag.methods import Method
+    from specrag.models import Tokenizer
     from specrag.request import Result
 
 
@@ -84,7 +81,7 @@ class LocalResources(OpenResources):
     def colours(self, wanted: bool) -> SourceColours | None:
         """An object that colours text by the source of its tokens; ``None`` if unwanted, or without a loaded model."""
         from specrag.cli.render import SourceColours
-        from specrag.models.tokenizer import TextStream
+        from specrag.models import TextStream
 
         return (
             SourceColours(TextStream(self._loaded.tokenizer)) if wanted and self._loaded is not None else None
@@ -98,11 +95,6 @@ class LocalResources(OpenResources):
         """
         deadline = None if seconds is None else self.clock() + seconds
         return self.executor.submit(coroutine, deadline=deadline)
-
-    def streaming(self, task: Task[Result]) -> Generator[Any, None, Result]:
-        """Yield what a task emits as it comes; returns its result."""
-        yield from self.executor.stream(task)
-        return task.result()
 
     def check(self, method: Method) -> None:
         """Open what the method's options name before a model is loaded, and note whether it reuses approximately.
@@ -146,8 +138,7 @@ class LocalResources(OpenResources):
 
 def _is_here(name: str) -> bool:
     """Whether the model is here already; fetching it would show progress bars of its own."""
-    from specrag.models.catalog.names import catalog_name
-    from specrag.models.catalog.store import Store, home
+    from specrag.models.catalog import Store, catalog_name, home
 
     return Path(name).expanduser().exists() or Store(home()).manifest(catalog_name(name)) is not None
 
@@ -162,13 +153,12 @@ def open_passages(kb: str, opened: ExitStack, index: str | None, where: Any) -> 
     Raises:
         SpecragError: it cannot be opened.
     """
-    from specrag.retrieval.stores.registry import is_address
+    from specrag.retrieval.stores import is_address
 
     if not is_address(kb):
-        from specrag.retrieval.knowledge_base import KnowledgeBase
+        from specrag.retrieval import KnowledgeBase
 
         return opened.enter_context(KnowledgeBase.open(Path(kb).expanduser()))
-    from specrag.retrieval.stores.questions import QuestionSearch
-    from specrag.retrieval.stores.registry import open_store
+    from specrag.retrieval.stores import QuestionSearch, open_store
 
     return opened.enter_context(QuestionSearch(open_store(kb, index=index, where=where or None)))

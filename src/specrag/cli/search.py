@@ -18,9 +18,9 @@ from specrag.cli.printable import printable
 from specrag.errors import InputError
 
 if TYPE_CHECKING:
-    from specrag.retrieval.encoder.reranker import Reranker
-    from specrag.retrieval.index.filters import Filter
-    from specrag.retrieval.passage import Hit
+    from specrag.retrieval import Hit
+    from specrag.retrieval.encoder import Reranker
+    from specrag.retrieval.index import Filter
 
 _SNIPPET = 300  # characters
 _LEAD = 60  # of them before the first matching word
@@ -65,9 +65,9 @@ def search(
 
     Example: specrag search "How is copper made?" --kb kb/ -k 3 --where "year>=2000"
     """
-    from specrag.retrieval.index.filters import read_filter
-    from specrag.retrieval.knowledge_base import check_index, check_queries
-    from specrag.retrieval.stores.registry import is_address
+    from specrag.retrieval import check_index, check_queries
+    from specrag.retrieval.index import read_filter
+    from specrag.retrieval.stores import is_address
 
     # Everything is checked before the encoder is loaded.
     check_queries([query])
@@ -84,11 +84,11 @@ def search(
     if kb is not None:
         index = "hybrid" if index is None else index
         check_index(index)
-        outcome = _search_folder(_Wish(query, k, conditions, rerank), Path(kb), index)
+        outcome = _search_folder(_SearchRequest(query, k, conditions, rerank), Path(kb), index)
     else:
         assert address is not None
         index = "flat" if index is None else index
-        outcome = _search_store(_Wish(query, k, conditions, rerank), address, index)
+        outcome = _search_store(_SearchRequest(query, k, conditions, rerank), address, index)
     if as_json:
         description = {
             "query": query,
@@ -111,7 +111,7 @@ def search(
 
 
 @dataclass(frozen=True)
-class _Wish:
+class _SearchRequest:
     """What is looked for."""
 
     query: str
@@ -125,7 +125,7 @@ class _Wish:
     def reranker(self) -> Reranker | None:
         if self.rerank is None:
             return None
-        from specrag.retrieval.encoder.reranker import load_reranker
+        from specrag.retrieval.encoder import load_reranker
 
         return load_reranker(self.rerank)
 
@@ -141,36 +141,35 @@ class _Outcome:
     missing: tuple[str, ...] = ()
 
 
-def _search_folder(wish: _Wish, kb: Path, index: str) -> _Outcome:
-    from specrag.retrieval.knowledge_base import KnowledgeBase
+def _search_folder(request: _SearchRequest, kb: Path, index: str) -> _Outcome:
+    from specrag.retrieval import KnowledgeBase
 
     started = time.perf_counter()
     with KnowledgeBase.open(kb) as base:
-        wanted = wish.wanted(len(base))
+        wanted = request.wanted(len(base))
         base.check_k(wanted)
-        base.allowed(wish.where)
-        reranker = wish.reranker()
+        base.allowed(request.where)
+        reranker = request.reranker()
         # Costs that a server pays once: reading index and encoder, compiling loops, mapping memory.
         base.search(["warm-up"], 1, index=index, reranker=reranker)
         loaded = time.perf_counter()
-        hits = base.search([wish.query], wanted, index=index, where=wish.where, reranker=reranker)[0]
+        hits = base.search([request.query], wanted, index=index, where=request.where, reranker=reranker)[0]
         return _Outcome(hits, len(base), loaded - started, time.perf_counter() - loaded)
 
 
-def _search_store(wish: _Wish, address: str, index: str) -> _Outcome:
-    from specrag.retrieval.index.hnsw import HnswSettings
-    from specrag.retrieval.stores.questions import QuestionSearch
-    from specrag.retrieval.stores.registry import open_store
+def _search_store(request: _SearchRequest, address: str, index: str) -> _Outcome:
+    from specrag.retrieval.index import HnswSettings
+    from specrag.retrieval.stores import QuestionSearch, open_store
 
     started = time.perf_counter()
     began = time.monotonic()
     # The walk over the graph must keep as many candidates as are asked for.
-    breadth = max(HnswSettings().ef_search, wish.k or 0) if index == "hnsw" else None
-    with QuestionSearch(open_store(address, index=index, where=wish.where, breadth=breadth)) as base:
-        reranker = wish.reranker()
+    breadth = max(HnswSettings().ef_search, request.k or 0) if index == "hnsw" else None
+    with QuestionSearch(open_store(address, index=index, where=request.where, breadth=breadth)) as base:
+        reranker = request.reranker()
         base.search(["warm-up"], 1, reranker=reranker)
         loaded = time.perf_counter()
-        hits = base.search([wish.query], wish.wanted(len(base)), reranker=reranker)[0]
+        hits = base.search([request.query], request.wanted(len(base)), reranker=reranker)[0]
         missing = base.missing_since(began)
         return _Outcome(hits, len(base), loaded - started, time.perf_counter() - loaded, missing)
 
@@ -212,7 +211,7 @@ def _print_hits(hits: Sequence[Hit], query: str) -> None:
 
 def _matching(text: str, query: str) -> list[re.Match[str]]:
     """The words of a text that BM25 matches with a query: equal stems, no stop words."""
-    from specrag.retrieval.index.bm25 import BM25Settings
+    from specrag.retrieval.index import BM25Settings
 
     settings = BM25Settings.of([text])
     wanted = set(settings.split_query(query))

@@ -9,13 +9,10 @@ from typing import Literal
 
 import numpy as np
 
-from specrag.engine.executor import run
-from specrag.engine.outputs import LOGITS
-from specrag.engine.passes import Coroutine, SessionModel, gather
-from specrag.engine.session import Session
+from specrag.engine import LOGITS, Coroutine, Session, SessionModel, gather, run
 from specrag.errors import InputError, SpecragError
 from specrag.language_model import load
-from specrag.speculation.tree import EMPTY, ROOT, DraftTree
+from specrag.speculation import EMPTY, ROOT, DraftTree
 
 State = Literal["passed", "failed", "skipped"]
 

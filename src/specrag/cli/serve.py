@@ -16,7 +16,7 @@ from specrag.errors import InputError
 from specrag.extras import needed_by
 
 if TYPE_CHECKING:
-    from specrag.serving.settings import Settings
+    from specrag.serving import Settings
 
 _ACCESS = "Access"
 
@@ -145,7 +145,7 @@ def serve(
         "kv_dtype": None if kv_dtype == "auto" else kv_dtype,
     }
     with needed_by("serve"):
-        from specrag.serving.settings import load_settings
+        from specrag.serving import load_settings
     if list_settings:
         _print_settings(as_json)
         return
@@ -166,7 +166,7 @@ def serve(
     if background:
         _start(settings, as_json)
         return
-    from specrag.serving.launch import serve as run
+    from specrag.serving import serve as run
 
     url = f"http://{settings.host}:{settings.port}"
     if as_json:
@@ -207,7 +207,7 @@ def _stop(as_json: bool) -> None:
 def further_keys() -> Collection[str]:
     """Settings, which the file with defaults may hold although they are not options of the command."""
     with needed_by("serve"):
-        from specrag.serving.settings import Settings
+        from specrag.serving import Settings
 
         return Settings.model_fields.keys()
 
@@ -230,7 +230,7 @@ def _other_flags(words: Sequence[str], named: dict[str, Any]) -> dict[str, str]:
     Raises:
         InputError: there is no such setting, or it has no value.
     """
-    from specrag.serving.settings import Settings
+    from specrag.serving import Settings
 
     known = [name for name in Settings.model_fields if name not in named]
     found: dict[str, str] = {}
@@ -270,14 +270,12 @@ def check_settings(settings: Settings) -> None:
         KnowledgeBaseError: one is damaged.
         DatastoreError: a datastore is missing or damaged.
     """
-    from specrag.methods.drafters import NamedDrafter
-    from specrag.methods.knn_lm.store.manifest import DatastoreManifest
-    from specrag.methods.registry import method_class
-    from specrag.models.adapters import check_adapter, find_adapter
-    from specrag.retrieval.manifest import Manifest
-    from specrag.serving.service import split_drafter
-    from specrag.serving.upstreams import refuse_sessions
-    from specrag.speculation.suffix.corpus import SuffixCorpus
+    from specrag.methods import NamedDrafter, method_class
+    from specrag.methods.knn_lm.store import DatastoreManifest
+    from specrag.models import check_adapter, find_adapter
+    from specrag.retrieval import Manifest
+    from specrag.serving import refuse_sessions, split_drafter
+    from specrag.speculation.suffix import SuffixCorpus
 
     method = method_class(settings.method, "--method")
     if settings.upstreams:
@@ -297,7 +295,7 @@ def check_settings(settings: Settings) -> None:
 
 
 def _print_settings(as_json: bool) -> None:
-    from specrag.serving.settings import Settings
+    from specrag.serving import Settings
 
     rows = [
         (f"--{name.replace('_', '-')}", field.get_default(call_default_factory=True), field.description or "")

@@ -48,6 +48,6 @@ def table_address(url: str | None, table: str | None, store: str | None = None) 
     from specrag.extras import needed_by
 
     with needed_by("pgvector"):
-        from specrag.retrieval.stores.pgvector.store import table_address as address
+        from specrag.retrieval.stores.pgvector import table_address as address
 
     return address(url, table)

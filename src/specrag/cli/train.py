@@ -15,9 +15,8 @@ import typer
 from specrag.cli import common
 
 if TYPE_CHECKING:
-    from specrag.training.eagle.objective import Measured
-    from specrag.training.eagle.run import Outcome
-    from specrag.training.run import Status
+    from specrag.training import Status
+    from specrag.training.eagle import Measured, Outcome
 
 app = typer.Typer(
     help="Train what guesses: heads that draft tokens, and drafters of answers.",
@@ -152,8 +151,7 @@ def eagle(
     Example: specrag train eagle --model smollm2-135m --data texts/ --out head/
     """
     from specrag.language_model import load
-    from specrag.training.eagle.run import DataSettings, EagleRun, TrainingSettings
-    from specrag.training.eagle.train import train_eagle
+    from specrag.training.eagle import DataSettings, EagleRun, TrainingSettings, train_eagle
 
     run = EagleRun(
         data=tuple(data or ()),

@@ -13,9 +13,8 @@ from specrag.cli import common
 from specrag.cli.train import Json, app, integer, number, progress_bar
 
 if TYPE_CHECKING:
-    from specrag.training.drafter.objective import Drafted, Measured
-    from specrag.training.drafter.run import Outcome
-    from specrag.training.run import Status
+    from specrag.training import Status
+    from specrag.training.drafter import Drafted, Measured, Outcome
 
 _DATA, _TRAINING, _RUN = "Rows", "Training", "Run"
 
@@ -85,8 +84,7 @@ def drafter(
 
     Example: specrag train drafter rationales/ --out drafter/
     """
-    from specrag.training.drafter.run import DrafterRun, TuningSettings
-    from specrag.training.drafter.train import train_drafter
+    from specrag.training.drafter import DrafterRun, TuningSettings, train_drafter
 
     run = DrafterRun(
         model=model,

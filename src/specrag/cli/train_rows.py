@@ -17,7 +17,7 @@ from specrag.errors import InputError, SpecragError
 if TYPE_CHECKING:
     from recipes.passages import PassagePool
     from recipes.rows import RowRun, Status
-    from specrag.models.roles import TextGenerator
+    from specrag.models import TextGenerator
 
 _WRITER = "qwen2.5-coder-1.5b"
 _ROWS, _RUN, _MODEL = "Rows", "Run", "Model"
@@ -82,7 +82,7 @@ def questions(
     """
     with _recipes():
         from recipes.questions import QuestionSettings, make_questions
-    from specrag.training.exclusion import EvaluationRows
+    from specrag.training import EvaluationRows
 
     settings = QuestionSettings(
         rows=rows,
@@ -148,7 +148,7 @@ def rationales(
     """
     with _recipes():
         from recipes.rationales import RationaleSettings, write_rationales
-    from specrag.training.drafter.rows import read_rows, without_evaluation
+    from specrag.training.drafter import read_rows, without_evaluation
 
     settings = RationaleSettings(
         passages=passages, all_passages=all_passages, check=check, batch=batch, seed=seed
@@ -179,7 +179,7 @@ def _pool(passages: list[Path], kb: Path | None, index: str, opened: ExitStack) 
         )
     if kb is None:
         return FilePassages(passages)
-    from specrag.retrieval.knowledge_base import KnowledgeBase
+    from specrag.retrieval import KnowledgeBase
 
     return KnowledgeBasePassages(opened.enter_context(KnowledgeBase.open(kb)), index)
 
@@ -190,7 +190,7 @@ def _open_writer(model: str, dtype: str, device: str | None, opened: ExitStack) 
 
         return opened.enter_context(open_endpoint(model))
     from specrag.language_model import load
-    from specrag.methods.generator import LocalGenerator
+    from specrag.methods import LocalGenerator
 
     llm = load(model, dtype=dtype, device=device, progress=True)
     opened.callback(llm.close)

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pydantic import Field
 
+from specrag.checks import did_you_mean
 from specrag.cli import completion, configuration
 from specrag.errors import InputError
-from specrag.methods.base import MethodOptions
-from specrag.methods.registry import check_values, method_class, method_names, nearest
+from specrag.methods import MethodOptions, check_values, method_class, method_names
 from specrag.request import MAX_ALTERNATIVES, SearchOptions
 
 if TYPE_CHECKING:
-    from specrag.methods.base import Method
+    from specrag.methods import Method
     from specrag.request import Options
 
 PLACE = "-o"
 
-Given = Annotated[
+KeyValues = Annotated[
     list[str] | None,
     typer.Option(
         "-o",
@@ -38,18 +38,27 @@ Given = Annotated[
 class GenerationValues(MethodOptions):
     """How a text is generated."""
 
-    max_tokens: int | None = Field(
+    max_tokens: Annotated[int, Field(ge=1)] | None = Field(
         None, description="At most this many tokens (256; 128 with a passage every few)."
     )
-    temperature: float = Field(0.0, description="0 takes the likeliest token.")
-    top_k: int = Field(0, description="Draw among this many tokens; 0: all.")
-    top_p: float = Field(1.0, description="Draw among the likeliest tokens that hold this probability.")
-    min_p: float = Field(0.0, description="Leave out tokens less likely than this share of the likeliest.")
-    repetition_penalty: float = Field(
+    # The bounds are those of SamplingParams, which checks them again.
+    temperature: Annotated[float, Field(ge=0)] = Field(0.0, description="0 takes the likeliest token.")
+    top_k: Annotated[int, Field(ge=0)] = Field(0, description="Draw among this many tokens; 0: all.")
+    top_p: Annotated[float, Field(gt=0, le=1)] = Field(
+        1.0, description="Draw among the likeliest tokens that hold this probability; 1: among all."
+    )
+    min_p: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.0, description="Leave out tokens less likely than this share of the likeliest."
+    )
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] = Field(
         1.0, description="Above 1: tokens of prompt and text become less likely."
     )
-    presence_penalty: float = Field(0.0, description="Taken from the logits of tokens in the text.")
-    frequency_penalty: float = Field(0.0, description="Taken once for each time a token is in the text.")
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = Field(
+        0.0, description="Taken from the logits of tokens in the text."
+    )
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = Field(
+        0.0, description="Taken once for each time a token is in the text."
+    )
     logit_bias: tuple[str, ...] = Field(
         (), description="TOKEN=NUMBER added to a token's logit; -inf bans it."
     )
@@ -59,7 +68,9 @@ class GenerationValues(MethodOptions):
         None, description="Show log-probabilities, with so many alternatives a token."
     )
     ignore_eos: bool = Field(False, description="Do not end at the model's end tokens (for measuring).")
-    timeout: float | None = Field(None, description="End with an error after so many seconds.")
+    timeout: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="End with an error after so many seconds."
+    )
 
     def options(self) -> Options:
         """The options in the form that calls take."""
@@ -142,8 +153,9 @@ def choose(
         _sort(method, left, groups, texts)
     except InputError as error:
         raise InputError(f"{configuration.file_of(line)}: {error.field}", error.value, error.remedy) from None
+    # Values of the generation may come from flags: the frame names them as they can be typed.
     checked = {
-        name: check_values(options, texts[name], method, PLACE, texts=True)
+        name: check_values(options, texts[name], method, "" if name == "generation" else PLACE, texts=True)
         for name, options in groups.items()
     }
     return Chosen(
@@ -206,7 +218,7 @@ def _unknown(method: str, key: str, value: str | None, groups: dict[str, type[An
     if key in known:
         return InputError(f"{PLACE} {key}", value, "give a value behind it, KEY=VALUE")
     own = ", ".join(groups["method"].model_fields) or "no options of its own"
-    remedy = f"{method} takes {own}{nearest(key, known)} (specrag methods {method} lists all)"
+    remedy = f"{did_you_mean(key, known)}{method} takes {own} (specrag methods {method} lists all)"
     return InputError(f"{PLACE} {key}", value, remedy)
 
 

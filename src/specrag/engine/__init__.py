@@ -5,6 +5,17 @@ from typing import TYPE_CHECKING
 from specrag.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from specrag.engine.compiling import (
+        compiled,
+        exact,
+        fastmath,
+        fastmath_infinite,
+        inlined,
+        inlined_exact,
+        threaded,
+        threaded_exact,
+        without_compiling,
+    )
     from specrag.engine.draws import keyed_choice, keyed_gumbel, keyed_uniform
     from specrag.engine.executor import MAX_ROWS, Executor, Task, run
     from specrag.engine.kv import Extent, KeyValueCache, KeyValueShape
@@ -45,9 +56,9 @@ if TYPE_CHECKING:
         build_processors,
     )
     from specrag.engine.sampling import Distribution, SamplingParams, TokenBias, choose, log_softmax, warp
-    from specrag.engine.session import PREFILL_ROWS, Session, check_room
+    from specrag.engine.session import PREFILL_ROWS, Movable, Session, check_room
     from specrag.engine.stopping import FinishReason, StopChecker, StopConditions
-    from specrag.engine.threads import in_own_thread, use_one_thread
+    from specrag.engine.threads import in_own_thread, on_one_thread, use_one_thread
 else:
     __getattr__ = lazy_names(__name__)
 
@@ -73,6 +84,7 @@ __all__ = [
     "Logits",
     "LogitsProcessor",
     "MemoryNeed",
+    "Movable",
     "Others",
     "OutputPath",
     "Outputs",
@@ -98,21 +110,31 @@ __all__ = [
     "check_memory",
     "check_room",
     "choose",
+    "compiled",
     "estimate_memory",
+    "exact",
+    "fastmath",
+    "fastmath_infinite",
     "free_bytes",
     "gather",
     "in_own_thread",
+    "inlined",
+    "inlined_exact",
     "keyed_choice",
     "keyed_gumbel",
     "keyed_uniform",
     "keys_values_bytes",
     "load_prefix",
     "log_softmax",
+    "on_one_thread",
     "peak_bytes",
     "remove_unfinished",
     "run",
     "save_prefix",
+    "threaded",
+    "threaded_exact",
     "use_one_thread",
     "warp",
     "weights_bytes",
+    "without_compiling",
 ]

@@ -16,7 +16,7 @@ import contextlib
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
@@ -40,6 +40,11 @@ MAX_ROWS = 1024
 
 #: Every this many turns, the prompt that has waited longest is read on, however much of it is left.
 TURN_OF_THE_OLDEST = 4
+
+#: While several prompts wait to be read, requests that write take part in every so many passes. In all of them, clients
+#: would wait in front of the first token rather than behind it: eight that each ask again once they have their answer
+#: wait twice as long for it, and the median answer is later too (docs/log/2026-11-27-writers-wait-for-readers.md).
+TURN_OF_WRITERS = 2
 
 #: The background driver of asynchronous callers ends after this long without a task.
 DRIVER_IDLE_SECONDS = 2.0
@@ -117,16 +122,16 @@ class SearchThreads:
     A slow remote store therefore holds up neither lookups in a request's cache nor searches computed on this machine.
 
     Args:
-        local: threads for searches on this machine.
-        remote: most threads for the others; each starts when it is first needed.
+        local: threads for searches on this machine; the others have :data:`REMOTE_THREADS`, each of which starts when
+            it is first needed.
     """
 
-    def __init__(self, local: int, remote: int = REMOTE_THREADS) -> None:
+    def __init__(self, local: int) -> None:
         self._local = ThreadPoolExecutor(
             local, thread_name_prefix="specrag-search", initializer=use_one_thread
         )
         self._remote = ThreadPoolExecutor(
-            remote, thread_name_prefix="specrag-remote", initializer=use_one_thread
+            REMOTE_THREADS, thread_name_prefix="specrag-remote", initializer=use_one_thread
         )
 
     def submit(self, search: Search) -> Future[Any]:
@@ -199,10 +204,10 @@ class Executor:
             pass
         return task.result()
 
-    def stream(self, task: Task[Any]) -> Iterator[Any]:
-        """Drive until the task has ended, yielding what it emits.
+    def stream(self, task: Task[T]) -> Generator[Any, None, T]:
+        """Drive until the task has ended, yielding what it emits; returns what the coroutine returned.
 
-        Closing the iterator early cancels the task. Raises what the coroutine raised.
+        Closing the generator early cancels the task. Raises what the coroutine raised.
         """
         try:
             while True:
@@ -219,7 +224,7 @@ class Executor:
                 task.cancel()
                 while not task.done:
                     self._advance_once()
-        task.result()
+        return task.result()
 
     async def astream(
         self, coroutine: Coroutine[Any], *, deadline: float | None = None
@@ -425,7 +430,7 @@ class Executor:
         """The tasks for a model's next pass, the most important first.
 
         Prompts are read one at a time, the one with the least left first: read side by side, all would finish late.
-        Decoding tasks are in every pass, and so are prompts that the pass completes.
+        Prompts that the pass completes are in it too, and so are decoding tasks, unless further prompts wait.
 
         Args:
             group: the tasks that wait for a pass, longest waiting first.
@@ -441,6 +446,8 @@ class Executor:
                 self._reading_turns[key] += 1
                 if self._reading_turns[key] % TURN_OF_THE_OLDEST == 0:
                     lead = next(task for task in group if _asked(task).unread)
+                if self._reading_turns[key] % TURN_OF_WRITERS:
+                    writers = []
             if group[0] is not lead and writers and group[0] is writers[0]:
                 yield writers.pop(0)
             yield lead

@@ -46,13 +46,18 @@ class PrefixCache:
         """Bytes kept. Buffers that several entries share count once; sessions held on request do not count."""
         return _nbytes(session for _, session in self._entries.values())
 
-    def start(self, model: SessionModel, tokens: Sequence[int], tenant: str = "") -> Session:
+    def start(
+        self, model: SessionModel, tokens: Sequence[int], tenant: str = "", *, pasted: bool = False
+    ) -> Session:
         """A session with the longest prefix of ``tokens`` that is known for this tenant and model.
 
         The session holds at most ``len(tokens) - 1`` of them: extend it with the rest.
+
+        Args:
+            pasted: also take sessions with pasted tokens, an approximation.
         """
         self._shrink()
-        best = self._longest(model, tokens, tenant)
+        best = self._longest(model, tokens, tenant, pasted=pasted)
         if best is None:
             return Session(model)
         if best.key is not None:
@@ -64,22 +69,28 @@ class PrefixCache:
         best = self._longest(model, tokens, tenant)
         return 0 if best is None else min(best.shared, len(tokens) - 1)
 
-    def keep(self, session: Session, tenant: str = "", length: int | None = None) -> None:
+    def keep(
+        self, session: Session, tenant: str = "", length: int | None = None, *, pasted: bool = False
+    ) -> None:
         """Remember a session's first tokens, by default all; the session can still be used.
 
-        A session with pasted tokens is never kept: an entry always equals what a prefill would give.
+        An entry equals what a prefill would give. So a session with pasted tokens is not kept, unless ``pasted``
+        allows it; then it is found by those alone that ask for one, and only as a whole.
         """
         tokens = session.tokens[:length]
-        if session.pasted or _nbytes([session]) > self.limit_bytes or len(tokens) < MIN_SHARED_TOKENS:
+        if session.pasted and not pasted:
             return
+        if _nbytes([session]) > self.limit_bytes or len(tokens) < MIN_SHARED_TOKENS:
+            return
+        exact = not session.pasted
         for key, (owner, other) in list(self._entries.items()):
             if owner != tenant or other.model is not session.model:
                 continue
-            if other.tokens[: len(tokens)] == tokens:
+            if other.tokens[: len(tokens)] == tokens and exact <= (not other.pasted):
                 self._entries.move_to_end(key)
                 return
-            # An entry that is a prefix of the new one adds nothing.
-            if tokens[: len(other)] == other.tokens:
+            # An entry that is a prefix of the new one adds nothing, unless it is exact and the new one is not.
+            if tokens[: len(other)] == other.tokens and (not other.pasted) <= exact:
                 del self._entries[key]
         self._entries[self._next] = (tenant, session.fork(len(tokens)))
         self._next += 1
@@ -98,12 +109,16 @@ class PrefixCache:
         self._entries.clear()
         self._held.clear()
 
-    def _longest(self, model: SessionModel, tokens: Sequence[int], tenant: str) -> _Known | None:
+    def _longest(
+        self, model: SessionModel, tokens: Sequence[int], tenant: str, *, pasted: bool = False
+    ) -> _Known | None:
         best: _Known | None = None
         known = [*self._entries.items(), *((None, entry) for entry in self._held)]
         for key, (owner, session) in known:
             if owner == tenant and session.model is model:
                 shared = _common(session.tokens, tokens)
+                if session.pasted and not (pasted and shared == len(session)):
+                    continue
                 if shared >= (MIN_SHARED_TOKENS if best is None else best.shared + 1):
                     best = _Known(key, session, shared)
         return best

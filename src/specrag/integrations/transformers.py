@@ -26,20 +26,23 @@ from transformers import (
 )
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from specrag.engine.executor import Executor
-from specrag.engine.passes import Coroutine, SessionModel, gather
-from specrag.engine.sampling import SamplingParams
-from specrag.engine.session import Session, check_room
-from specrag.engine.stopping import StopConditions
+from specrag.engine import (
+    Coroutine,
+    Executor,
+    SamplingParams,
+    Session,
+    SessionModel,
+    StopConditions,
+    check_room,
+    gather,
+)
 from specrag.errors import InputError
 from specrag.integrations.transformers_checks import check_options, prompts_of
 from specrag.integrations.transformers_model import Borrowed
 from specrag.integrations.transformers_rows import RowCriteria, RowOutput, RowProcessors, Rows
-from specrag.methods.base import Decoder, read_prompt
-from specrag.methods.decoding import DecodingMethod, make_decoder
-from specrag.methods.resources import Resources
+from specrag.methods import Decoder, DecodingMethod, Resources, make_decoder, read_prompt
 from specrag.request import Usage
-from specrag.speculation.decode import TARGET, Settings, Step
+from specrag.speculation import TARGET, Settings, Step
 
 if TYPE_CHECKING:
     from transformers.generation.streamers import BaseStreamer

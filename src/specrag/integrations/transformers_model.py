@@ -11,13 +11,10 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedModel
 
-from specrag.engine.outputs import LOGITS
-from specrag.engine.passes import Segment
+from specrag.engine import LOGITS, Segment
 from specrag.errors import InputError
+from specrag.models import ATTENTION, LoadedModel, Tokenizer, TransformersModel
 from specrag.models.catalog import ModelFiles
-from specrag.models.loading import LoadedModel
-from specrag.models.tokenizer import Tokenizer
-from specrag.models.transformers import ATTENTION, TransformersModel
 
 #: Prompt tokens on which a model is verified.
 _VERIFIED_TOKENS = 16

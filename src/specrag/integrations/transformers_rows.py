@@ -20,7 +20,7 @@ from transformers.generation import (
     TypicalLogitsWarper,
 )
 
-from specrag.engine.processors import OutputPath
+from specrag.engine import OutputPath
 
 if TYPE_CHECKING:
     from transformers.generation.streamers import BaseStreamer

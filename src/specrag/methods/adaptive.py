@@ -12,7 +12,7 @@ from specrag.methods.retrieval_options import CopyingOptions, corpus_of
 if TYPE_CHECKING:
     from specrag.methods.base import Decoder
     from specrag.methods.resources import Resources
-    from specrag.speculation.suffix.corpus import SuffixCorpus
+    from specrag.speculation.suffix import SuffixCorpus
 
 
 class Adaptive(DecodingMethod):

@@ -10,25 +10,21 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict
 
-from specrag.engine.outputs import NOTHING, Outputs, Row
-from specrag.engine.passes import Coroutine
-from specrag.engine.session import PREFILL_ROWS, Session
-from specrag.engine.stopping import FinishReason
+from specrag.engine import NOTHING, PREFILL_ROWS, Coroutine, FinishReason, Outputs, Row, Session
 from specrag.errors import InputError
 from specrag.methods.facade import Asked, Call, Facade, open_retriever
 from specrag.methods.registry import check_values
 from specrag.request import Options, Prompt, Request, Result
-from specrag.speculation.decode import Settings, Speculation, TextSink, decode
+from specrag.speculation import Settings, Speculation, TextSink
+from specrag.speculation.decode import decode
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from specrag.engine.executor import Executor
-    from specrag.engine.prefix_cache import PrefixCache
+    from specrag.engine import Executor, PrefixCache
     from specrag.methods.resources import Resources, SharedMethods
     from specrag.methods.retriever import PassageRetriever, Retriever
-    from specrag.models.loading import LoadedModel
-    from specrag.models.tokenizer import Tokenizer
+    from specrag.models import LoadedModel, Tokenizer
 
 #: Guesses that a pass may write after the text, for memory estimates.
 GUESSES = 64
@@ -211,7 +207,7 @@ class Decoder(Protocol):
 
     @property
     def name(self) -> str:
-        """As in the registry."""
+        """The name in the registry."""
 
     @property
     def prompt_needs(self) -> PromptNeeds:
@@ -248,16 +244,7 @@ class SpeculativeDecoder(Decoder, Protocol):
     """A method that is a drafter, a rule and a schedule, which another may use for its own guesses."""
 
     def speculation(self, session: Session, settings: Settings) -> Speculation:
-        """Those of one request; the caller closes the drafter."""
-
-
-@runtime_checkable
-class HasTokenizer(Protocol):
-    """A model whose tokens are known here, so that its logits can be processed by what the tokens spell."""
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """Its tokenizer."""
+        """Drafter, rule and schedule of one request; whatever decodes with them closes the drafter."""
 
 
 class DraftingDecoder(ABC):
@@ -276,7 +263,7 @@ class DraftingDecoder(ABC):
 
     @abstractmethod
     def speculation(self, session: Session, settings: Settings) -> Speculation:
-        """See :class:`SpeculativeDecoder`."""
+        """Drafter, rule and schedule of one request; :meth:`decode` closes the drafter."""
 
     def decode(
         self,
@@ -286,12 +273,7 @@ class DraftingDecoder(ABC):
         clock: Callable[[], float],
         prompt_rows: Sequence[Row] = (),
     ) -> Coroutine[FinishReason]:
-        """See :class:`Decoder`."""
-        speculation = self.speculation(session, settings)
-        try:
-            return (yield from decode(session, settings, text, speculation, clock, prompt_rows))
-        finally:
-            speculation.drafter.close()
+        return decode(session, settings, text, self.speculation(session, settings), clock, prompt_rows)
 
 
 class Generator(Protocol):
@@ -316,14 +298,14 @@ class Generator(Protocol):
 
 
 @runtime_checkable
-class Encoder(Protocol):
+class EncodesPrompts(Protocol):
     """A generator whose tokenizer is here, so that a prompt can be put together token by token."""
 
     def encode(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
         """The tokens that the model reads for a prompt."""
 
 
-class SessionGenerator(Generator, Encoder, Protocol):
+class SessionGenerator(Generator, EncodesPrompts, Protocol):
     """A language model whose sessions a method decodes itself, such as :class:`specrag.LanguageModel`."""
 
     @property

@@ -23,7 +23,6 @@ class PromptLookup(DecodingMethod):
     summary = "Copies behind the newest n-gram of the text"
 
     def decoder(self, given: Resources) -> Decoder:
-        """See :class:`~specrag.methods.decoding.DecodingMethod`."""
         from specrag.methods.token_decoders import prompt_lookup
 
         return given.shared.get(prompt_lookup)
@@ -36,7 +35,6 @@ class TokenRecycling(DecodingMethod):
     summary = "Guesses tokens that were likely after the same ones before"
 
     def decoder(self, given: Resources) -> Decoder:
-        """See :class:`~specrag.methods.decoding.DecodingMethod`."""
         from specrag.methods.token_decoders import token_recycling
 
         return given.shared.get(token_recycling)
@@ -49,7 +47,6 @@ class SamDecoding(DecodingMethod):
     summary = "Copies behind the longest match, else recycles tokens"
 
     def decoder(self, given: Resources) -> Decoder:
-        """See :class:`~specrag.methods.decoding.DecodingMethod`."""
         from specrag.methods.token_decoders import sam_decoding
 
         return given.shared.get(sam_decoding)
@@ -91,7 +88,6 @@ class DraftModel(_Named):
         drafter: str | None = _drafter("model:")
 
     def decoder(self, given: Resources) -> Decoder:
-        """See :class:`~specrag.methods.decoding.DecodingMethod`."""
         from specrag.methods.drafters import MODEL_PREFIX
         from specrag.methods.token_decoders import draft_model
 
@@ -110,7 +106,6 @@ class Eagle2(_Named):
         drafter: str | None = _drafter("eagle:")
 
     def decoder(self, given: Resources) -> Decoder:
-        """See :class:`~specrag.methods.decoding.DecodingMethod`."""
         from specrag.methods.drafters import EAGLE_PREFIX
         from specrag.methods.token_decoders import eagle
 

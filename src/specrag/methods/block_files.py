@@ -15,20 +15,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from specrag.engine.passes import gather
-from specrag.engine.prefix_file import PrefixFileError, load_prefix, save_prefix
-from specrag.engine.session import Movable, Session
+from specrag.engine import Movable, PrefixFileError, Session, gather, load_prefix, save_prefix
 from specrag.errors import InputError
 from specrag.methods.blocks import alone, passage_tokens, template_head
 from specrag.methods.prefixes import identity_of
-from specrag.retrieval.progress import Progress
-from specrag.retrieval.read_passages import READ
+from specrag.retrieval import READ, Progress
 
 if TYPE_CHECKING:
     from specrag.methods.base import LocalModel
-    from specrag.models.loading import LoadedModel
-    from specrag.retrieval.knowledge_base import KnowledgeBase
-    from specrag.retrieval.passage import Passage
+    from specrag.models import LoadedModel
+    from specrag.retrieval import KnowledgeBase, Passage
 
 #: Passages that are read side by side.
 _TOGETHER = 8

@@ -12,15 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from specrag.engine.passes import Coroutine, Search
-from specrag.engine.session import Movable, Session
+from specrag.engine import Coroutine, Movable, Search, Session
 from specrag.errors import InputError
 from specrag.methods.prompts import passage_block
 
 if TYPE_CHECKING:
     from specrag.methods.base import LocalModel
     from specrag.methods.block_files import BlockFiles
-    from specrag.retrieval.passage import Passage
+    from specrag.retrieval import Passage
 
 #: Which parts of a prompt are not read again.
 Reuse: TypeAlias = Literal["exact", "blocks"]
@@ -33,7 +32,7 @@ WORTH_PASTING = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class PastedPrompt:
     """A prompt whose passages have been pasted.
 
     Attributes:
@@ -74,39 +73,38 @@ def pasting(
     prompt: Sequence[int],
     passages: Sequence[Passage],
     tenant: str,
-    anew: int = ANEW,
     files: BlockFiles | None = None,
-) -> Coroutine[Begun]:
+) -> Coroutine[PastedPrompt]:
     """Begin a prompt with its passages' stored keys and values; unknown passages are read alone, and stored.
 
     Args:
         prompt: token ids.
         passages: in the order of the prompt; one that is not found in it word for word is read as usual.
         tenant: the passages' owner; other tenants' are not found.
-        anew: first tokens of each passage that are still read in place.
         files: passages that were read before; asked for those that are not in memory.
 
     Raises:
         ContextLengthError: the prompt does not fit.
     """
     head = template_head(llm)
-    session = llm.prefixes.start(llm.loaded.model, prompt, tenant)
+    session = llm.prefixes.start(llm.loaded.model, prompt, tenant, pasted=True)
     known = len(session)
     try:
         for block in find_blocks(llm, prompt, passages):
-            first = block.start + anew
+            first = block.start + ANEW
             if first < len(session) or block.end - first < WORTH_PASTING:
                 continue
             tokens = alone(head, prompt[block.start : block.end])
             source, read = yield from _source(llm, block.passage, tokens, tenant, files)
             yield from session.extend(prompt[len(session) : first])
-            yield from session.paste(source, len(head) + anew, len(tokens) - 1)
+            yield from session.paste(source, len(head) + ANEW, len(tokens) - 1)
             source.close()
             known += 0 if read else block.end - first
     except BaseException:
         session.close()
         raise
-    return Begun(session, known)
+    llm.prefixes.keep(session, tenant, pasted=True)
+    return PastedPrompt(session, known)
 
 
 def alone(head: Sequence[int], tokens: Sequence[int]) -> list[int]:
@@ -151,6 +149,8 @@ def find_blocks(llm: LocalModel, prompt: Sequence[int], passages: Sequence[Passa
     behind = 0
     for passage in passages:
         tokens = passage_tokens(llm, passage)
+        if not tokens:  # of a passage of one token
+            continue
         for start in range(behind, len(prompt) - len(tokens) + 1):
             if prompt[start] == tokens[0] and list(prompt[start : start + len(tokens)]) == tokens:
                 behind = start + len(tokens)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from specrag.retrieval.language import COMMON_WORDS, language_of
+from specrag.retrieval import COMMON_WORDS, language_of
 
 #: Share of a sentence's content words that a cited passage must contain to support it.
 SUPPORTED = 0.5

@@ -6,9 +6,15 @@ from abc import abstractmethod
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from specrag.checks import did_you_mean
 from specrag.errors import InputError, SpecragError
-from specrag.methods.base import GUESSES, Decoder, Encoder, Method, Needs, Plan
-from specrag.methods.registry import method_class, method_names, nearest
+from specrag.methods.base import GUESSES, Decoder, EncodesPrompts, Method, Needs, Plan
+from specrag.methods.registry import (
+    DEFAULT_OVER_CONTEXT,
+    DEFAULT_OVER_PASSAGES,
+    method_class,
+    method_names,
+)
 from specrag.request import DEFAULT_MAX_TOKENS, Options, Prompt, Request
 
 if TYPE_CHECKING:
@@ -38,7 +44,8 @@ class DecodingMethod(Method):
     def plan(self, request: Request, given: Resources) -> Plan:
         """See :class:`~specrag.methods.base.Method`."""
         decoder = self.decoder(given)
-        for wanted, name in ((given.retriever, "standard-rag"), (request.documents, "long-context")):
+        over = ((given.retriever, DEFAULT_OVER_PASSAGES), (request.documents, DEFAULT_OVER_CONTEXT))
+        for wanted, name in over:
             if wanted:
                 return method_class(name)(decoding=decoder).plan(request, given)
         return plan_text(request, given, decoder)
@@ -72,7 +79,7 @@ def plan_text(request: Request, given: Resources, decoder: Decoder) -> Plan:
         ContextLengthError: the prompt does not fit.
     """
     llm, raw = given.generator, request.options.get("raw", False)
-    tokens = llm.encode(request.prompt, raw=raw) if isinstance(llm, Encoder) else []
+    tokens = llm.encode(request.prompt, raw=raw) if isinstance(llm, EncodesPrompts) else []
     prompt: Prompt = tokens or request.prompt
     size = len(tokens) or llm.count(prompt, raw=raw)
     left = max(llm.context_length - size, 1)
@@ -92,7 +99,7 @@ def make_decoder(name: str, given: Resources, field: str = "decoder") -> Decoder
     made = method_class(name)() if name in method_names() else None
     if not isinstance(made, DecodingMethod) or made.needs not in _DECODING:
         known = decoder_names()
-        raise InputError(field, name, f"take one of {', '.join(known)}{nearest(name, known)}")
+        raise InputError(field, name, f"{did_you_mean(name, known)}take one of {', '.join(known)}")
     return made.decoder(given)
 
 

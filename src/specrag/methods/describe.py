@@ -37,6 +37,14 @@ def describe_options(options: type[BaseModel]) -> dict[str, dict[str, Any]]:
     return {name: dict(option) for name, option in _described(options).items()}
 
 
+def default_words(option: Mapping[str, Any]) -> str:
+    """The default of a described option as people write it; nothing for an empty list."""
+    value = option["default"]
+    if value in (None, [], ()):
+        return "" if value is not None else "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 @cache
 def _described(options: type[BaseModel]) -> dict[str, dict[str, Any]]:
     schema = options.model_json_schema()
@@ -56,7 +64,7 @@ def _describe(
         "type": "choice" if "enum" in first else first.get("type"),
         "default": schema.get("default"),
         "min": first.get("minimum", first.get("exclusiveMinimum")),
-        "max": first.get("maximum"),
+        "max": first.get("maximum", first.get("exclusiveMaximum")),
         "choices": choices or None,
         "values": value_kinds(schema, root),
         "help": schema.get("description", ""),

@@ -7,24 +7,27 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-from specrag.engine.outputs import NOTHING, Outputs
+from specrag.checks import did_you_mean
+from specrag.engine import NOTHING, Outputs
 from specrag.errors import InputError
-from specrag.methods.registry import nearest
-from specrag.speculation.drafters.base import Drafter, NoDrafter
-from specrag.speculation.drafters.cross_vocabulary import CrossVocabulary
-from specrag.speculation.drafters.draft_model import DraftModel, check_same_vocabulary
-from specrag.speculation.drafters.eagle import PROMPT_ROWS, Eagle
-from specrag.speculation.drafters.prompt_lookup import PromptLookup
-from specrag.speculation.drafters.recycling import Recycling
-from specrag.speculation.schedule.base import Estimates
-from specrag.speculation.vocabularies import VocabularyPair, check_alignment
+from specrag.speculation import VocabularyPair, check_alignment
+from specrag.speculation.drafters import (
+    PROMPT_ROWS,
+    CrossVocabulary,
+    Drafter,
+    DraftModel,
+    Eagle,
+    NoDrafter,
+    PromptLookup,
+    Recycling,
+    check_same_vocabulary,
+)
+from specrag.speculation.schedule import Estimates
 
 if TYPE_CHECKING:
-    from specrag.engine.passes import SessionModel
+    from specrag.engine import SessionModel
+    from specrag.models import EagleHead, LoadedModel, Tokenizer
     from specrag.models.catalog import ModelFiles
-    from specrag.models.eagle_head import EagleHead
-    from specrag.models.loading import LoadedModel
-    from specrag.models.tokenizer import Tokenizer
 
 DRAFTERS = ("recycling", "lookup", "none")
 MODEL_PREFIX = "model:"
@@ -47,7 +50,7 @@ class NamedDrafter:
         named = any(name.startswith(prefix) and name != prefix for prefix in (MODEL_PREFIX, EAGLE_PREFIX))
         if name not in DRAFTERS and not named:
             known = f"{', '.join(DRAFTERS)}, model:NAME or eagle:NAME"
-            raise InputError("drafter", name, f"take one of {known}{nearest(name, DRAFTERS)}")
+            raise InputError("drafter", name, f"{did_you_mean(name, DRAFTERS)}take one of {known}")
         self.name = name
         self._tokenizer: Tokenizer | None = None
         self._model: LoadedModel | None = None
@@ -84,7 +87,7 @@ class NamedDrafter:
         return PROMPT_ROWS if self.name.startswith(EAGLE_PREFIX) else 0
 
     def make(self, target: SessionModel, estimates: Estimates | None = None) -> Drafter:
-        """A drafter for one request; the caller closes it.
+        """A drafter for one request; whatever decodes with it closes it.
 
         Args:
             target: the model that it drafts for.
@@ -108,8 +111,8 @@ class NamedDrafter:
             return _Fit(head=shared_head(self.name.removeprefix(EAGLE_PREFIX), target))
         if not self.name.startswith(MODEL_PREFIX):
             return _Fit()
+        from specrag.models import Tokenizer
         from specrag.models.catalog import resolve
-        from specrag.models.tokenizer import Tokenizer
 
         files = resolve(self.name.removeprefix(MODEL_PREFIX))
         if self._tokenizer is None:
@@ -149,7 +152,7 @@ def shared_model(name: str, files: ModelFiles, target: LoadedModel) -> LoadedMod
     Raises:
         ModelFilesError: its files are missing or damaged.
     """
-    from specrag.models.loading import load_model
+    from specrag.models import load_model
 
     dtype = draft_dtype(files, target.dtype)
     key = (name, dtype, target.device)
@@ -167,7 +170,7 @@ def shared_head(name: str, target: LoadedModel) -> EagleHead:
         InputError: there is none of this name, or it is for another model.
         ModelFilesError: its files are missing or damaged.
     """
-    from specrag.models.eagle_head import load_head  # imports torch, which other drafters do not need
+    from specrag.models import load_head  # imports torch, which other drafters do not need
 
     with _loading:
         known = _heads.setdefault(target.model, WeakValueDictionary())
@@ -196,6 +199,6 @@ def draft_dtype(files: ModelFiles, wanted: str) -> str:
 
     Only the lean decoder computes int8; a guess may be rounded differently.
     """
-    from specrag.models.loading import is_lean
+    from specrag.models import is_lean
 
     return "bf16" if wanted == "int8" and not is_lean(files) else wanted

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from specrag.engine.passes import Coroutine, Emit, Start
-from specrag.speculation.decode import Step
+from specrag.engine import Coroutine, Emit, Start
+from specrag.speculation import Step
 
 T = TypeVar("T")
 
@@ -23,7 +23,7 @@ def suppress_events(coroutine: Coroutine[T], emitted: list[object] | None = None
             emitted.append(value)
         return ()
 
-    return (yield from map_events(coroutine, keep))
+    return map_events(coroutine, keep)
 
 
 def tap_steps(
@@ -43,7 +43,7 @@ def tap_steps(
                 begun()
         return (value,)
 
-    return (yield from map_events(coroutine, note))
+    return map_events(coroutine, note)
 
 
 def map_events(coroutine: Coroutine[T], tell: Callable[[object], Iterable[object]]) -> Coroutine[T]:

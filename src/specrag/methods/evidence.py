@@ -10,9 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from specrag.errors import InputError
 from specrag.methods.retriever import Retriever, VectorRetriever
-from specrag.retrieval.passage import Hit
+from specrag.retrieval import Hit
 
 _MEAN, _SPREAD = 0.03, 0.088
 
@@ -23,20 +22,6 @@ ENOUGH_WORDS = 0.65
 def usual_min_score(passages: int) -> float:
     """The cosine below which even the best of this many passages is about something else."""
     return round(_MEAN + _SPREAD * math.sqrt(2 * math.log(max(passages, 1))), 3)
-
-
-def check_min_score(min_score: float | None, retriever: object) -> None:
-    """Check a threshold.
-
-    Raises:
-        InputError: it is not a cosine, or there are no vectors to compare.
-    """
-    if min_score is None:
-        return
-    if isinstance(min_score, bool) or not isinstance(min_score, int | float) or not -1 <= min_score <= 1:
-        raise InputError("min_score", min_score, "give a cosine similarity from -1 to 1, or None")
-    if not isinstance(retriever, VectorRetriever):
-        raise InputError("min_score", min_score, "give None, since there are no vectors to compare")
 
 
 def least_similarity(retriever: Retriever, min_score: float | None) -> float | None:
@@ -69,7 +54,7 @@ def is_about_nothing(
 
 
 def _shared_words(retriever: Retriever, question: str, hits: Sequence[Hit]) -> float:
-    from specrag.retrieval.knowledge_base import KnowledgeBase
+    from specrag.retrieval import KnowledgeBase
 
     if not isinstance(retriever, KnowledgeBase):  # other retrievers have no word statistics
         return 0.0

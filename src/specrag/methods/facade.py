@@ -8,10 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-from specrag.engine.passes import Coroutine, Emit, gather
+from specrag.engine import Coroutine, Emit, gather
 from specrag.errors import InputError
-from specrag.methods.partial import marked
-from specrag.methods.registry import make_method
+from specrag.methods.partial import mark_missing_shards
+from specrag.methods.registry import (
+    DEFAULT_METHOD,
+    DEFAULT_OVER_CONTEXT,
+    DEFAULT_OVER_PASSAGES,
+    make_method,
+)
 from specrag.methods.resources import Resources
 from specrag.request import (
     Event,
@@ -23,20 +28,15 @@ from specrag.request import (
     check_options,
     check_search,
 )
-from specrag.speculation.decode import Step
+from specrag.speculation import Step
 
 if TYPE_CHECKING:
     from specrag.methods.base import Method
     from specrag.methods.retriever import PassageRetriever, Retriever
-    from specrag.retrieval.documents.contexts import ContextItem
-    from specrag.retrieval.passage import Passage
+    from specrag.retrieval import Passage
+    from specrag.retrieval.documents import ContextItem
 
 T = TypeVar("T")
-
-#: The default method of decoding.
-DEFAULT_METHOD = "adaptive"
-#: The default methods over a knowledge base and from a long context; they decode with the default above.
-DEFAULT_OVER_PASSAGES, DEFAULT_OVER_CONTEXT = "standard-rag", "long-context"
 
 _SEARCH = tuple(SearchOptions.model_fields)
 
@@ -166,7 +166,7 @@ class Facade:
         )
         chosen = choose_method(method, request, given)
         plan = chosen.plan(request, given)
-        return Asked(lambda: marked(chosen.run(plan), given.retriever), given, checked.timeout)
+        return Asked(lambda: mark_missing_shards(chosen.run(plan), given.retriever), given, checked.timeout)
 
 
 def choose_method(method: Any, request: Request, given: Resources) -> Method:
@@ -194,9 +194,7 @@ def choose_method(method: Any, request: Request, given: Resources) -> Method:
 
 def _stream(asked: Asked) -> Generator[Step | Event, None, Result]:
     executor = asked.given.executor
-    task = executor.submit(asked.begin(), deadline=asked.deadline)
-    yield from executor.stream(task)
-    return task.result()
+    return (yield from executor.stream(executor.submit(asked.begin(), deadline=asked.deadline)))
 
 
 def _telling(coroutine: Coroutine[T]) -> Coroutine[None]:
@@ -209,9 +207,8 @@ def open_retriever(kb: Any) -> Any:
     """Open the folder or store address to be searched; anything else is returned unchanged."""
     if not isinstance(kb, str | Path):
         return kb
-    from specrag.retrieval.knowledge_base import KnowledgeBase
-    from specrag.retrieval.stores.questions import QuestionSearch
-    from specrag.retrieval.stores.registry import is_address, open_store
+    from specrag.retrieval import KnowledgeBase
+    from specrag.retrieval.stores import QuestionSearch, is_address, open_store
 
     return QuestionSearch(open_store(str(kb))) if is_address(str(kb)) else KnowledgeBase.open(Path(kb))
 

@@ -1,4 +1,4 @@
-"""A local model as a writer of texts, constrained to the form of two lines on request."""
+"""A local model as a writer of texts, constrained to the rationale format on request."""
 
 from __future__ import annotations
 
@@ -11,37 +11,34 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from specrag.engine.executor import Executor
-from specrag.engine.passes import Coroutine, Emit, gather
-from specrag.engine.processors import Logits
-from specrag.engine.session import Session, check_room
+from specrag.engine import Coroutine, Emit, Executor, Logits, Session, check_room, gather
 from specrag.methods.base import Decoder
 from specrag.methods.events import map_events
-from specrag.models.roles import (
-    Cue,
+from specrag.models import (
+    AnswerFormat,
     GeneratedText,
+    LocalScorer,
     TextDelta,
     TextDone,
     TextGenerator,
     TextPrompt,
     TextRequest,
     TextScorer,
+    TextStream,
     TextToken,
+    encode_text,
 )
-from specrag.models.scoring import LocalScorer
-from specrag.models.tokenizer import TextStream, encode_text
 from specrag.request import Options, Prompt, Result
-from specrag.speculation.decode import Step
+from specrag.speculation import Step
 
 if TYPE_CHECKING:
-    from specrag.engine.processors import LogitsProcessor
-    from specrag.models.loading import LoadedModel
-    from specrag.models.tokenizer import Tokenizer
+    from specrag.engine import LogitsProcessor
+    from specrag.models import LoadedModel, Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Position in the two-line form.
+class FormatState:
+    """Position in the rationale format.
 
     Attributes:
         line: 0 in the first line, 1 in the cue, 2 in the second line.
@@ -54,8 +51,8 @@ class Place:
     second: tuple[int, ...] = ()
 
 
-class TwoLines:
-    """A :class:`~specrag.engine.processors.LogitsProcessor` for :class:`~specrag.models.roles.Cue`.
+class RationaleFormat:
+    """A :class:`~specrag.engine.processors.LogitsProcessor` for :class:`~specrag.models.roles.AnswerFormat`.
 
     Anything that would end the first line, a line end or the end of the text, becomes the cue with their joint
     probability; anything that would end the second becomes the end of the text. No line is empty. A model that knows
@@ -83,16 +80,16 @@ class TwoLines:
         self._ends = tuple(ends)
         self._all_ends = np.union1d(line_ends, np.array(ends, dtype=np.int64)).astype(np.int64)
 
-    def start(self, prompt: Sequence[int]) -> Place:  # noqa: ARG002
-        return Place()
+    def start(self, prompt: Sequence[int]) -> FormatState:  # noqa: ARG002
+        return FormatState()
 
-    def advance(self, state: Place, token: int) -> Place:
+    def advance(self, state: FormatState, token: int) -> FormatState:
         begins_cue = state.line == 0 and token == self._cue[0]
         second = (*state.second, token) if state.line == 2 else ()
-        after = Place(1, 1) if begins_cue else Place(state.line, state.tokens + 1, second)
-        return Place(2, 0) if after.line == 1 and after.tokens == len(self._cue) else after
+        after = FormatState(1, 1) if begins_cue else FormatState(state.line, state.tokens + 1, second)
+        return FormatState(2, 0) if after.line == 1 and after.tokens == len(self._cue) else after
 
-    def apply(self, logits: Logits, state: Place) -> Logits:
+    def apply(self, logits: Logits, state: FormatState) -> Logits:
         if state.line == 1:
             return _only(logits, self._cue[state.tokens])
         if state.line == 0 and state.tokens >= self._within:
@@ -143,11 +140,13 @@ class RareBeginning:
         return processed
 
 
-def two_lines(tokenizer: Tokenizer, cue: Cue) -> TwoLines:
+def rationale_format(tokenizer: Tokenizer, answer_format: AnswerFormat) -> RationaleFormat:
     """The processor for a tokenizer."""
-    choices = [_behind(tokenizer, "0" + cue.text, choice) for choice in cue.choices]
+    cue = answer_format.cue
+    choices = [_behind(tokenizer, "0" + cue, choice) for choice in answer_format.choices]
     ends = sorted(tokenizer.eos_tokens)
-    return TwoLines(_behind(tokenizer, "0", cue.text), cue.within, tokenizer.line_ends, ends, choices)
+    within = answer_format.within
+    return RationaleFormat(_behind(tokenizer, "0", cue), within, tokenizer.line_ends, ends, choices)
 
 
 def _behind(tokenizer: Tokenizer, before: str, text: str) -> list[int]:
@@ -204,11 +203,10 @@ class LocalGenerator:
         self.method = method
         self.share = share
         self._clock = clock
-        self._forms: dict[Cue, LogitsProcessor] = {}
+        self._forms: dict[AnswerFormat, LogitsProcessor] = {}
 
     @property
     def name(self) -> str:
-        """See :class:`~specrag.models.roles.TextGenerator`."""
         return self.llm.loaded.name
 
     @property
@@ -218,15 +216,12 @@ class LocalGenerator:
 
     @property
     def context_length(self) -> int:
-        """See :class:`~specrag.models.roles.TextGenerator`."""
         return self.llm.loaded.model.context_length
 
     def count(self, prompt: TextPrompt, lead: str = "") -> int:
-        """See :class:`~specrag.models.roles.TextGenerator`."""
         return len(encode_text(self.llm.loaded.tokenizer, prompt, lead))
 
     def generating(self, requests: Sequence[TextRequest]) -> Coroutine[list[GeneratedText]]:
-        """See :class:`~specrag.models.roles.TextGenerator`."""
         tokenizer = self.llm.loaded.tokenizer
         prompts = [encode_text(tokenizer, request.prompt, request.lead) for request in requests]
         for request, prompt in zip(requests, prompts, strict=True):
@@ -238,7 +233,7 @@ class LocalGenerator:
         self, requests: Sequence[TextRequest], prompts: Sequence[list[int]]
     ) -> Coroutine[list[GeneratedText]]:
         started = self._clock()
-        begun = [_Begun(None, 0)] * len(prompts)
+        begun = [_SharedStart(None, 0)] * len(prompts)
         if self.share and prompts:
             begun = yield from _read_shared(self.llm.loaded, prompts)
         writing = [
@@ -252,7 +247,7 @@ class LocalGenerator:
                 start.close()
 
     def _write(
-        self, number: int, request: TextRequest, prompt: list[int], begun: _Begun, started: float
+        self, number: int, request: TextRequest, prompt: list[int], begun: _SharedStart, started: float
     ) -> Coroutine[GeneratedText]:
         def tell(event: object) -> Iterable[object]:
             if isinstance(event, Step) and event.text:
@@ -286,10 +281,12 @@ class LocalGenerator:
             "log_probs": 0,
             "method": self.method,
         }
-        if request.cue is not None:
-            if request.cue not in self._forms:
-                self._forms[request.cue] = two_lines(self.llm.loaded.tokenizer, request.cue)
-            options["processors"] = (self._forms[request.cue],)
+        if request.answer_format is not None:
+            if request.answer_format not in self._forms:
+                self._forms[request.answer_format] = rationale_format(
+                    self.llm.loaded.tokenizer, request.answer_format
+                )
+            options["processors"] = (self._forms[request.answer_format],)
         if request.reluctance is not None:
             token = _behind(self.llm.loaded.tokenizer, request.lead, request.reluctance.text)[0]
             rare = RareBeginning(token, request.reluctance.nats)
@@ -302,7 +299,7 @@ class LocalGenerator:
 
 
 @dataclass(frozen=True, slots=True)
-class _Begun:
+class _SharedStart:
     """What is known of a prompt before it is read itself.
 
     Attributes:
@@ -319,9 +316,9 @@ class _Begun:
             self.session.close()
 
 
-def _read_shared(loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> Coroutine[list[_Begun]]:
+def _read_shared(loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> Coroutine[list[_SharedStart]]:
     """Read the beginnings of prompts, each common beginning once, and fork a session for each prompt."""
-    found: dict[int, _Begun] = {}
+    found: dict[int, _SharedStart] = {}
     try:
         yield from _read_group(loaded, prompts, list(range(len(prompts))), None, found)
     except BaseException:
@@ -336,7 +333,7 @@ def _read_group(
     prompts: Sequence[Sequence[int]],
     group: Sequence[int],
     session: Session | None,
-    found: dict[int, _Begun],
+    found: dict[int, _SharedStart],
     read: int = 0,
 ) -> Coroutine[None]:
     """Continue reading for prompts that begin with the session's tokens.
@@ -363,7 +360,9 @@ def _read_group(
             parts[prompts[number][end]].append(number)
         if len(parts) == 1:
             for place, number in enumerate(group):
-                found[number] = _Begun(None if session is None else session.fork(), 0 if place else read)
+                found[number] = _SharedStart(
+                    None if session is None else session.fork(), 0 if place else read
+                )
             return
         reading = [
             _read_group(loaded, prompts, part, session, found, 0 if place else read)

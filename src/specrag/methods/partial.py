@@ -6,11 +6,11 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from specrag.engine.passes import Coroutine
+from specrag.engine import Coroutine
 from specrag.request import Result
 
 
-def marked(answering: Coroutine[Result], retriever: Any) -> Coroutine[Result]:
+def mark_missing_shards(answering: Coroutine[Result], retriever: Any) -> Coroutine[Result]:
     """Mark a result with the shards that failed while it was made.
 
     Shards that failed for another request at the same time are included: a mark may be unnecessary but is never
@@ -18,8 +18,12 @@ def marked(answering: Coroutine[Result], retriever: Any) -> Coroutine[Result]:
 
     Args:
         answering: makes the result.
-        retriever: what is searched.
+        retriever: what is searched; one that has no shards leaves nothing to mark.
     """
+    return _mark(answering, retriever) if hasattr(retriever, "missing_since") else answering
+
+
+def _mark(answering: Coroutine[Result], retriever: Any) -> Coroutine[Result]:
     began = time.monotonic()
     result = yield from answering
     missing = missing_since(retriever, began)

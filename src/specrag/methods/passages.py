@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from specrag.errors import InputError
-from specrag.methods.retriever import GivenPassages, VectorRetriever, check_k
+from specrag.methods.retriever import GivenPassages, VectorRetriever, check_k, check_retriever
 
 if TYPE_CHECKING:
     from specrag.methods.resources import Resources
     from specrag.methods.retriever import PassageRetriever, Retriever
     from specrag.request import Request
-    from specrag.retrieval.encoder.reranker import Reranker
-    from specrag.retrieval.index.filters import Where
+    from specrag.retrieval import Hit
+    from specrag.retrieval.encoder import Reranker
+    from specrag.retrieval.index import Where
 
 #: Default number of passages found.
 DEFAULT_K = 5
@@ -34,6 +35,7 @@ class Retrieval:
         reranker: reorders them.
         min_score: the minimum cosine of question and best passage; ``None`` for the usual one.
         abstain: whether to give no answer if nothing relevant is found.
+        rewrite: whether to make a follow-up question complete before the search.
     """
 
     retriever: Retriever
@@ -43,6 +45,13 @@ class Retrieval:
     reranker: Reranker | None
     min_score: float | None
     abstain: bool
+    rewrite: bool
+
+    def search(self, question: str) -> list[Hit]:
+        """The passages for a question, best first."""
+        return self.retriever.search(
+            [question], self.k, index=self.index, where=self.where, reranker=self.reranker
+        )[0]
 
 
 def retrieval(request: Request, given: Resources, name: str, default_k: int = DEFAULT_K) -> Retrieval:
@@ -63,14 +72,16 @@ def retrieval(request: Request, given: Resources, name: str, default_k: int = DE
             raise InputError("passages", [], "give at least one passage")
         passages = GivenPassages(request.passages)
         k = min(search.k or len(passages), len(passages))
-        return Retrieval(passages, k, "hybrid", None, reranker, None, False)
+        return Retrieval(passages, k, "hybrid", None, reranker, None, False, search.rewrite)
     retriever: Retriever = given.passages(name)
+    check_retriever(retriever)
     k = search.k if search.k is not None else max(min(default_k, len(retriever)), 1)
     check_k(k, len(retriever))
     has_vectors = isinstance(retriever, VectorRetriever)
     if not has_vectors:
         _refuse_index(request)
-        return Retrieval(retriever, k, "hybrid", conditions(request, retriever), reranker, None, False)
+        where = conditions(request, retriever)
+        return Retrieval(retriever, k, "hybrid", where, reranker, None, False, search.rewrite)
     return Retrieval(
         retriever,
         k,
@@ -79,6 +90,7 @@ def retrieval(request: Request, given: Resources, name: str, default_k: int = DE
         reranker,
         search.min_score,
         search.abstain,
+        search.rewrite,
     )
 
 
@@ -91,7 +103,7 @@ def passage_retriever(request: Request, given: Resources, name: str) -> PassageR
     Raises:
         InputError: there are no passages, or the request has earlier messages or a form.
     """
-    from specrag.retrieval.knowledge_base import KnowledgeBase, SingleIndex
+    from specrag.retrieval import KnowledgeBase, SingleIndex
 
     retriever = given.passages(name)
     if request.history:
@@ -118,7 +130,7 @@ def conditions(request: Request, retriever: Any) -> Where | None:
     Raises:
         InputError: one cannot be used.
     """
-    from specrag.retrieval.index.filters import read_filter
+    from specrag.retrieval.index import read_filter
 
     found = read_filter(request.search.where)
     if found is not None:

@@ -10,12 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specrag.engine.passes import Coroutine, Search
-from specrag.engine.prefix_cache import MIN_SHARED_TOKENS, PrefixCache
-from specrag.engine.session import Session
+from specrag.engine import MIN_SHARED_TOKENS, Coroutine, PrefixCache, Search, Session
 
 if TYPE_CHECKING:
-    from specrag.models.loading import LoadedModel
+    from specrag.models import LoadedModel
 
 #: Another document's session is continued if it holds this share of the prompt. For less, such as the system message,
 #: all of that document's keys and values would stay in memory.
@@ -40,7 +38,7 @@ class PrefixRead:
 
 
 class KeptPrefixes:
-    """Holds the keys and values of the newest documents that were asked about.
+    """Holds the keys and values of the newest document that was asked about.
 
     Used from coroutines of the model's executor.
 
@@ -49,7 +47,6 @@ class KeptPrefixes:
         prefixes: its cache, which serves what is held here to every request.
         folder: also stores them on disk here; ``None`` keeps them in memory only. The files hold the documents' content
             in another form and are readable only by their owner.
-        most_held: documents in memory; the oldest are dropped.
         clock: seconds.
     """
 
@@ -59,13 +56,11 @@ class KeptPrefixes:
         prefixes: PrefixCache,
         *,
         folder: Path | None = None,
-        most_held: int = 1,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.folder = folder
         self._loaded = loaded
         self._prefixes = prefixes
-        self._most_held = most_held
         self._clock = clock
         self._held: list[Session] = []
         self._named: dict[str, str] | None = None
@@ -86,7 +81,7 @@ class KeptPrefixes:
             return PrefixRead(known, 0.0, 0.0, "")
         if known < len(tokens) * _WORTH_SHARING:
             session, known = Session(model), 0
-        self._make_room()
+        self.release()
         if self.folder is not None:
             started = self._clock()
             loaded, note = yield Search(lambda: self._from_disk(tokens))
@@ -94,7 +89,7 @@ class KeptPrefixes:
             if loaded is not None:
                 self._hold(loaded, tenant)
                 return PrefixRead(len(tokens), 0.0, disk_seconds, note)
-        from specrag.engine.compiling import without_compiling
+        from specrag.engine import without_compiling
 
         with without_compiling(self._clock) as clock:
             started = clock()
@@ -123,15 +118,11 @@ class KeptPrefixes:
         self._prefixes.hold(session, tenant)
         self._held.append(session)
 
-    def _make_room(self) -> None:
-        while self._held and len(self._held) >= self._most_held:
-            self._prefixes.release(self._held.pop(0))
-
     # -- on disk; in a thread -------------------------------------------------------------------------------
 
     def _from_disk(self, tokens: Sequence[int]) -> tuple[Session | None, str]:
         """The session, if there is a usable file; otherwise what is wrong with the file."""
-        from specrag.engine.prefix_file import PrefixFileError, load_prefix, remove_unfinished
+        from specrag.engine import PrefixFileError, load_prefix, remove_unfinished
 
         assert self.folder is not None
         remove_unfinished(self.folder)
@@ -144,7 +135,7 @@ class KeptPrefixes:
         return (session, "") if session.tokens == list(tokens) else (None, "")
 
     def _to_disk(self, session: Session, length: int) -> str:
-        from specrag.engine.prefix_file import PrefixFileError, save_prefix
+        from specrag.engine import PrefixFileError, save_prefix
 
         try:
             save_prefix(self._path(session.tokens[:length]), session, length, self._identity)
@@ -166,8 +157,8 @@ class KeptPrefixes:
 
 def identity_of(loaded: LoadedModel) -> dict[str, str]:
     """Everything that affects a model's keys and values: weights, adapter, configuration, types, attention method."""
-    from specrag.models.catalog.store import sha256_of
-    from specrag.retrieval.encoder.settings import checksums
+    from specrag.models.catalog import sha256_of
+    from specrag.retrieval.encoder import checksums
 
     sums = checksums(loaded.files)
     adapter = loaded.adapter

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from specrag.errors import ContextLengthError, InputError
-from specrag.methods.base import Encoder, Generator
+from specrag.methods.base import EncodesPrompts, Generator
 from specrag.methods.citations import without_citations
 from specrag.request import Options, Prompt
-from specrag.retrieval.passage import Passage
+from specrag.retrieval import Passage
 
 #: What the model is told between the passages and the question.
 INSTRUCTION = "Answer the question in one short sentence from the passages above."
@@ -222,7 +222,7 @@ def encode_prompt(
     Raises:
         InputError: there is a lead, and the model's tokenizer is not here.
     """
-    if not isinstance(llm, Encoder):
+    if not isinstance(llm, EncodesPrompts):
         if lead:
             raise InputError("lead", lead, "leave it out; a model behind an endpoint begins its own answers")
         return EncodedPrompt(messages, llm.count(messages), options)
@@ -235,7 +235,7 @@ def encode_prompt(
     return EncodedPrompt(tokens, len(tokens), plain)
 
 
-def _has_chat_template(llm: Encoder) -> bool:
+def _has_chat_template(llm: EncodesPrompts) -> bool:
     try:
         llm.encode([{"role": "user", "content": "?"}])
     except InputError:
@@ -243,7 +243,7 @@ def _has_chat_template(llm: Encoder) -> bool:
     return True
 
 
-def _continuation(llm: Encoder, text: str) -> list[int]:
+def _continuation(llm: EncodesPrompts, text: str) -> list[int]:
     """The tokens of a text inside another, without those that the model expects in front of every text."""
     if not text:
         return []

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from pydantic import ValidationError
 
-from specrag import checks
+from specrag.checks import check_choice, did_you_mean
 from specrag.errors import InputError
 from specrag.extras import brought, load_brought
 
@@ -39,6 +39,11 @@ _OWN: Mapping[str, str] = {
     "speculative-rag": "specrag.methods.speculative_rag:SpeculativeRAG",
 }
 
+#: The default method of decoding.
+DEFAULT_METHOD = "adaptive"
+#: The default methods over a knowledge base and from a long context; they decode with the default above.
+DEFAULT_OVER_PASSAGES, DEFAULT_OVER_CONTEXT = "standard-rag", "long-context"
+
 
 def own_names() -> tuple[str, ...]:
     """The methods that come with specrag."""
@@ -60,7 +65,7 @@ def method_class(name: str, field: str = "method") -> type[Method]:
         InputError: there is none.
         SpecragError: it comes from another package that cannot be imported.
     """
-    check_name(name, method_names(), field)
+    check_choice(field, name, method_names())
     if name in _OWN:
         module, _, attribute = _OWN[name].partition(":")
         made: type[Method] = getattr(import_module(module), attribute)
@@ -105,7 +110,7 @@ def check_values(
     known = options.model_fields
     for given in values:
         if given not in known:
-            listed = f"{owner} takes {', '.join(known) or 'none'}{nearest(given, known)}"
+            listed = f"{did_you_mean(given, known)}{owner} takes {', '.join(known) or 'none'}"
             raise InputError(_join(place, given), values[given], listed)
     try:
         if texts:
@@ -190,25 +195,3 @@ def _kind(schema: Mapping[str, Any], root: Mapping[str, Any]) -> str:
 def _join(place: str, name: str) -> str:
     separator = " " if place.startswith("-") else "."
     return f"{place}{separator}{name}" if place and name else place or name
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """``; did you mean NAME?``, or nothing if no name is close."""
-    near = checks.nearest(name, known)
-    return f"; did you mean {near}?" if near else ""
-
-
-def check_name(name: str, known: Collection[str], field: str = "method", purpose: str = "") -> None:
-    """Check that a name is known.
-
-    Args:
-        field: what an error names.
-        purpose: what the names are for, such as ``for a long context``.
-
-    Raises:
-        InputError: it is not.
-    """
-    if name not in known:
-        raise InputError(
-            field, name, f"{purpose} take one of {', '.join(known)}{nearest(name, known)}".lstrip()
-        )

@@ -7,20 +7,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from specrag.engine.passes import Coroutine, Emit, Search
+from specrag.engine import Coroutine, Emit, Search
 from specrag.errors import InputError, UpstreamError
-from specrag.models.endpoint import Refused
-from specrag.models.endpoint.chunks import Chunk, Counted, Piece, as_finish_reason, read_answer
-from specrag.models.endpoint.connection import Call
-from specrag.models.endpoint.prompts import Prompts
-from specrag.models.endpoint.transport import CallError
+from specrag.models.endpoint import (
+    Call,
+    CallError,
+    Chunk,
+    Counted,
+    Piece,
+    Prompts,
+    Refused,
+    as_finish_reason,
+    read_answer,
+)
 from specrag.request import CheckedOptions, Event, Options, Prompt, Result, Timing, Usage, check_options
-from specrag.speculation.decode import Step
+from specrag.speculation import Step
 
 if TYPE_CHECKING:
-    from specrag.engine.executor import Executor
-    from specrag.models.endpoint.pool import Pool
-    from specrag.models.tokenizer import Tokenizer
+    from specrag.engine import Executor
+    from specrag.models import Tokenizer
+    from specrag.models.endpoint import Pool
 
 #: Default number of tokens of a model's context.
 ASSUMED_CONTEXT = 4096

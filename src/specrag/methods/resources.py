@@ -9,19 +9,19 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from specrag.checks import check_choice
 from specrag.errors import InputError
-from specrag.methods.registry import check_name
 
 if TYPE_CHECKING:
-    from specrag.engine.executor import Executor
+    from specrag.engine import Executor
     from specrag.methods.base import Generator, LocalModel
     from specrag.methods.knn_lm.store.datastore import Datastore
     from specrag.methods.prefixes import KeptPrefixes
     from specrag.methods.rapid.context.retriever import ContextRetriever, ContextSettings
     from specrag.methods.retriever import PassageRetriever, Retriever
-    from specrag.models.roles import TextGenerator, TextScorer
-    from specrag.retrieval.encoder.reranker import Reranker
-    from specrag.speculation.suffix.corpus import SuffixCorpus
+    from specrag.models import TextGenerator, TextScorer
+    from specrag.retrieval.encoder import Reranker
+    from specrag.speculation.suffix import SuffixCorpus
 
 T = TypeVar("T")
 
@@ -234,7 +234,7 @@ class Resources:
     @property
     def executor(self) -> Executor:
         """Runs the coroutines: the model's executor, or an endpoint's own."""
-        from specrag.engine.executor import Executor
+        from specrag.engine import Executor
 
         for model in (self._llm, self._generator, self._drafter, self._verifier):
             found: Executor | None = getattr(model, "executor", None)
@@ -306,7 +306,7 @@ class Resources:
             InputError: it may not.
         """
         if self.drafters is not None:
-            check_name(name, (*own, *self.drafters), field)
+            check_choice(field, name, (*own, *self.drafters))
 
     def learned(self, make: Callable[[], T], *words: Hashable) -> T:
         """What requests over the same passages learn together."""
@@ -322,7 +322,7 @@ class Resources:
             return None
         if self._load_reranker is not None:
             return self._load_reranker(name)
-        from specrag.retrieval.encoder.reranker import load_reranker
+        from specrag.retrieval.encoder import load_reranker
 
         return self.shared.get(load_reranker, name)
 

@@ -1,7 +1,7 @@
-"""ReSpec: copy from earlier text where the target is sure, otherwise let a drafter guess (Fang et al.).
+"""Decoding with copies and a drafter, which ``respec`` and ``adaptive`` share with other settings.
 
-Three ideas, each of which can be switched off separately: an entropy trigger decides when and by which key to look
-up, scores learned from acceptance decide from which occurrence to copy, and relaxed verification accepts
+ReSpec's three ideas (Fang et al.) can be switched off separately: an entropy trigger decides when and by which key to
+look up, scores learned from acceptance decide from which occurrence to copy, and relaxed verification accepts
 near-misses in copied text. Relaxation changes the output, so it is off by default. Beyond the paper, a
 schedule weighs every guess by its measured cost.
 """
@@ -13,26 +13,32 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from specrag.engine.outputs import Outputs
-from specrag.engine.session import Session
+from specrag.engine import Outputs, Session
 from specrag.methods.base import DraftingDecoder, PromptNeeds
 from specrag.methods.drafters import NamedDrafter
-from specrag.speculation.acceptance import Matching, Rule
-from specrag.speculation.decode import Settings, Speculation
-from specrag.speculation.drafters.base import Drafter
-from specrag.speculation.drafters.pair import Weighed
-from specrag.speculation.drafters.recycling import Recycling
-from specrag.speculation.drafters.retrieval import RetrievalDrafter, RetrievalSettings
-from specrag.speculation.drafters.suffix import CORPUS, REFERENCE, SUFFIX
-from specrag.speculation.relaxed import Relaxed
-from specrag.speculation.schedule.base import Estimates, FixedBudget, TokenSchedule
-from specrag.speculation.schedule.cost_model import ByModel
-from specrag.speculation.schedule.tokens import CostAware, SharedCosts
-from specrag.speculation.suffix.corpus import SuffixCorpus
-from specrag.speculation.suffix.index import SuffixIndex
+from specrag.speculation import Matching, Relaxed, Rule, Settings, Speculation
+from specrag.speculation.drafters import (
+    CORPUS,
+    REFERENCE,
+    SUFFIX,
+    Drafter,
+    Recycling,
+    RetrievalDrafter,
+    RetrievalSettings,
+    Weighed,
+)
+from specrag.speculation.schedule import (
+    ByModel,
+    CostAware,
+    Estimates,
+    FixedBudget,
+    SharedCosts,
+    TokenSchedule,
+)
+from specrag.speculation.suffix import SuffixCorpus, SuffixIndex
 
 if TYPE_CHECKING:
-    from specrag.models.loading import LoadedModel
+    from specrag.models import LoadedModel
 
 #: Sources that relaxed verification may relax: copies of text, never a model's own guesses.
 COPIED = frozenset({SUFFIX, REFERENCE, CORPUS})
@@ -40,7 +46,7 @@ COPIED = frozenset({SUFFIX, REFERENCE, CORPUS})
 
 @dataclass(frozen=True)
 class RetrievalDecoder(DraftingDecoder):
-    """Adaptive retrieval-enhanced speculative decoding.
+    """Copies from text, and a drafter that guesses beside them or where nothing is copied.
 
     Args:
         drafter: guesses where nothing is copied: ``recycling``, ``lookup``, ``none``, ``model:NAME`` or
@@ -106,13 +112,11 @@ class RetrievalDecoder(DraftingDecoder):
         return PromptNeeds(trigger.max_key, outputs, fallback.prompt_features)
 
     def check(self, loaded: LoadedModel) -> None:
-        """See :class:`~specrag.methods.base.Decoder`."""
         self._fallback.check(loaded)
         if isinstance(self.corpus, SuffixCorpus):
             self.corpus.require_tokenizer(loaded.tokenizer.fingerprint)
 
     def speculation(self, session: Session, settings: Settings) -> Speculation:
-        """See :class:`~specrag.methods.base.SpeculativeDecoder`."""
         costs = self._costs.of(session.model)
         weighing = CostAware(costs, self.retrieval.draft_size) if self.cost_aware else None
         schedule: TokenSchedule = weighing or FixedBudget(self.retrieval.draft_size)

@@ -10,7 +10,7 @@ from specrag.methods.base import MethodOptions
 
 if TYPE_CHECKING:
     from specrag.methods.resources import Resources
-    from specrag.speculation.suffix.corpus import SuffixCorpus
+    from specrag.speculation.suffix import SuffixCorpus
 
 
 class CopyingOptions(MethodOptions):

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
+from specrag.checks import check_whole
 from specrag.errors import InputError
-from specrag.retrieval.passage import Hit, Passage
+from specrag.retrieval import Hit, Passage
 
 if TYPE_CHECKING:
-    from specrag.retrieval.encoder.reranker import Reranker
-    from specrag.retrieval.index.base import Index, Query, Ranking
-    from specrag.retrieval.index.filters import Where
-    from specrag.retrieval.index.scoring import Floats, Longs
-    from specrag.retrieval.knowledge_base import KnowledgeBase
+    from specrag.retrieval import KnowledgeBase
+    from specrag.retrieval.encoder import Reranker
+    from specrag.retrieval.index import Floats, Index, Longs, Query, Ranking, Where
 
 
 class Retriever(Protocol):
@@ -80,7 +79,7 @@ def passages_of(given: PassageRetriever | KnowledgeBase) -> PassageRetriever:
     Raises:
         InputError: it is neither.
     """
-    from specrag.retrieval.knowledge_base import KnowledgeBase, SingleIndex
+    from specrag.retrieval import KnowledgeBase, SingleIndex
 
     if isinstance(given, KnowledgeBase):
         return SingleIndex(given)
@@ -90,7 +89,7 @@ def passages_of(given: PassageRetriever | KnowledgeBase) -> PassageRetriever:
 
 
 def check_retriever(given: object) -> None:
-    """Check that an argument named ``knowledge_base`` is a :class:`Retriever`.
+    """Check that what is to be searched once for an answer is a :class:`Retriever`.
 
     Raises:
         InputError: it is not; retrievers for iterative retrieval, which take encoded queries, are not either.
@@ -162,6 +161,5 @@ def check_k(k: int, passages: int) -> None:
     Raises:
         InputError: it is not a whole number from 1 to the number of passages.
     """
-    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= passages:
-        held = f"the knowledge base has {passages:,} passage{'' if passages == 1 else 's'}"
-        raise InputError("k", k, f"give a whole number from 1 to {passages}; {held}")
+    held = f"the knowledge base has {passages:,} passage{'' if passages == 1 else 's'}"
+    check_whole("k", k, 1, passages, f"give a whole number from 1 to {passages}; {held}")

@@ -4,50 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Generic, Literal, TypeAlias, TypeVar
+from typing import Final, Generic, Literal, TypeVar
 
-from specrag.engine.executor import Task
-from specrag.engine.passes import Coroutine, Start, Wait
-from specrag.errors import Cancelled, InputError
-from specrag.speculation.schedule.strides import OS3, FixedStride, SharedStrides, StrideSchedule
+from specrag.engine import Coroutine, Start, Task, Wait
+from specrag.errors import Cancelled
+from specrag.speculation.schedule import OS3, FixedStride, SharedStrides, StrideSchedule
 
 Result = TypeVar("Result")
-
-#: A fixed stride, the paper's scheduler by name, or a function that makes a schedule for a request.
-Stride: TypeAlias = int | Literal["os3"] | Callable[[], StrideSchedule]
 
 #: The schedule that weighs guesses against what they cost.
 COST_AWARE: Final = "cost-aware"
 
-#: The paper's cap on the estimated match rate.
-MAX_MATCH = 0.6
-
 
 def make_schedule(
-    stride: Stride,
-    asynchronous: bool,
-    max_match: float | None,
-    shared: SharedStrides,
-    names: tuple[str, ...] = ("os3",),
+    stride: int | Literal["os3"], asynchronous: bool, max_match: float | None, shared: SharedStrides
 ) -> StrideSchedule:
     """The schedule of one request.
 
     Args:
-        stride: as the caller chose it.
+        stride: a fixed one, or the paper's scheduler.
         asynchronous: whether work goes on during a search.
         max_match: OS3's cap on the match rate; ``None`` uses a confidence bound instead of a cap.
         shared: what all requests learn together.
-        names: the schedules that the caller knows, for the error about an unknown one.
 
     Raises:
-        InputError: a value cannot be used.
+        InputError: OS3 has no use for this cap.
     """
     if isinstance(stride, str):
-        if stride != "os3":
-            known = ", ".join((*names[:-1], f"or {names[-1]}"))
-            raise InputError("stride", stride, f"give a whole number of at least 1, {known}")
         return OS3(asynchronous=asynchronous, max_match=max_match, shared=shared)
-    return stride() if callable(stride) else FixedStride(stride)
+    return FixedStride(stride)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from specrag.engine.session import Session
+from specrag.engine import Session
 from specrag.methods.base import DraftingDecoder, PromptNeeds
 from specrag.methods.drafters import NamedDrafter
-from specrag.speculation.acceptance import Matching
-from specrag.speculation.decode import Settings, Speculation
-from specrag.speculation.drafters.base import Drafter, NoDrafter
-from specrag.speculation.drafters.pair import FirstNonEmpty
-from specrag.speculation.drafters.suffix import SuffixDrafter
-from specrag.speculation.schedule.base import FixedBudget, TokenSchedule
-from specrag.speculation.schedule.cost_model import ByModel
-from specrag.speculation.schedule.tokens import CostAware, SharedCosts
+from specrag.speculation import Matching, Settings, Speculation
+from specrag.speculation.drafters import Drafter, FirstNonEmpty, NoDrafter, SuffixDrafter
+from specrag.speculation.schedule import ByModel, CostAware, FixedBudget, SharedCosts, TokenSchedule
 
 if TYPE_CHECKING:
-    from specrag.models.loading import LoadedModel
+    from specrag.models import LoadedModel
 
 
 class PlainDecoder(DraftingDecoder):
@@ -26,7 +21,6 @@ class PlainDecoder(DraftingDecoder):
     name = "plain"
 
     def speculation(self, session: Session, settings: Settings) -> Speculation:
-        """See :class:`~specrag.methods.base.SpeculativeDecoder`."""
         del session, settings
         return Speculation(NoDrafter(), Matching(), FixedBudget(0))
 
@@ -54,11 +48,9 @@ class Drafted(DraftingDecoder):
         return PromptNeeds(features=self._drafter.prompt_features, joins=True)
 
     def check(self, loaded: LoadedModel) -> None:
-        """See :class:`~specrag.methods.base.Decoder`."""
         self._drafter.check(loaded)
 
     def speculation(self, session: Session, settings: Settings) -> Speculation:
-        """See :class:`~specrag.methods.base.SpeculativeDecoder`."""
         del settings
         weighing = CostAware(self._costs.of(session.model)) if self._budget is None else None
         schedule: TokenSchedule = weighing or FixedBudget(self._budget or 0)

@@ -96,7 +96,7 @@ def wording(question: str, history: Sequence[Message] = ()) -> Wording:
 
     For a language without a wording of its own, the English one asks for an answer in that language.
     """
-    from specrag.retrieval.language import language_of
+    from specrag.retrieval import language_of
 
     asked = [question, *(message["content"] for message in reversed(history) if message["role"] == "user")]
     language = next((found for text in asked if (found := language_of(text)) is not None), "english")

@@ -15,11 +15,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from specrag.engine.attention.compiled import compile_loops, has_loops
-from specrag.engine.attention.plan import AttentionPlan
-from specrag.engine.kv import KeyValueCache, KeyValueShape
-from specrag.engine.outputs import HiddenState, Row
-from specrag.engine.passes import Segment
+from specrag.engine import HiddenState, KeyValueCache, KeyValueShape, Row, Segment
+from specrag.engine.attention import AttentionPlan, compile_loops, has_loops
 from specrag.errors import InputError, ModelFilesError
 from specrag.models.linear import Int8Linear, Linear, build_gated, build_linear
 from specrag.models.logits import read_rows

@@ -40,12 +40,12 @@ the head may propose. Only their rows of the output matrix are computed.
 from __future__ import annotations
 
 import json
-import math
 import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specrag.checks import check_number, check_whole
 from specrag.errors import InputError, ModelFilesError
 from specrag.models.catalog import resolve
 from specrag.models.weights import shipped_folder
@@ -80,14 +80,10 @@ class HeadConfig:
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InputError(name, value, "give a positive integer in the head's config.json")
+            check_whole(name, getattr(self, name), remedy="give a positive integer in the head's config.json")
         for name in ("rope_theta", "rms_norm_eps"):
-            value = getattr(self, name)
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not 0 < value < math.inf:
-                raise InputError(name, value, "give a positive number in the head's config.json")
+            remedy = "give a positive number in the head's config.json"
+            check_number(name, getattr(self, name), above=0, remedy=remedy)
         for name in ("bias", "qkv_bias"):
             if not isinstance(getattr(self, name), bool):
                 raise InputError(name, getattr(self, name), "give true or false in the head's config.json")

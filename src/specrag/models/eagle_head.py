@@ -14,11 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from specrag.engine.attention.compiled import has_loops
-from specrag.engine.attention.plan import AttentionPlan
-from specrag.engine.kv import KeyValueCache, KeyValueShape
-from specrag.engine.outputs import Outputs, Row
-from specrag.engine.passes import Segment
+from specrag.engine import KeyValueCache, KeyValueShape, Outputs, Row, Segment
+from specrag.engine.attention import AttentionPlan, has_loops
 from specrag.errors import InputError, SpecragError
 from specrag.models.decoder import LeanDecoder
 from specrag.models.eagle_files import HeadFiles, head_folder, read_head

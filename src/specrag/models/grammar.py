@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specrag.engine.processors import Logits
+from specrag.engine import Logits
 from specrag.errors import InputError
 from specrag.models.tokenizer import Tokenizer
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from specrag.engine.compiling import inlined_exact, threaded_exact
+from specrag.engine import inlined_exact, threaded_exact
 from specrag.engine.cpu import vnni
 from specrag.engine.cpu.bfloat16 import floats, fma, halves, integers, longs, narrow, widen
 from specrag.engine.cpu.threads import LoopThreads, call_at

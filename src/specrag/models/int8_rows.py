@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from specrag.engine.compiling import exact, inlined_exact, threaded_exact
+from specrag.engine import exact, inlined_exact, threaded_exact
 from specrag.engine.cpu.bfloat16 import as_bits, floats, fma, halves, longs, narrow, octets, widen
 from specrag.models.row_ops import mine, share
 

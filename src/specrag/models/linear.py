@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 
-from specrag.engine.threads import on_one_thread
+from specrag.engine import on_one_thread
 from specrag.models import int8_rows
 from specrag.models.int8_product import Int8Product, most_rows
 from specrag.models.row_ops import RowOps

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from specrag.engine.threads import in_own_thread
+from specrag.engine import in_own_thread
 from specrag.errors import InputError, ModelFilesError
 from specrag.models.adapters import drafter_form, find_adapter, merge_adapter
 from specrag.models.catalog import ModelFiles, resolve
@@ -17,7 +17,7 @@ from specrag.models.weights import read_config, read_config_json, read_weights, 
 if TYPE_CHECKING:
     import torch
 
-    from specrag.engine.passes import SessionModel
+    from specrag.engine import SessionModel
 
 #: Values of ``dtype``; int8 means 8-bit weights and activations in the linear layers and bf16 elsewhere, auto means
 #: :func:`default_dtype`.
@@ -160,7 +160,7 @@ def default_dtype(files: ModelFiles, device: torch.device) -> str:
 
 def default_invariance(files: ModelFiles, dtype: str, device: torch.device) -> bool:
     """Whether batch invariance is possible and costs little; with matrix tiles it would forgo their fast attention."""
-    from specrag.engine.attention.products import has_tiles
+    from specrag.engine.attention import has_tiles
 
     return dtype == "int8" and device.type == "cpu" and is_lean(files) and not has_tiles()
 

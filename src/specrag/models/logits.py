@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from specrag.engine.compiling import fastmath_infinite
+from specrag.engine import HiddenState, Outputs, Row, fastmath_infinite
 from specrag.engine.cpu.bfloat16 import exp, widen
-from specrag.engine.outputs import HiddenState, Outputs, Row
 
 #: Logits whose largest one tells whether they must be looked at one by one.
 _BLOCK = 64

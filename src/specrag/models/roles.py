@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias, runtime_checkable
 
-from specrag.engine.passes import Coroutine
-from specrag.engine.stopping import FinishReason
+from specrag.checks import check_whole
+from specrag.engine import Coroutine, FinishReason
 from specrag.errors import InputError
 
 #: A text that the model reads as is, or a conversation of ``{"role": ..., "content": ...}``, oldest message first, that
@@ -22,27 +22,26 @@ TextPrompt: TypeAlias = str | Sequence[Mapping[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Cue:
-    r"""A form of two lines: where the model would end the first, ``text`` is inserted; the second line ends the text.
+class AnswerFormat:
+    r"""Two lines: where the model would end its first line, the cue to answer is inserted; the second ends the text.
 
     Without it, a small model forgets the second line. Only a local model can be steered this way; with an endpoint it
     is up to the prompt, and the reader of the text must be prepared for other forms.
 
     Args:
-        text: begins with a line end, such as ``"\\nAnswer:"``.
+        cue: begins with a line end, such as ``"\\nAnswer:"``.
         within: the first line has at most this many tokens.
         choices: what may follow in the second line, each with its leading space; if empty, anything may.
     """
 
-    text: str
+    cue: str
     within: int = 96
     choices: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.text.startswith("\n"):
-            raise InputError("cue", self.text, "begin it with a line end")
-        if isinstance(self.within, bool) or not isinstance(self.within, int) or self.within < 1:
-            raise InputError("within", self.within, "give an integer from 1 upwards")
+        if not self.cue.startswith("\n"):
+            raise InputError("cue", self.cue, "begin it with a line end")
+        check_whole("within", self.within, remedy="give an integer from 1 upwards")
         if any(not choice.strip() or "\n" in choice for choice in self.choices):
             raise InputError("choices", self.choices, "give texts of one line")
 
@@ -73,7 +72,7 @@ class TextRequest:
         seed: the same seed gives the same text, as far as the model is deterministic.
         references: texts that the answer may quote; a local model that drafts by copying uses them, an endpoint does
             not.
-        cue: a form to keep to, for models that can be steered.
+        answer_format: to keep to, for models that can be steered.
         reluctance: a beginning to choose more rarely, for models that can be steered.
 
     Raises:
@@ -87,13 +86,12 @@ class TextRequest:
     temperature: float = 0.0
     seed: int = 0
     references: tuple[str, ...] = ()
-    cue: Cue | None = None
+    answer_format: AnswerFormat | None = None
     reluctance: Reluctance | None = None
 
     def __post_init__(self) -> None:
         check_prompt(self.prompt)
-        if isinstance(self.max_tokens, bool) or not isinstance(self.max_tokens, int) or self.max_tokens < 1:
-            raise InputError("max_tokens", self.max_tokens, "give an integer from 1 upwards")
+        check_whole("max_tokens", self.max_tokens, remedy="give an integer from 1 upwards")
         for name, value in (("stop", self.stop), ("references", self.references)):
             if isinstance(value, str) or not all(isinstance(text, str) for text in value):
                 raise InputError(name, value, "give a tuple of texts")

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from specrag.engine.compiling import fastmath, inlined, threaded
+from specrag.engine import fastmath, inlined, threaded
 from specrag.engine.cpu.amx import empty_rows
 from specrag.engine.cpu.bfloat16 import exp, floats, halves, longs, narrow, widen
 from specrag.engine.cpu.threads import call_at, openmp

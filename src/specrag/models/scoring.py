@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from specrag.engine.outputs import NOTHING, Outputs, Row
-from specrag.engine.passes import Coroutine, Pass, Segment
+from specrag.engine import NOTHING, Coroutine, Outputs, Pass, Row, Segment
 from specrag.errors import ContextLengthError
 from specrag.models.loading import LoadedModel
 from specrag.models.roles import PartScore, ScoredText, ScoringRequest, TextPrompt, assign

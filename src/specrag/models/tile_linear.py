@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from specrag.engine.compiling import inlined, threaded
+from specrag.engine import inlined, threaded
 from specrag.engine.cpu import amx as tiles
 from specrag.engine.cpu.amx import (
     BLOCK,
@@ -77,7 +77,7 @@ _AHEAD = 8192
 _STEP_BYTES = 2 * tiles.TILE_BYTES
 
 
-class Given(IntEnum):
+class ProductArguments(IntEnum):
     """The places of the loop's arguments, 64-bit whole numbers; strides are in bytes.
 
     ``PANELS``: of 32 columns. ``GROUP``: panels that are computed beside each other. ``PART``: multiplications before

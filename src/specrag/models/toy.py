@@ -12,8 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specrag.engine.outputs import Outputs, Row
-from specrag.engine.passes import Segment
+from specrag.engine import Outputs, Row, Segment
 
 
 class ToyCache:

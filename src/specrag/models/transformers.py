@@ -13,10 +13,8 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, PreTrainedModel
 
-from specrag.engine.attention.plan import AttentionPlan
-from specrag.engine.kv import KeyValueCache, KeyValueShape
-from specrag.engine.outputs import HiddenState, Row
-from specrag.engine.passes import Segment
+from specrag.engine import HiddenState, KeyValueCache, KeyValueShape, Row, Segment
+from specrag.engine.attention import AttentionPlan
 from specrag.errors import InputError
 from specrag.models.logits import read_rows
 

@@ -14,14 +14,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
-from specrag.artifacts import (
-    BUILDING,
-    LOCK,
-    GenerationManifest,
-    Refusal,
-    disk_errors,
-    exclusive_lock,
-)
+from specrag import artifacts
+from specrag.artifacts import BUILDING, LOCK, GenerationManifest, Remedies, exclusive_lock
 from specrag.errors import SpecragError
 
 FORMAT = 2
@@ -29,6 +23,12 @@ FORMAT = 2
 
 DATABASE, VECTORS = "passages.sqlite", "vectors.f32"
 """Files of a generation."""
+
+_AGAIN = "and run it again; what was there is intact"
+_REMEDIES = Remedies(
+    f"free some space, or choose a folder on a larger disk, {_AGAIN}",
+    f"make it writable, or choose another folder, {_AGAIN}",
+)
 
 _Record = TypeVar("_Record")
 
@@ -46,20 +46,8 @@ def write_errors(folder: Path) -> contextlib.AbstractContextManager[None]:
     Raises:
         KnowledgeBaseError: the disk is full, or the folder cannot be written.
     """
-
-    def described(refusal: Refusal) -> KnowledgeBaseError:
-        if refusal.full:
-            what, remedy = "no space is left", "free some space, or choose a folder on a larger disk"
-        else:
-            what, remedy = (
-                f"cannot be written ({refusal.reason})",
-                "make it writable, or choose another folder",
-            )
-        return KnowledgeBaseError(
-            f"knowledge base: {str(folder)!r}: {what}: {remedy}, and run it again; what was there is intact"
-        )
-
-    return disk_errors(folder, described, also=(sqlite3.OperationalError, RuntimeError))  # faiss's error
+    also = (sqlite3.OperationalError, RuntimeError)  # faiss's error
+    return artifacts.write_errors(folder, "knowledge base", KnowledgeBaseError, _REMEDIES, also=also)
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ from specrag.serving.operation.setup import add_operation
 from specrag.serving.service import Service
 
 if TYPE_CHECKING:
-    from specrag.retrieval.encoder.loaded import Encoders
+    from specrag.retrieval.encoder import Encoders
     from specrag.serving.settings import Settings
 
 

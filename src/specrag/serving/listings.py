@@ -14,11 +14,15 @@ import anyio
 from fastapi import APIRouter, Request
 
 from specrag.errors import SpecragError
-from specrag.methods.base import Method, Needs
-from specrag.methods.decoding import decoder_names
-from specrag.methods.describe import describe_options
-from specrag.methods.facade import DEFAULT_METHOD
-from specrag.methods.registry import method_class, method_names
+from specrag.methods import (
+    DEFAULT_METHOD,
+    Method,
+    Needs,
+    decoder_names,
+    describe_options,
+    method_class,
+    method_names,
+)
 from specrag.serving.errors import unknown_model
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from specrag.errors import SpecragError
 from specrag.models.endpoint import Address
 
 if TYPE_CHECKING:
-    from specrag.models.tokenizer import Tokenizer
+    from specrag.models import Tokenizer
     from specrag.serving.service import Service
     from specrag.serving.settings import Settings
 

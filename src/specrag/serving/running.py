@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from specrag.artifacts import atomic_write_json
-from specrag.models.catalog.store import home
+from specrag.models.catalog import home
 
 #: Settings that say how the model is loaded; commands have options of the same names.
 LOADING = ("dtype", "device", "adapter", "batch_invariant", "kv_dtype")

@@ -8,11 +8,10 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from specrag.engine.executor import Executor
+    from specrag.engine import Executor
     from specrag.language_model import LanguageModel
-    from specrag.methods.base import Generator
-    from specrag.methods.remote import RemoteModel
-    from specrag.models.tokenizer import Tokenizer
+    from specrag.methods import Generator, RemoteModel
+    from specrag.models import Tokenizer
 
 
 class Served(Protocol):
@@ -60,28 +59,23 @@ class LocalServed:
 
     @property
     def executor(self) -> Executor:
-        """See :class:`Served`."""
         return self.generator.executor
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """See :class:`Served`."""
         return self.generator.tokenizer
 
     @property
     def keeps_prompts(self) -> bool:
-        """See :class:`Served`."""
         return bool(self.generator.prefixes.limit_bytes)
 
     @property
     def fingerprint(self) -> str:
-        """See :class:`Served`."""
         loaded = self.generator.loaded
         return f"specrag-{_version()}-{loaded.dtype}-{loaded.device}"
 
     def bytes_for(self, tokens: int) -> int:
-        """See :class:`Served`."""
-        from specrag.engine.memory import keys_values_bytes
+        from specrag.engine import keys_values_bytes
 
         return keys_values_bytes(self.generator.model, tokens)
 
@@ -97,21 +91,17 @@ class RemoteServed:
 
     @property
     def generator(self) -> RemoteModel:
-        """See :class:`Served`."""
         return self.remote
 
     @property
     def executor(self) -> Executor:
-        """See :class:`Served`."""
         return self.remote.executor
 
     @property
     def fingerprint(self) -> str:
-        """See :class:`Served`."""
         return f"specrag-{_version()}-upstream"
 
     def bytes_for(self, tokens: int) -> int:  # noqa: ARG002 - what an endpoint holds is its own business
-        """See :class:`Served`."""
         return 0
 
 

@@ -13,10 +13,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from specrag.engine.threads import in_own_thread
+from specrag.engine import in_own_thread
 from specrag.errors import InputError, SpecragError
-from specrag.methods.resources import Resources, SharedMethods
-from specrag.retrieval.encoder.loaded import Encoders
+from specrag.methods import Resources, SharedMethods
+from specrag.retrieval.encoder import Encoders
 from specrag.serving.errors import ApiError, unknown_model
 from specrag.serving.knowledge.bases import Base, KnowledgeBases
 from specrag.serving.listings import Names
@@ -26,15 +26,13 @@ from specrag.serving.upstreams import Upstreams, refuse_sessions
 
 if TYPE_CHECKING:
     from specrag.language_model import LanguageModel
-    from specrag.methods.knn_lm.store.datastore import Datastore
-    from specrag.models.grammar import GrammarVocabulary
-    from specrag.models.loading import LoadedModel
-    from specrag.retrieval.encoder.encoder import Encoder
-    from specrag.retrieval.encoder.reranker import Reranker
+    from specrag.methods.knn_lm.store import Datastore
+    from specrag.models import GrammarVocabulary, LoadedModel
+    from specrag.retrieval.encoder import Encoder, Reranker
     from specrag.serving.openai.answering import RunningTexts
     from specrag.serving.operation.metrics import FinishedGeneration
     from specrag.serving.settings import Settings
-    from specrag.speculation.suffix.corpus import SuffixCorpus
+    from specrag.speculation.suffix import SuffixCorpus
 
 #: Default size of the prefix cache: 1/KEPT_PART of the memory for keys and values, at most MOST_KEPT bytes.
 KEPT_PART, MOST_KEPT = 5, 4 * 2**30
@@ -149,7 +147,7 @@ class Service:
         Raises:
             SpecragError: a model or a knowledge base cannot be used.
         """
-        from specrag.methods.registry import method_class
+        from specrag.methods import method_class
 
         settings = self.settings
         method = method_class(settings.method, "method")
@@ -170,7 +168,7 @@ class Service:
 
     def _load_model(self) -> None:
         """Load the model and everything that belongs to it."""
-        from specrag.engine.memory import free_bytes
+        from specrag.engine import free_bytes
         from specrag.language_model import LanguageModel
 
         settings = self.settings
@@ -239,7 +237,7 @@ class Service:
     @cached_property
     def grammars(self) -> GrammarVocabulary:
         """Builds grammars over the model's tokens."""
-        from specrag.models.grammar import GrammarVocabulary
+        from specrag.models import GrammarVocabulary
 
         llm = self._llm or self.llm  # the latter raises the reason if there is none
         return GrammarVocabulary(llm.tokenizer, llm.model.vocab_size)
@@ -400,7 +398,7 @@ def split_drafter(given: str) -> tuple[str, str | None]:
 
 
 def _load(settings: Settings, name: str, adapter: str | Path | None) -> LoadedModel:
-    from specrag.models.loading import load_model
+    from specrag.models import load_model
 
     return load_model(
         name,
@@ -426,7 +424,7 @@ def _load_drafter(settings: Settings) -> LanguageModel | None:
 
 
 def _open_datastore(folder: Path, loaded: LoadedModel) -> Datastore:
-    from specrag.methods.knn_lm.store.datastore import Datastore, model_record
+    from specrag.methods.knn_lm.store import Datastore, model_record
 
     datastore = Datastore.open(folder)
     datastore.check_model(model_record(loaded))
@@ -434,7 +432,7 @@ def _open_datastore(folder: Path, loaded: LoadedModel) -> Datastore:
 
 
 def _open_corpus(folder: Path, loaded: LoadedModel) -> SuffixCorpus:
-    from specrag.speculation.suffix.corpus import SuffixCorpus
+    from specrag.speculation.suffix import SuffixCorpus
 
     corpus = SuffixCorpus.open(folder)
     corpus.require_tokenizer(loaded.tokenizer.fingerprint)
@@ -443,8 +441,7 @@ def _open_corpus(folder: Path, loaded: LoadedModel) -> SuffixCorpus:
 
 def _warm_up(llm: LanguageModel, settings: Settings) -> None:
     """Load the drafters and generate a short text, so that no request waits for loading or for loops to compile."""
-    from specrag.methods.adaptive import Adaptive
-    from specrag.methods.decoding import decoder_names
+    from specrag.methods import Adaptive, decoder_names
 
     for drafter in settings.drafters:
         # Generates nothing: the cost of a first pass is no measure of the drafter.

@@ -183,28 +183,33 @@ class Settings(BaseSettings):
         description="A catalog name, a folder, a .gguf file or a hub id; by default the best that this "
         "machine carries.",
     )
-    served_name: str | None = Field(None, description="What /v1/models calls it; else the model's name.")
+    served_name: str | None = Field(None, description="Name of the model in /v1/models; by default its own.")
     dtype: Literal["auto", "fp32", "bf16", "fp16", "int8"] = Field(
-        "auto", description="fp32, bf16, fp16 or int8; auto: int8 on the CPU, bf16 on a GPU."
+        "auto",
+        description="Number type of the weights: fp32, bf16, fp16 or int8; auto: int8 on the CPU, bf16 on a GPU.",
     )
     device: str | None = Field(
-        None, description="Such as cpu or cuda:0; by default the first GPU, else the CPU."
+        None, description="Device, such as cpu or cuda:0; by default the first GPU, else the CPU."
     )
     adapter: Path | None = Field(None, description="A folder with a LoRA adapter, merged into the weights.")
-    rag_drafter: str | None = Field(None, description="Drafts for speculative-rag: MODEL or MODEL+ADAPTER.")
+    rag_drafter: str | None = Field(None, description="Drafter of speculative-rag: MODEL or MODEL+ADAPTER.")
     batch_invariant: bool | None = Field(
         None, description="Equal bits whatever else is in a pass; by default with int8 where it costs little."
     )
     kv_dtype: Literal["auto", "int8"] = Field(
         "auto", description="Keys and values: as computed, or in 8 bits."
     )
-    method: str = Field("adaptive", description="How to decode where a request does not say.")
-    encoder: str = Field("minilm-l6-v2", description="Of /v1/embeddings and of knowledge bases made here.")
+    method: str = Field("adaptive", description="Method of decoding where a request does not say.")
+    encoder: str = Field(
+        "minilm-l6-v2", description="Encoder of /v1/embeddings and of knowledge bases made here."
+    )
     reranker: str | None = Field(
         None, description="A cross-encoder for /v1/rerank and for requests that name it; none by default."
     )
     prefix_cache_bytes: int | None = Field(
-        None, ge=0, description="For earlier texts; by default a fifth of kv_memory_bytes, at most 4 GiB."
+        None,
+        ge=0,
+        description="Memory for earlier texts; by default a fifth of kv_memory_bytes, at most 4 GiB.",
     )
 
     # -- endpoints in place of the model ----------------------------------------------------------------------
@@ -244,49 +249,75 @@ class Settings(BaseSettings):
     )
 
     # -- limits ---------------------------------------------------------------------------------------------
-    max_body_bytes: Count = Field(4 * MIB, description="Of a request that is no upload.")
-    max_upload_bytes: Count = Field(256 * MIB, description="Of one upload, all files together.")
-    max_upload_files: Count = Field(256, description="Files of one upload.")
-    max_prompt_tokens: Count | None = Field(None, description="By default the model's context.")
-    max_output_tokens: Count | None = Field(None, description="By default what is left of the context.")
-    max_choices: Count = Field(16, description="Answers of one request: n times its prompts.")
-    max_concurrent: Count = Field(32, description="Requests that decode at the same time.")
-    max_queue: int = Field(128, ge=0, description="Requests that wait behind them; more are answered 429.")
-    max_jobs: Count = Field(16, description="Uploads that wait to be indexed; more are answered 429.")
-    max_uploads: Count = Field(8, description="Uploads of one key that arrive at the same time.")
-    max_document_pages: Count = Field(5000, description="Of a PDF; a longer one is not indexed.")
-    max_document_characters: Count = Field(20_000_000, description="Of an uploaded document's text.")
-    job_seconds: Seconds = Field(3600.0, description="For an upload to be indexed.")
-    job_memory_bytes: Count = Field(3 * GIB, description="Of the process that indexes uploads.")
-    max_kbs: Count = Field(100, description="Knowledge bases in kb_root.")
+    max_body_bytes: Count = Field(
+        4 * MIB, description="Largest request body that is not an upload, in bytes."
+    )
+    max_upload_bytes: Count = Field(256 * MIB, description="Largest upload, all files together, in bytes.")
+    max_upload_files: Count = Field(256, description="Most files of one upload.")
+    max_prompt_tokens: Count | None = Field(
+        None, description="Most tokens of a prompt; by default the model's context."
+    )
+    max_output_tokens: Count | None = Field(
+        None, description="Most tokens of an answer; by default what is left of the context."
+    )
+    max_choices: Count = Field(16, description="Most answers of one request: n times its prompts.")
+    max_concurrent: Count = Field(32, description="Most requests that decode at the same time.")
+    max_queue: int = Field(
+        128, ge=0, description="Most requests that wait for their turn; more are answered 429."
+    )
+    max_jobs: Count = Field(16, description="Most uploads that wait to be indexed; more are answered 429.")
+    max_uploads: Count = Field(8, description="Most uploads of one key that arrive at the same time.")
+    max_document_pages: Count = Field(5000, description="Most pages of a PDF; a longer one is not indexed.")
+    max_document_characters: Count = Field(
+        20_000_000, description="Most characters of an uploaded document's text."
+    )
+    job_seconds: Seconds = Field(3600.0, description="Time limit for indexing an upload, in seconds.")
+    job_memory_bytes: Count = Field(
+        3 * GIB, description="Memory limit of the process that indexes uploads, in bytes."
+    )
+    max_kbs: Count = Field(100, description="Most knowledge bases in kb_root.")
     max_connections: Count = Field(
-        1024, description="Open connections; for a new one an idle or a slow one is closed."
+        1024, description="Most open connections; for a new one an idle or a slow one is closed."
     )
     max_client_connections: Count | None = Field(
-        None, description="Of one address; leave it out behind a proxy, whose address all have."
+        None,
+        description="Most connections of one address; leave it out behind a proxy, whose address all have.",
     )
-    deadline: Seconds = Field(600.0, description="Of a request, from its arrival to its last token.")
-    header_seconds: Seconds = Field(15.0, description="For the head of a request to arrive.")
-    body_seconds: Seconds = Field(30.0, description="For the body of a request to arrive.")
-    upload_seconds: Seconds = Field(900.0, description="For an upload to arrive.")
+    deadline: Seconds = Field(600.0, description="Request timeout in seconds, from arrival to last token.")
+    header_seconds: Seconds = Field(
+        15.0, description="Time limit for the head of a request to arrive, in seconds."
+    )
+    body_seconds: Seconds = Field(
+        30.0, description="Time limit for the body of a request to arrive, in seconds."
+    )
+    upload_seconds: Seconds = Field(900.0, description="Time limit for an upload to arrive, in seconds.")
     min_body_rate: Count = Field(
-        8 * KIB, description="Bytes a second at which a body longer than body_seconds must arrive."
+        8 * KIB,
+        description="Least bytes a second at which a body that takes longer than body_seconds must arrive.",
     )
-    search_seconds: Seconds = Field(30.0, description="For a search of a knowledge base.")
-    write_seconds: Seconds = Field(60.0, description="That a client may leave an answer unread.")
+    search_seconds: Seconds = Field(
+        30.0, description="Time limit for a search of a knowledge base, in seconds."
+    )
+    write_seconds: Seconds = Field(
+        60.0, description="Time that a client may leave an answer unread, in seconds."
+    )
     idle_seconds: Seconds | None = Field(
-        None, description="Ends itself after so long without a request; by default never."
+        None,
+        description="Time without a request after which the server ends itself, in seconds; by default never.",
     )
     shutdown_seconds: Seconds = Field(
-        30.0, description="For running requests to end when the server is stopped."
+        30.0, description="Time for running requests to end when the server is stopped, in seconds."
     )
     kv_memory_bytes: Count | None = Field(
-        None, description="For keys and values, kept ones too; by default half of the free memory at start."
+        None,
+        description="Memory for keys and values, kept ones too, in bytes; by default half of the free memory at start.",
     )
 
     # -- what it tells --------------------------------------------------------------------------------------
-    log_format: Literal["json", "text"] = Field("json", description="json or text.")
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="debug to error.")
+    log_format: Literal["json", "text"] = Field("json", description="Format of the log: json or text.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least level that is logged: debug to error."
+    )
     log_prompts: bool = Field(False, description="Write prompts and answers into the log.")
     metrics: bool = Field(True, description="Serve /metrics.")
     page: bool = Field(True, description="Serve the pages at / and /docs.")

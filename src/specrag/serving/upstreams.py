@@ -7,17 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from specrag.engine.executor import Executor
+from specrag.engine import Executor
 from specrag.errors import InputError
-from specrag.methods.base import Method, Needs
-from specrag.methods.remote import RemoteModel
-from specrag.models.endpoint import Address, Pool, PooledEndpoint, ReplicaSettings
-from specrag.models.endpoint.pool import Replica
+from specrag.methods import Method, Needs, RemoteModel
+from specrag.models.endpoint import Address, Pool, PooledEndpoint, Replica, ReplicaSettings
 from specrag.serving.own_engine import OwnEngine
 from specrag.serving.settings import LOCAL
 
 if TYPE_CHECKING:
-    from specrag.models.tokenizer import Tokenizer
+    from specrag.models import Tokenizer
     from specrag.serving.settings import Settings, Upstream
 
 
@@ -106,8 +104,8 @@ class Upstreams:
         named = next((row.tokenizer for row in rows if row.tokenizer), None)
         if named is None:
             return self._engine.tokenizer if self._engine and any(row.is_local for row in rows) else None
+        from specrag.models import Tokenizer as Loaded
         from specrag.models.catalog import resolve
-        from specrag.models.tokenizer import Tokenizer as Loaded
 
         return Loaded(resolve(named))
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from specrag.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from specrag.speculation.acceptance import Matching, Rejection, RowNeeds, Rule, View
+    from specrag.speculation.acceptance import Matching, RowNeeds, Rule, View
     from specrag.speculation.augmented_target import (
         Augmented,
         AugmentedSettings,
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     )
     from specrag.speculation.decode import TARGET, DecodedToken, Settings, Speculation, Step, TextSink
     from specrag.speculation.relaxed import Relaxed
-    from specrag.speculation.target import Alternative, Target, TargetView
+    from specrag.speculation.target import Alternative, Target, TargetView, alternatives
     from specrag.speculation.tree import EMPTY, ROOT, DraftTree, Round, Verdict, merge
     from specrag.speculation.vocabularies import VocabularyPair, check_alignment
 else:
@@ -33,7 +33,6 @@ __all__ = [
     "DraftTree",
     "Guard",
     "Matching",
-    "Rejection",
     "Relaxed",
     "Residual",
     "Round",
@@ -48,6 +47,7 @@ __all__ = [
     "Verdict",
     "View",
     "VocabularyPair",
+    "alternatives",
     "augmented_probs",
     "check_alignment",
     "guarded",

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrag.engine import Distribution, SamplingParams
-from specrag.errors import InputError
 from specrag.speculation.tree import ROOT, DraftTree, Verdict
 
 
@@ -130,75 +129,3 @@ def coupled(
         left = np.maximum(wanted - draft, 0.0)
     # The residual is empty only if p and q are equal up to rounding.
     return target.draw_from(node, left if left.any() else wanted)
-
-
-def reject(tree: DraftTree, target: View, target_probs: Callable[[int], NDArray[np.float64]]) -> Verdict:
-    """Accept drawn guesses in proportion to the target's probabilities (Leviathan et al. 2023, Algorithm 1).
-
-    A guess x, drawn from q, is accepted with probability min(1, p(x) / q(x)). The first rejected guess is replaced by
-    a token drawn from the residual max(p - q, 0); a chain without rejections is followed by a token drawn from p.
-    Every token then follows p, provided that every guess was really drawn from its q; whether a guess is verified at
-    all must not depend on its token.
-
-    Args:
-        tree: a chain with ``draft_probs``.
-        target: the source of random numbers.
-        target_probs: from a node or :data:`ROOT` to the distribution p of the token after it, float64
-            ``[vocab_size]``.
-
-    Raises:
-        InputError: the tree branches, has no ``draft_probs``, or holds a token that its q excludes.
-    """
-    check_chain(tree)
-    for node, token in enumerate(tree.tokens):
-        before = node - 1
-        draft, wanted = tree.draft_probs[node], target_probs(before)
-        if not draft[token] > 0:
-            raise InputError(
-                "draft_probs", float(draft[token]), f"token {token} cannot have been drawn from it"
-            )
-        # u < p / q. The random number is below 1, so no minimum is needed.
-        if target.uniform(before) * draft[token] < wanted[token]:
-            continue
-        left = np.maximum(wanted - draft, 0.0)
-        # The residual is empty only if p and q are equal up to rounding.
-        return Verdict(tuple(range(node)), target.draw_from(before, left if left.any() else wanted))
-    last = len(tree) - 1
-    return Verdict(tuple(range(len(tree))), target.draw_from(last, target_probs(last)))
-
-
-def check_chain(tree: DraftTree) -> None:
-    """Check that a tree is a chain of drawn guesses.
-
-    Raises:
-        InputError: it is not.
-    """
-    if tree.parents != tuple(range(ROOT, len(tree) - 1)):
-        raise InputError(
-            "tree", tree.parents, "a drawn guess is verified in a chain; give a tree without branches"
-        )
-    if len(tree.draft_probs) != len(tree):
-        raise InputError("draft_probs", (), "give the distribution that each node was drawn from")
-
-
-@dataclass(frozen=True, slots=True)
-class Rejection:
-    """Rejection sampling, for chains whose tokens were drawn from ``draft_probs``.
-
-    Every token follows the target's law, after temperature, top-k, top-p and min-p. The law is guaranteed, but not
-    plain decoding's exact text. Never use it for the deterministic best of a distribution: that would be biased.
-    """
-
-    needs: RowNeeds = RowNeeds(logits=True)
-
-    def judge(self, tree: DraftTree, target: View) -> Verdict:
-        """Accept what the tree's own distributions allow.
-
-        Raises:
-            InputError: see :func:`reject`.
-        """
-        if not len(tree):
-            return Verdict((), target.draw(ROOT))
-        check_chain(tree)
-        vocab_size = len(tree.draft_probs[0])
-        return reject(tree, target, lambda node: target.probs(node).dense(vocab_size))

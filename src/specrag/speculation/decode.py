@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -121,7 +122,7 @@ class Speculation:
     """The drafter, acceptance rule and schedule of one request.
 
     Args:
-        drafter: proposes tokens; made for this request, closed by its creator.
+        drafter: proposes tokens; made for this request, closed at its end.
         rule: accepts guesses.
         schedule: decides how much to guess; belongs to this request.
         watch: runs while the drafter reads its prompt, if that waits for the first proposal; ``None`` if it is part of
@@ -148,79 +149,81 @@ def decode(
         session: holds the prompt.
         settings: what the caller asks for.
         text: turns tokens into characters.
-        speculation: how to guess and check.
+        speculation: how to guess and check; its drafter is closed at the end.
         clock: seconds.
         prompt_rows: the target's answers for the prompt's last tokens, as far as the drafter asked for them.
 
     Raises:
         ContextLengthError: the session is longer than the model's context.
     """
-    drafter, rule, schedule = speculation.drafter, speculation.rule, speculation.schedule
-    watch = speculation.watch
-    target = Target(
-        session, settings.sampling, settings.log_probs, settings.processors, rule.needs, drafter.outputs
-    )
-    checker = StopChecker(settings.stop)
-    left = settings.stop.max_tokens
-    last = clock()
-    yield from drafter.start(session, prompt_rows)
-    reading = clock() - last if watch is None else 0.0
-    while True:
-        began = clock()
-        # The end of the prompt is in this round's pass, so its time says nothing about a usual round. It has many rows,
-        # and a chain of guesses after them is read in the same way.
-        joined = len(session.pending) > 1
-        room = session.model.context_length - len(session)
-        # The bonus token needs no guess, and a path longer than what may still come would be wasted.
-        depth = max(min(left - 1, room), 0)
-        budget = schedule.budget(runs_passes=drafter.runs_passes)  # asked in every round, whatever may come
-        budget = budget if depth else 0
-        proposed, read_before = EMPTY, 0.0 if watch is None else watch.seconds
-        if budget or rule.needs.opinions:
-            proposed = yield from drafter.propose(session, budget, depth)
-        tree = schedule.choose(proposed, len(session))
-        tree = tree.trunk() if joined else tree
-        asked, read = clock(), 0.0 if watch is None else watch.seconds - read_before
-        reading += read
-        rows = yield from session.score(tree, target.outputs)
-        answered = clock()
-        verdict = rule.judge(tree, target.view(tree, rows))
-
-        drawn = _tokens(target, tree, rows, verdict)
-        written = _write(drawn, session, settings, text, checker)
-        drawn, shown, reason = drawn[: written.count], written.text, written.finish_reason
-        if reason is not None:
-            verdict = _cut(verdict, written.count)
-        session.commit(verdict.path, verdict.bonus)
-        committed = tuple(token.token for token in drawn)
-        target.advance(committed)
-        left -= len(committed)
-        round = Round(tree, rows, verdict, committed, proposed)
-        drafter.observe(round)
-        if reason is not None:
-            end = checker.finish(text.finish())
-            shown, reason = shown + end.text, end.finish_reason or reason
-        now = clock()
-        drafting, verifying = asked - began - read, answered - asked
-        context = len(session) - len(committed)
-        if not joined:
-            schedule.observe(round, Timed(context, drafting, verifying, now - began - read, session.report))
-        yield Emit(
-            Step(
-                tuple(drawn),
-                shown,
-                Counter(tree.sources),
-                len(verdict.path),
-                now - last,
-                drafting,
-                verifying,
-                reason,
-                reading,
-            )
+    rule, schedule, watch = speculation.rule, speculation.schedule, speculation.watch
+    with closing(speculation.drafter) as drafter:
+        target = Target(
+            session, settings.sampling, settings.log_probs, settings.processors, rule.needs, drafter.outputs
         )
-        last, reading = now, 0.0
-        if reason is not None:
-            return reason
+        checker = StopChecker(settings.stop)
+        left = settings.stop.max_tokens
+        last = clock()
+        yield from drafter.start(session, prompt_rows)
+        reading = clock() - last if watch is None else 0.0
+        while True:
+            began = clock()
+            # The end of the prompt is in this round's pass, so its time says nothing about a usual round. It has many
+            # rows, and a chain of guesses after them is read in the same way.
+            joined = len(session.pending) > 1
+            room = session.model.context_length - len(session)
+            # The bonus token needs no guess, and a path longer than what may still come would be wasted.
+            depth = max(min(left - 1, room), 0)
+            # Asked in every round, whatever may come.
+            budget = schedule.budget(runs_passes=drafter.runs_passes)
+            budget = budget if depth else 0
+            proposed, read_before = EMPTY, 0.0 if watch is None else watch.seconds
+            if budget or rule.needs.opinions:
+                proposed = yield from drafter.propose(session, budget, depth)
+            tree = schedule.choose(proposed, len(session))
+            tree = tree.trunk() if joined else tree
+            asked, read = clock(), 0.0 if watch is None else watch.seconds - read_before
+            reading += read
+            rows = yield from session.score(tree, target.outputs)
+            answered = clock()
+            verdict = rule.judge(tree, target.view(tree, rows))
+
+            drawn = _tokens(target, tree, rows, verdict)
+            written = _write(drawn, session, settings, text, checker)
+            drawn, shown, reason = drawn[: written.count], written.text, written.finish_reason
+            if reason is not None:
+                verdict = _cut(verdict, written.count)
+            session.commit(verdict.path, verdict.bonus)
+            committed = tuple(token.token for token in drawn)
+            target.advance(committed)
+            left -= len(committed)
+            round = Round(tree, rows, verdict, committed, proposed)
+            drafter.observe(round)
+            if reason is not None:
+                end = checker.finish(text.finish())
+                shown, reason = shown + end.text, end.finish_reason or reason
+            now = clock()
+            drafting, verifying = asked - began - read, answered - asked
+            context = len(session) - len(committed)
+            if not joined:
+                timed = Timed(context, drafting, verifying, now - began - read, session.report)
+                schedule.observe(round, timed)
+            yield Emit(
+                Step(
+                    tuple(drawn),
+                    shown,
+                    Counter(tree.sources),
+                    len(verdict.path),
+                    now - last,
+                    drafting,
+                    verifying,
+                    reason,
+                    reading,
+                )
+            )
+            last, reading = now, 0.0
+            if reason is not None:
+                return reason
 
 
 def _tokens(target: Target, tree: DraftTree, rows: Sequence[Row], verdict: Verdict) -> list[DecodedToken]:

@@ -26,8 +26,6 @@ class DraftTree:
         sources: who proposed each node, such as ``"suffix"``.
         grades: a small number for each node: nodes of one source and grade are accepted about equally often,
             given that their parent is. All 0 by default.
-        draft_probs: for drafts that were drawn at random, the distribution that each node was drawn from
-            (float64 ``[vocab_size]``); empty for deterministic drafts.
         opinions: the drafter's own distribution (``[vocab_size]``) after the session's newest token and then
             after each node, for rules that read it; empty for all others.
         also: the other sources that also guessed each node; empty if no node has any.
@@ -40,7 +38,6 @@ class DraftTree:
     parents: tuple[int, ...] = ()
     sources: tuple[str, ...] = ()
     grades: tuple[int, ...] = ()
-    draft_probs: tuple[np.ndarray, ...] = field(default=(), compare=False)
     opinions: tuple[np.ndarray, ...] = field(default=(), compare=False)
     also: tuple[frozenset[str], ...] = ()
 
@@ -50,8 +47,6 @@ class DraftTree:
         if not len(self.tokens) == len(self.parents) == len(self.sources) == len(self.grades):
             sizes = (len(self.tokens), len(self.parents), len(self.sources), len(self.grades))
             raise InputError("tree", sizes, "give a token, a parent, a source and a grade for each node")
-        if len(self.draft_probs) not in (0, len(self.tokens)):
-            raise InputError("draft_probs", len(self.draft_probs), "give one for each node, or none")
         if len(self.opinions) not in (0, 1 + len(self.tokens)):
             raise InputError("opinions", len(self.opinions), "give one more than there are nodes, or none")
         if len(self.also) not in (0, len(self.tokens)):
@@ -79,7 +74,6 @@ class DraftTree:
         parents: tuple[int, ...],
         sources: tuple[str, ...],
         grades: tuple[int, ...],
-        draft_probs: tuple[np.ndarray, ...] = (),
         opinions: tuple[np.ndarray, ...] = (),
         also: tuple[frozenset[str], ...] = (),
     ) -> DraftTree:
@@ -90,7 +84,6 @@ class DraftTree:
             parents=parents,
             sources=sources,
             grades=grades,
-            draft_probs=draft_probs,
             opinions=opinions,
             also=also,
         )
@@ -132,7 +125,6 @@ class DraftTree:
             tuple(place[self.parents[node]] for node in nodes),
             tuple(self.sources[node] for node in nodes),
             tuple(self.grades[node] for node in nodes),
-            tuple(self.draft_probs[node] for node in nodes) if self.draft_probs else (),
             tuple(self.opinions[node + 1] for node in (ROOT, *nodes)) if self.opinions else (),
             tuple(self.also[node] for node in nodes) if self.also else (),
         )

@@ -11,7 +11,7 @@ from itertools import islice, pairwise
 from typing import Protocol
 
 from specrag.errors import InputError
-from specrag.models.chat import END_TOKENS
+from specrag.models import END_TOKENS
 
 #: Texts that a tokenizer must reproduce unchanged, by what they contain.
 _PROBES = {

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specrag.artifacts import atomic_write
-from specrag.bench.plots import Axis, Series, line_plot
+from specrag.bench import Axis, Series, line_plot
 from specrag.errors import SpecragError
 from specrag.training.files import write_errors
 

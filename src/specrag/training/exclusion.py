@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from specrag.bench.data import read_json_lines
-from specrag.bench.metrics import normalize_answer
+from specrag.bench import normalize_answer, read_json_lines
 from specrag.errors import InputError
 
 #: Texts that share this many words in a row count as the same. The usual length for finding test data in training

@@ -9,15 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from specrag.artifacts import (
-    Refusal,
-    atomic_write,
-    atomic_write_json,
-    disk_errors,
-    exclusive_lock,
-    make_folder,
-)
+from specrag import artifacts
+from specrag.artifacts import Remedies, atomic_write, atomic_write_json, exclusive_lock, make_folder
 from specrag.errors import InputError, SpecragError
+
+_AGAIN = "and run the same command again; what was written before is intact and is gone on from"
+_REMEDIES = Remedies(f"free some space {_AGAIN}", f"make it writable {_AGAIN}")
 
 
 def write_errors(path: Path, what: str) -> contextlib.AbstractContextManager[None]:
@@ -30,18 +27,7 @@ def write_errors(path: Path, what: str) -> contextlib.AbstractContextManager[Non
     Raises:
         SpecragError: the disk is full, or the file cannot be written.
     """
-
-    def described(refusal: Refusal) -> SpecragError:
-        if refusal.full:
-            reason, remedy = "no space is left", "free some space"
-        else:
-            reason, remedy = f"it cannot be written ({refusal.reason})", "make it writable"
-        return SpecragError(
-            f"{what}: {str(path)!r}: {reason}: {remedy} and run the same command again; "
-            "what was written before is intact and is gone on from"
-        )
-
-    return disk_errors(path.parent, described)
+    return artifacts.write_errors(path, what, SpecragError, _REMEDIES)
 
 
 @contextlib.contextmanager

@@ -99,8 +99,8 @@ def test_an_answer_from_a_knowledge_base_is_streamed(address: str) -> None:
 
 @pytest.mark.parametrize("method", ["sequential", "ralmspec"])
 def test_iterative_retrieval_runs_through_it(method: str, address: str) -> None:
-    wish = {"kb": "wiki", "method": method, "options": {"passage_tokens": 32}}
-    answer = ask(address, asked("Who discovered radium?", specrag=wish)).json()
+    extension = {"kb": "wiki", "method": method, "options": {"passage_tokens": 32}}
+    answer = ask(address, asked("Who discovered radium?", specrag=extension)).json()
     assert answer["specrag"]["retrievals"] == 2
 
 

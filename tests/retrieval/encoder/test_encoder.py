@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 
+from scripts.sample_data import wikipedia_summaries
 from specrag.errors import InputError, ModelFilesError, SpecragError
 from specrag.models import catalog
-from specrag.retrieval.documents.sample_data import wikipedia_summaries
 from specrag.retrieval.encoder.bert import Bert
 from specrag.retrieval.encoder.encoder import Encoder, SentenceTransformersNetwork, load_encoder
 from tests.retrieval.encoder.tiny_networks import write_encoder, write_json

@@ -15,8 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specrag.errors import InputError, StoreUnavailable
-from specrag.methods.ralmspec.sequential import SequentialPipeline
-from specrag.methods.ralmspec.speculative import RaLMSpecPipeline
 from specrag.retrieval.index.base import Query, Ranking
 from specrag.retrieval.index.flat import FlatIndex
 from specrag.retrieval.index.scoring import Floats, Longs
@@ -27,7 +25,15 @@ from specrag.retrieval.stores.base import Collection, Limits, Loading
 from specrag.retrieval.stores.questions import QuestionSearch
 from specrag.retrieval.stores.registry import load, open_store, shard_addresses, shown, store_type
 from specrag.retrieval.stores.sharded import MergedBases, ShardedRetriever
-from tests.methods.ralm_toys import Case, ToyRetriever, WholeContextModel, outcome, toy_llm
+from tests.methods.ralm_toys import (
+    Case,
+    ToyRetriever,
+    WholeContextModel,
+    outcome,
+    ralmspec,
+    sequential,
+    toy_llm,
+)
 from tests.methods.run import answer_of
 from tests.retrieval.library import QUESTIONS, encoder, index
 from tests.retrieval.stores.qdrant_server import QdrantServer
@@ -319,15 +325,11 @@ def test_speculation_over_stores_and_shards_is_sequential_retrieval(
     llm = toy_llm(WholeContextModel(seed, -9.0))
     try:
         local = ToyRetriever(seed, 14)
-        wanted = outcome(
-            answer_of(SequentialPipeline(llm, local, **case.limits), case.question, **case.options)
-        )
+        wanted = outcome(answer_of(sequential(llm, local, **case.limits), case.question, **case.options))
         address = addresses[0] if parts == 1 else f"shards:{','.join(addresses)}"
         with open_store(address) as toy.stored:
-            sequential = SequentialPipeline(llm, toy, **case.limits)
-            assert outcome(answer_of(sequential, case.question, **case.options)) == wanted
             chosen = {"stride": stride, "prefetch": prefetch, "asynchronous": asynchronous}
-            speculative = RaLMSpecPipeline(llm, toy, **case.limits, **chosen)
-            assert outcome(answer_of(speculative, case.question, **case.options)) == wanted
+            for method in (sequential(llm, toy, **case.limits), ralmspec(llm, toy, **case.limits, **chosen)):
+                assert outcome(answer_of(method, case.question, **case.options)) == wanted
     finally:
         llm.close()

@@ -7,14 +7,13 @@ from collections.abc import Iterator
 import pytest
 
 from specrag.engine.executor import run
-from specrag.methods.speculative_rag.drafting import Drafting
 from specrag.methods.speculative_rag.pipeline import SpeculativeRAGPipeline
-from specrag.methods.speculative_rag.scoring import Scoring
 from specrag.models.endpoint import Endpoint, open_endpoint
 from specrag.models.endpoint.connection import EndpointSettings
 from specrag.models.roles import ScoringRequest, TextPart, TextRequest
 from specrag.models.scoring import LocalScorer
 from specrag.retrieval.passage import Passage
+from tests.methods.rag_toys import among, paper
 from tests.methods.run import answer_of
 from tests.serving.live_server import LiveServer
 
@@ -55,10 +54,9 @@ def test_it_scores_and_writes_as_the_model_itself(server: LiveServer, endpoint: 
 
 
 def test_drafts_and_their_verification_over_http(endpoint: Endpoint) -> None:
-    rag = SpeculativeRAGPipeline(
-        endpoint, endpoint, m=2, k=1, drafting=Drafting(max_tokens=48, rationale_tokens=32), scoring=Scoring()
-    )
-    answer = answer_of(rag, "What is bronze made of?", passages=PASSAGES)
+    options = paper(drafts=2, passages_per_draft=1, draft_tokens=48, rationale_tokens=32)
+    rag = SpeculativeRAGPipeline(endpoint, endpoint, among(PASSAGES), options)
+    answer = answer_of(rag, "What is bronze made of?")
     rag.executor.close()
     assert len(answer.drafts) == 2
     assert all(draft.completion_tokens > 1 for draft in answer.drafts)

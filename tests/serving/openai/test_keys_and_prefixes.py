@@ -79,13 +79,13 @@ def test_a_second_turn_reads_only_what_is_new_and_says_the_same(
     keyed: LiveServer, stranger: str, drawing: dict[str, Any]
 ) -> None:
     first = [{"role": "user", "content": "Why do rivers meander? Explain it, please. " * 3}]
-    wish = {"max_tokens": 24, "logprobs": True, "top_logprobs": 3, **drawing}
-    opening = ask(keyed, ALICE, "", messages=first, **wish).json()
+    fields = {"max_tokens": 24, "logprobs": True, "top_logprobs": 3, **drawing}
+    opening = ask(keyed, ALICE, "", messages=first, **fields).json()
     said = opening["choices"][0]["message"]["content"]
     second = [*first, {"role": "assistant", "content": said}, {"role": "user", "content": "Shorter, please."}]
-    kept = ask(keyed, ALICE, "", messages=second, **wish)
+    kept = ask(keyed, ALICE, "", messages=second, **fields)
     assert cached(kept) > opening["usage"]["prompt_tokens"]  # the answer is not read again either
-    read = ask(keyed, stranger, "", messages=second, **wish)
+    read = ask(keyed, stranger, "", messages=second, **fields)
     assert cached(read) == 0  # this key has asked nothing before
     assert kept.json()["choices"] == read.json()["choices"]
 
@@ -97,9 +97,9 @@ def test_without_memory_for_it_a_second_turn_is_read_anew(smollm2: Path) -> None
 
 
 def test_a_key_answers_from_its_own_knowledge_bases_only(keyed: LiveServer) -> None:
-    wish = {"specrag": {"kb": "wiki", "k": 1}}
-    assert ask(keyed, ALICE, "Who discovered radium?", **wish).json()["specrag"]["sources"]
-    refused = ask(keyed, BOB, "Who discovered radium?", **wish)
+    fields = {"specrag": {"kb": "wiki", "k": 1}}
+    assert ask(keyed, ALICE, "Who discovered radium?", **fields).json()["specrag"]["sources"]
+    refused = ask(keyed, BOB, "Who discovered radium?", **fields)
     unknown = ask(keyed, BOB, "Who discovered radium?", specrag={"kb": "none", "k": 1})
     assert refused.status_code == unknown.status_code == 400
     # Whether it exists is not told either.

@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
-from specrag.methods.knn_lm.decoder import KnnDecoder
 from specrag.methods.knn_lm.mixture import Mixture
 from specrag.methods.knn_lm.store.datastore import Datastore
+from tests.methods.knn_toys import knn as knn_decoder
 from tests.methods.test_knn_real import PROMPTS
 from tests.sample import build_village
 from tests.serving.live_server import EXACT, MODEL, LiveServer, running_server
@@ -53,7 +53,7 @@ def test_tokens_are_the_librarys_and_speculation_changes_none(knn: LiveServer) -
     assert [answer.status_code for answer in answers] == [200] * 3, answers[0].text
     texts = [answer.json()["choices"][0]["text"] for answer in answers]
     store = knn.service.datastores_of(lambda _: True)["village"]
-    method = KnnDecoder(store, Mixture(64, 0.6, 5.0, 500.0), stride=None)
+    method = knn_decoder(store, Mixture(64, 0.6, 5.0, 500.0), stride="sequential")
     expected = knn.service.llm.generate(PROMPTS[0], raw=True, max_tokens=12, method=method)
     plain = knn.service.llm.generate(PROMPTS[0], raw=True, max_tokens=12)
     assert texts == [expected.text] * 3

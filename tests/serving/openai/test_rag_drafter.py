@@ -12,8 +12,11 @@ import pytest
 import specrag
 from specrag.cli.serve import check_settings
 from specrag.errors import InputError, ModelFilesError
-from specrag.methods.speculative_rag.drafting import Drafting
+from specrag.methods.passages import retrieval
+from specrag.methods.resources import Resources
+from specrag.methods.speculative_rag import SpeculativeRAG
 from specrag.methods.speculative_rag.pipeline import SpeculativeRAGPipeline
+from specrag.request import Request, SearchOptions
 from specrag.retrieval.knowledge_base import KnowledgeBase
 from specrag.serving.settings import load_settings
 from tests.methods.run import answer_of
@@ -50,14 +53,11 @@ def test_the_tuned_drafter_drafts_and_the_model_judges(smollm2: Path, sample_bas
         closing(specrag.load(MODEL, **kind, adapter=ADAPTER)) as writer,
         KnowledgeBase.open(sample_base) as base,
     ):
-        method = SpeculativeRAGPipeline(
-            writer, judge, base, m=3, k=1, passages=4, drafting=Drafting(max_tokens=48, rationale_tokens=30)
-        )
-        expected = answer_of(method, question)
-        alone = SpeculativeRAGPipeline(
-            judge, judge, base, m=3, k=1, passages=4, drafting=Drafting(max_tokens=48, rationale_tokens=30)
-        )
-        untuned = answer_of(alone, question)
+        request = Request(question, search=SearchOptions(k=4))
+        found = retrieval(request, Resources(retriever=base), "speculative-rag")
+        options = SpeculativeRAG.Options(form="paper", drafts=3, passages_per_draft=1, draft_tokens=48)
+        expected = answer_of(SpeculativeRAGPipeline(writer, judge, found, options), question)
+        untuned = answer_of(SpeculativeRAGPipeline(judge, judge, found, options), question)
     answers = [draft.answer for draft in expected.drafts]
     assert [drafts[index] for index in range(3)] == answers
     assert [draft.answer for draft in untuned.drafts] != answers

@@ -16,9 +16,9 @@ from specrag.methods.citations import find_citations, without_citations
 from specrag.methods.decoding import decoder_names
 from specrag.methods.plain import Plain
 from specrag.methods.registry import method_names
-from specrag.methods.standard_rag.pipeline import StandardPipeline
 from specrag.request import ABSTENTION
 from specrag.retrieval.knowledge_base import KnowledgeBase
+from tests.methods.rag_toys import standard
 from tests.methods.run import answer_of
 from tests.serving.live_server import MODEL, LiveServer, post
 
@@ -62,7 +62,7 @@ def text_of(chunks: list[dict[str, Any]]) -> str:
 def test_an_answer_is_standard_rags_with_its_sources(server: LiveServer, answer: dict[str, Any]) -> None:
     base = server.service.knowledge_bases.get("wiki")
     assert isinstance(base, KnowledgeBase)
-    expected = answer_of(StandardPipeline(server.service.llm, base, k=2), QUESTION, max_tokens=16)
+    expected = answer_of(standard(server.service.llm, base, k=2), QUESTION, max_tokens=16)
     assert answer["choices"][0]["message"]["content"] == expected.text
     figures = answer["specrag"]
     assert [source["number"] for source in figures["sources"]] == [1, 2]

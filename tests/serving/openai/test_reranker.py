@@ -74,8 +74,8 @@ def test_a_search_is_ordered_by_it(
 def test_an_answers_passages_are_ordered_by_it(
     ranking: LiveServer, folder: Path, expected: list[tuple[int, float]], method: str
 ) -> None:
-    wish = {"kb": "wiki", "method": method, "k": 3, "min_score": 0.0, "rerank": str(folder)}
-    answer = chat(ranking, wish).json()
+    extension = {"kb": "wiki", "method": method, "k": 3, "min_score": 0.0, "rerank": str(folder)}
+    answer = chat(ranking, extension).json()
     scores = [each["score"] for each in answer["specrag"]["sources"]]
     if method == "speculative-rag":  # its sources are those of the draft that won
         assert set(scores) <= {score for _, score in expected}
@@ -83,9 +83,9 @@ def test_an_answers_passages_are_ordered_by_it(
         assert scores == [score for _, score in expected]
 
 
-def chat(server: LiveServer, wish: dict[str, Any]) -> httpx.Response:
+def chat(server: LiveServer, extension: dict[str, Any]) -> httpx.Response:
     messages = [{"role": "user", "content": QUESTION}]
-    body = {"model": MODEL, "messages": messages, "max_tokens": 4, "temperature": 0, "specrag": wish}
+    body = {"model": MODEL, "messages": messages, "max_tokens": 4, "temperature": 0, "specrag": extension}
     return post(server, "/v1/chat/completions", body)
 
 

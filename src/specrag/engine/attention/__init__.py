@@ -7,6 +7,7 @@ from specrag.lazy import lazy_names
 if TYPE_CHECKING:
     from specrag.engine.attention.compiled import compile_loops, has_loops
     from specrag.engine.attention.plan import AttentionPlan
+    from specrag.engine.attention.products import has_tiles
 else:
     __getattr__ = lazy_names(__name__)
 
@@ -14,4 +15,5 @@ __all__ = [
     "AttentionPlan",
     "compile_loops",
     "has_loops",
+    "has_tiles",
 ]

@@ -10,10 +10,14 @@ import numpy as np
 from specrag.errors import SpecragError, UpstreamError
 from specrag.extras import needed_by
 from specrag.models.catalog import ModelFiles
-from specrag.retrieval.encoder.encoder import Encoder, find_encoder
-from specrag.retrieval.encoder.loaded import Encoders
-from specrag.retrieval.encoder.reranker import Reranker, checked_reranker
-from specrag.retrieval.encoder.settings import EncoderSettings
+from specrag.retrieval.encoder import (
+    Encoder,
+    Encoders,
+    EncoderSettings,
+    Reranker,
+    checked_reranker,
+    find_encoder,
+)
 
 with needed_by("ray"):
     from ray import serve
@@ -147,7 +151,6 @@ class _DeployedNetwork:
     def encode(
         self, texts: Sequence[str], prompt: str = "", progress: Callable[[int], None] | None = None
     ) -> np.ndarray:
-        """See :class:`~specrag.retrieval.encoder.encoder.Network`."""
         vectors: np.ndarray = self._deployment.call("encode", *self._of, list(texts), prompt)
         if progress is not None:
             progress(len(texts))

@@ -14,7 +14,7 @@ import numpy as np
 
 from specrag.errors import InputError, SpecragError
 from specrag.extras import needed_by
-from specrag.retrieval.encoder.encoder import Encoder, load_encoder
+from specrag.retrieval.encoder import Encoder, load_encoder
 
 with needed_by("ray"):
     import ray

@@ -87,7 +87,7 @@ def app(args: AppArgs) -> Application:
         args = _checked(args)
     values = _values(args)
     with needed_by("serve"):
-        from specrag.serving.settings import load_settings
+        from specrag.serving import load_settings
 
     settings = load_settings(None, values)
     others = {name: replicas for name in ("encoder", "reranker") if (replicas := getattr(args, name))}
@@ -140,7 +140,7 @@ def _checked(values: Any) -> AppArgs:
 def _values(args: AppArgs) -> dict[str, Any]:
     """The settings as every replica gets them; file paths in them apply on each node."""
     with needed_by("serve"):
-        from specrag.serving.settings import read_toml
+        from specrag.serving import read_toml
 
     written = {} if args.config is None else read_toml(args.config)
     return {"log_level": "warning", **written, **args.settings}
@@ -154,8 +154,7 @@ def _builder(values: dict[str, Any], deployments: list[str]) -> "Callable[[], Fa
     """
 
     def build() -> "FastAPI":
-        from specrag.serving.app import create_app
-        from specrag.serving.settings import load_settings
+        from specrag.serving import create_app, load_settings
 
         encoders = None
         if deployments:

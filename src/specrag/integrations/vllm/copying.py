@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from specrag.engine.compiling import compiled
+from specrag.engine import compiled
 from specrag.speculation.drafters import COPY_RATES, copy_grade
 from specrag.speculation.suffix import Match, SuffixIndex
 
@@ -182,7 +182,7 @@ class Acceptance:
 
     @classmethod
     def of_one(cls) -> Acceptance:
-        """Of a request that has tried nothing."""
+        """The counts of a request that has tried nothing."""
         return cls({source: np.zeros((2, GRADES)) for source in SOURCES})
 
     def rate(self, source: str) -> float:

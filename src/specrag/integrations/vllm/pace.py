@@ -17,8 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from specrag.engine import Others
-from specrag.engine.compiling import compiled
+from specrag.engine import Others, compiled
 from specrag.speculation.schedule import CostModel, Line
 
 Floats = NDArray[np.float64]
@@ -87,7 +86,7 @@ class _Work(NamedTuple):
 
     @classmethod
     def of(cls, lengths: Sequence[int]) -> _Work:
-        """Of rows of so many tokens."""
+        """The work of rows with so many tokens."""
         rows, tokens = len(lengths), sum(lengths)
         context = tokens // max(rows, 1)
         return cls(rows, context, Others(segments=rows - 1, context=(rows - 1) * context))

@@ -12,10 +12,10 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from specrag.models.tokenizer import Tokenizer
+    from specrag.models import Tokenizer
 
 _log = logging.getLogger("vllm.specrag")
 
@@ -61,13 +61,6 @@ class Request:
 
 
 UNNAMED = Request()
-
-
-class Sees(Protocol):
-    """A drafter that wants to be shown the requests."""
-
-    def see_requests(self, names: Sequence[str], known: Mapping[str, Any]) -> None:
-        """Receive the names by row, and vLLM's state of every request that has not ended."""
 
 
 def watch_requests() -> str:
@@ -119,8 +112,8 @@ def open_tokenizer(config: Any) -> Tokenizer | None:
     Args:
         config: vLLM's ``VllmConfig``.
     """
+    from specrag.models import Tokenizer
     from specrag.models.catalog import ModelFiles
-    from specrag.models.tokenizer import Tokenizer
 
     model = config.model_config
     folder = _folder(str(model.tokenizer or model.model), getattr(model, "tokenizer_revision", None))

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from specrag.engine.compiling import compiled
+from specrag.engine import compiled
 from specrag.integrations.vllm.copying import NO_CHAIN, Acceptance, Chain, Ints
 from specrag.integrations.vllm.requests import UNNAMED, Request
 from specrag.speculation.drafters import RequestText

@@ -5,7 +5,7 @@ Its searches are speculated on as in RaLMSpec (Zhang et al. 2024), unless ``stri
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
@@ -14,8 +14,7 @@ from specrag.methods.base import MethodOptions, Needs
 from specrag.methods.decoding import DecodingMethod, make_decoder
 
 if TYPE_CHECKING:
-    from specrag.methods.base import Decoder
-    from specrag.methods.knn_lm.store.datastore import Datastore
+    from specrag.methods.base import Decoder, SpeculativeDecoder
     from specrag.methods.resources import Resources
 
 
@@ -54,6 +53,7 @@ class KnnLM(DecodingMethod):
         index: Literal["flat", "hnsw", "pq"] = Field("flat", description="One that the datastore has.")
         stride: Annotated[int, Field(ge=1, le=64)] | Literal["cost-aware", "os3", "sequential"] = Field(
             "cost-aware",
+            title="s",
             description="Tokens guessed before a search, os3 or cost-aware to choose a number, or sequential.",
         )
         decoder: str = Field(
@@ -64,10 +64,11 @@ class KnnLM(DecodingMethod):
         )
         prefetch: Annotated[int, Field(ge=1, le=1024)] | None = Field(
             None,
+            title="P",
             description="Neighbours whose followers a search brings into the cache; none: k, at most 32.",
         )
         asynchronous: bool = Field(
-            False, description="Decode on while guesses are verified. Not with sequential."
+            False, title="A", description="Decode on while guesses are verified. Not with sequential."
         )
         max_match: Annotated[float, Field(gt=0, le=1)] | None = Field(
             0.6,
@@ -79,6 +80,8 @@ class KnnLM(DecodingMethod):
 
     def decoder(self, given: Resources) -> Decoder:
         """See :class:`~specrag.methods.decoding.DecodingMethod`."""
+        from specrag.methods.knn_lm.decoder import KnnDecoder, speculative
+
         options = self.options
         if options.stride == "sequential":
             for name in ("asynchronous", "decoder", "prefetch"):
@@ -87,26 +90,8 @@ class KnnLM(DecodingMethod):
                     raise InputError(
                         name, value, "nothing is guessed with a stride of sequential; leave it out"
                     )
-        guesses = None
-        if options.stride != "sequential":
-            guesses = make_decoder(
-                options.decoder, given
-            )  # said now: what it costs is learned with the model
-        return given.shared.get(_make, options, given.datastore(options.datastore), guesses)
-
-
-def _make(options: Any, datastore: Datastore, guesses: Decoder | None) -> Decoder:
-    from specrag.methods.knn_lm.decoder import KnnDecoder, speculative
-    from specrag.methods.knn_lm.mixture import Mixture
-
-    k = min(Mixture().k, len(datastore)) if options.k is None else options.k
-    return KnnDecoder(
-        datastore,
-        Mixture(k, options.weight, options.knn_temperature, options.knn_reach),
-        index=options.index,
-        stride=None if options.stride == "sequential" else options.stride,
-        decoder=None if guesses is None or options.decoder == "plain" else speculative(guesses),
-        prefetch=options.prefetch,
-        asynchronous=options.asynchronous,
-        max_match=options.max_match,
-    )
+        guesses: SpeculativeDecoder | None = None
+        if options.stride != "sequential" and options.decoder != "plain":
+            # One for all requests of a model: it learns what a pass costs.
+            guesses = speculative(make_decoder(options.decoder, given))
+        return given.shared.get(KnnDecoder, given.datastore(options.datastore), options, guesses)

@@ -4,26 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING
 
-from specrag.engine.outputs import Row
-from specrag.engine.passes import Coroutine
-from specrag.engine.session import Session
-from specrag.engine.stopping import FinishReason
+from specrag.engine import Coroutine, FinishReason, Row, Session
 from specrag.errors import InputError
 from specrag.methods.base import Decoder, PromptNeeds, SpeculativeDecoder
-from specrag.methods.decoding import make_decoder
-from specrag.methods.knn_lm.mixture import Mixture
+from specrag.methods.knn_lm.mixture import MOST_NEIGHBOURS, Mixture
 from specrag.methods.knn_lm.request import KnnRequest, Reader, Searching
 from specrag.methods.knn_lm.store.cache import CAPACITY, FOLLOWERS, FollowerCache
 from specrag.methods.knn_lm.store.datastore import Datastore, model_record
 from specrag.methods.knn_lm.store.index import KeyIndex, check_k
-from specrag.methods.resources import Resources
-from specrag.methods.speculative_search import COST_AWARE, MAX_MATCH, make_schedule
-from specrag.methods.speculative_search import Stride as CountedStride
+from specrag.methods.speculative_search import COST_AWARE, make_schedule
 from specrag.methods.timeline import IterativeTiming, Span, Timeline
-from specrag.speculation.decode import Settings, TextSink
-from specrag.speculation.schedule.strides import (
+from specrag.speculation import Settings, TextSink
+from specrag.speculation.schedule import (
     CostAwareStride,
     FixedStride,
     SharedStrides,
@@ -33,12 +27,11 @@ from specrag.speculation.schedule.strides import (
 )
 
 if TYPE_CHECKING:
-    from specrag.models.loading import LoadedModel
+    from specrag.methods.knn_lm import KnnLM
+    from specrag.models import LoadedModel
 
-#: The number of guesses in a round.
-Stride: TypeAlias = CountedStride | Literal["cost-aware"]
-
-#: Neighbours whose followers are kept by default.
+#: Neighbours whose followers are kept by default: those of more distant ones are not worth the time that storing them
+#: takes.
 PREFETCH = 32
 
 
@@ -69,69 +62,52 @@ class KnnDecoder:
     same index; with a ``decoder`` this requires a model loaded with ``batch_invariant``, as for every method that
     reads several guesses in a pass.
 
+    With a ``stride`` of ``cost-aware`` nothing is guessed where no stride pays
+    (:class:`~specrag.speculation.schedule.strides.CostAwareStride`). Tokens that cost no pass come on top of a stride.
+
     Args:
         datastore: open; remains its owner's.
-        mixture: how much the neighbours count; by default 1,024 of them, or all if there are fewer.
-        index: of the datastore: ``flat``, ``hnsw`` or ``pq``; or another one over the same keys.
-        stride: tokens of a round, verified in one search: a number, ``os3``, or a function that makes a schedule for a
-            request; ``cost-aware`` guesses nothing where no stride pays
-            (:class:`~specrag.speculation.schedule.strides.CostAwareStride`). Tokens that cost no pass come on top of
-            it. ``None`` searches one token after the other and guesses nothing.
-        decoder: a method's name or a decoder, whose drafter guesses what is read in a pass; ``plain`` or ``None`` reads
-            one token per pass, as in the paper. Not used with a stride of ``None``.
-        prefetch: neighbours whose followers a search brings into the cache; by default k, but at most 32: the followers
-            of more distant ones are not worth the time that storing them takes.
-        asynchronous: read the last guess while the search runs.
-        max_match: OS3's cap on the match rate that it assumes; ``None`` uses a confidence bound instead of a cap.
-        followers: entries after each neighbour that the cache keeps (n).
-        capacity: maximum number of entries in a request's cache.
+        options: of the method, but for the datastore and the decoder.
+        decoder: its drafter guesses what is read in a pass; ``None`` reads one token per pass, as in the paper. With a
+            stride of ``sequential`` it is not used.
+        index: finds neighbours in place of the datastore's index that the options name; over the same keys.
         watch: receives what each request cost, when it has ended.
 
+    Attributes:
+        followers: entries after each neighbour that the cache keeps (n).
+        capacity: maximum number of entries in a request's cache.
+
     Raises:
-        InputError: a value cannot be used, or the datastore has fewer than k entries or no such index.
+        InputError: it is no datastore, it has fewer than k entries or no such index, or OS3 has no use for its cap.
     """
 
     name = "knn-lm"
+    followers = FOLLOWERS
+    capacity = CAPACITY
 
-    def __init__(  # noqa: PLR0913 - settings, each with a name of its own; methods give them as options
+    def __init__(
         self,
         datastore: Datastore,
-        mixture: Mixture | None = None,
+        options: KnnLM.Options,
+        decoder: SpeculativeDecoder | None = None,
         *,
-        index: str | KeyIndex = "flat",
-        stride: Stride | None = COST_AWARE,
-        decoder: str | SpeculativeDecoder | None = "adaptive",
-        prefetch: int | None = None,
-        asynchronous: bool = False,
-        max_match: float | None = MAX_MATCH,
-        followers: int = FOLLOWERS,
-        capacity: int = CAPACITY,
+        index: KeyIndex | None = None,
         watch: Callable[[KnnRecord], None] | None = None,
     ) -> None:
         if not isinstance(datastore, Datastore):
             raise InputError("datastore", datastore, "open its folder first: Datastore.open(folder)")
+        k = min(MOST_NEIGHBOURS, len(datastore)) if options.k is None else options.k
+        check_k(k, len(datastore))
         self.datastore = datastore
-        self.mixture = mixture or Mixture(k=min(Mixture().k, len(datastore)))
-        check_k(self.mixture.k, len(datastore))
-        if prefetch is not None and (isinstance(prefetch, bool) or prefetch < 1):
-            raise InputError("prefetch", prefetch, "give a whole number of at least 1")
-        self.index = datastore.index(index) if isinstance(index, str) else index
-        self.stride = stride
-        self.prefetch = prefetch
-        self.asynchronous = asynchronous
-        self.max_match = max_match
-        self.followers = followers
-        self.capacity = capacity
+        self.options = options
+        self.mixture = Mixture(k, options.weight, options.knn_temperature, options.knn_reach)
+        self.index = datastore.index(options.index) if index is None else index
+        self.decoder = None if options.stride == "sequential" else decoder
         self.watch = watch
-        self.decoder: SpeculativeDecoder | None = None
-        if stride is not None and decoder is not None and decoder != "plain":
-            self.decoder = speculative(decoder)
         self._shared = SharedStrides()
         self._worth = SharedStrideStats()
         self._checked: LoadedModel | None = None
-        # Report errors in the schedule or the cache now, not in the middle of a request.
-        self._schedule()
-        FollowerCache(datastore, followers, capacity)
+        self._schedule()  # OS3 refuses a cap of 1: say so now, not in the middle of a request
 
     @property
     def prompt_needs(self) -> PromptNeeds:
@@ -158,10 +134,9 @@ class KnnDecoder:
         clock: Callable[[], float],
         prompt_rows: Sequence[Row] = (),
     ) -> Coroutine[FinishReason]:
-        """See :class:`~specrag.methods.base.Decoder`."""
         timeline = Timeline(clock)
         searching = Searching(self.datastore, self.index, self.mixture)
-        if self.stride is not None:
+        if self.options.stride != "sequential":
             searching = self._guessing(searching)
         speculation = None if self.decoder is None else self.decoder.speculation(session, settings)
         reader = Reader(session, speculation, clock)
@@ -179,30 +154,29 @@ class KnnDecoder:
 
     def _guessing(self, searching: Searching) -> Searching:
         """Add a cache for one request."""
+        prefetch = self.options.prefetch
         return replace(
             searching,
-            prefetch=min(self.mixture.k, PREFETCH) if self.prefetch is None else self.prefetch,
+            prefetch=min(self.mixture.k, PREFETCH) if prefetch is None else prefetch,
             cache=FollowerCache(self.datastore, self.followers, self.capacity),
-            asynchronous=self.asynchronous,
+            asynchronous=self.options.asynchronous,
         )
 
     def _schedule(self) -> StrideSchedule:
-        if self.stride is None:
+        stride, asynchronous = self.options.stride, self.options.asynchronous
+        if stride == "sequential":
             return FixedStride(1)
-        if self.stride == COST_AWARE:
-            return CostAwareStride(self.asynchronous, self._worth, joined=self.decoder is not None)
-        return make_schedule(
-            self.stride, self.asynchronous, self.max_match, self._shared, names=(COST_AWARE, "os3")
-        )
+        if stride == COST_AWARE:
+            return CostAwareStride(asynchronous, self._worth, joined=self.decoder is not None)
+        return make_schedule(stride, asynchronous, self.options.max_match, self._shared)
 
 
-def speculative(decoder: str | Decoder) -> SpeculativeDecoder:
+def speculative(decoder: Decoder) -> SpeculativeDecoder:
     """A decoder whose guesses this method can read.
 
     Raises:
-        InputError: it offers none, or there is no method of this name.
+        InputError: it offers none.
     """
-    made = make_decoder(decoder, Resources()) if isinstance(decoder, str) else decoder
-    if not isinstance(made, SpeculativeDecoder):
-        raise InputError("decoder", made.name, "take one whose guesses another method can use, or plain")
-    return made
+    if not isinstance(decoder, SpeculativeDecoder):
+        raise InputError("decoder", decoder.name, "take one whose guesses another method can use, or plain")
+    return decoder

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from specrag.engine.processors import Logits
+from specrag.engine import Logits
 from specrag.errors import InputError
 
 #: Maximum number of neighbours, as in the paper.

@@ -13,9 +13,7 @@ from functools import cache, partial
 import numpy as np
 from numpy.typing import NDArray
 
-from specrag.engine.outputs import NOTHING, Outputs, Row
-from specrag.engine.passes import Coroutine, Search, SessionModel
-from specrag.engine.session import Session
+from specrag.engine import NOTHING, Coroutine, Outputs, Row, Search, Session, SessionModel
 from specrag.errors import InputError
 from specrag.methods.knn_lm.mixture import Mixture
 from specrag.methods.knn_lm.store.build import vector

@@ -8,12 +8,20 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from specrag.engine.outputs import Outputs, Row
-from specrag.engine.passes import Coroutine, Emit, Search
-from specrag.engine.processors import Logits, State, build_processors
-from specrag.engine.sampling import choose
-from specrag.engine.session import Session
-from specrag.engine.stopping import FinishReason, StopChecker
+from specrag.engine import (
+    Coroutine,
+    Emit,
+    FinishReason,
+    Logits,
+    Outputs,
+    Row,
+    Search,
+    Session,
+    State,
+    StopChecker,
+    build_processors,
+    choose,
+)
 from specrag.methods.knn_lm.mixture import Mixture, mix, neighbour_tokens, normaliser
 from specrag.methods.knn_lm.store.build import vector
 from specrag.methods.knn_lm.store.cache import FollowerCache
@@ -22,19 +30,29 @@ from specrag.methods.knn_lm.store.index import KeyIndex, Neighbours
 from specrag.methods.knn_lm.store.manifest import HIDDEN
 from specrag.methods.speculative_search import search_beside
 from specrag.methods.timeline import Clocked, Timeline
-from specrag.retrieval.index.scoring import Floats
-from specrag.speculation.decode import TARGET, DecodedToken, Settings, Speculation, Step, TextSink
-from specrag.speculation.schedule.base import Timed
-from specrag.speculation.schedule.strides import StrideRound, StrideSchedule
-from specrag.speculation.target import Alternative
-from specrag.speculation.tree import EMPTY, ROOT, DraftTree, Round, Verdict
+from specrag.retrieval.index import Floats
+from specrag.speculation import (
+    EMPTY,
+    ROOT,
+    TARGET,
+    Alternative,
+    DecodedToken,
+    DraftTree,
+    Round,
+    Settings,
+    Speculation,
+    Step,
+    TextSink,
+    Verdict,
+)
+from specrag.speculation.schedule import StrideRound, StrideSchedule, Timed
 
 _OUTPUTS = Outputs(logits=True, hidden=(HIDDEN,))
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
-    """What a pass has read beside the newest token.
+class PassGuesses:
+    """The tokens that a drafter guessed for a pass.
 
     Attributes:
         proposed: the source of each guessed token.
@@ -105,9 +123,9 @@ class Reader:
         self._path.append(node)
         return self._rows[node + 1]
 
-    def commit(self, token: int) -> Beside:
+    def commit(self, token: int) -> PassGuesses:
         """Add the tokens that were followed, and a token after them that is still to be read."""
-        beside = Beside(self._tree.sources, tuple(self._tree.sources[node] for node in self._path))
+        guesses = PassGuesses(self._tree.sources, tuple(self._tree.sources[node] for node in self._path))
         self._session.commit(self._path, token)
         if self._speculation is not None:
             assert self._timed is not None
@@ -117,7 +135,7 @@ class Reader:
             self._speculation.drafter.observe(round)
             self._speculation.schedule.observe(round, self._timed)
         self._tree, self._rows, self._path = EMPTY, (), []
-        return beside
+        return guesses
 
     def take_back(self, length: int, token: int) -> None:
         """Keep ``length`` tokens, the last of which becomes ``token`` and is still to be read."""
@@ -207,7 +225,7 @@ class Drafts:
         looking: seconds of each look-up.
         ahead: the head after the last guess, if it was fed during the search.
         found: what was searched for one after the other, in a round without guesses.
-        read_by: what the last pass read beside its newest token.
+        read_by: what the last pass read after its newest token.
     """
 
     length: int
@@ -216,7 +234,7 @@ class Drafts:
     looking: list[float] = field(default_factory=list)
     ahead: Head | None = None
     found: Verified | None = None
-    read_by: Beside = field(default_factory=Beside)
+    read_by: PassGuesses = field(default_factory=PassGuesses)
 
     @property
     def step_seconds(self) -> float:

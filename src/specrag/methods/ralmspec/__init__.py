@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
@@ -13,11 +14,12 @@ from specrag.methods.passages import passage_retriever
 from specrag.methods.remote import RemoteModel
 
 if TYPE_CHECKING:
-    from specrag.engine.passes import Coroutine
-    from specrag.methods.base import SessionGenerator
+    from specrag.engine import Coroutine
+    from specrag.methods.base import Decoder, SessionGenerator
     from specrag.methods.ralmspec.iterative import IterativeMethod
     from specrag.methods.remote import TokenEndpoint
     from specrag.methods.resources import Resources
+    from specrag.methods.retriever import PassageRetriever
     from specrag.request import Options as GenerationOptions
     from specrag.request import Request, Result
 
@@ -30,7 +32,7 @@ _MOST_SESSIONS = {"os3": 8, "cost-aware": 5}
 _LOCAL = {"decoder", "reuse"}
 
 
-class _Iterative(Method):
+class Iterative(Method):
     """A method that retrieves every few tokens."""
 
     needs = Needs.GENERATOR | Needs.RETRIEVER
@@ -40,7 +42,7 @@ class _Iterative(Method):
         """How often to retrieve and how much to read; the defaults are the paper's."""
 
         interval: Annotated[int, Field(ge=1, le=128)] = Field(
-            4, title="s", description="New tokens between two retrievals."
+            4, description="New tokens between two retrievals."
         )
         query_tokens: Annotated[int, Field(ge=1, le=512)] = Field(32, description="Most tokens of a query.")
         passage_tokens: Annotated[int, Field(ge=16, le=2048)] = Field(
@@ -56,21 +58,15 @@ class _Iterative(Method):
             json_schema_extra={"resource": "decoders"},
         )
 
-    options: Any
+    options: Options
 
     def plan(self, request: Request, given: Resources) -> Plan:
         """See :class:`~specrag.methods.base.Method`."""
         from specrag.methods.ralmspec.iterative import DEFAULT_MAX_TOKENS
 
         retriever = passage_retriever(request, given, self.name)
-        limits = {
-            name: getattr(self.options, name)
-            for name in ("interval", "query_tokens", "passage_tokens", "prompt_tokens")
-        }
-        limits["decoder"] = make_decoder(self.options.decoder, given)
-        pipeline = self._pipeline(
-            self._model(given), given, retriever, {**limits, "system": request.system, "clock": given.clock}
-        )
+        decoder = make_decoder(self.options.decoder, given)
+        pipeline = self._pipeline(self._model(given), retriever, decoder, request, given)
         options: GenerationOptions = {"max_tokens": DEFAULT_MAX_TOKENS, **request.options}
         options.pop("method", None)
         pipeline.check(request.question, **options)
@@ -95,17 +91,18 @@ class _Iterative(Method):
             raise InputError(name, value, "leave it out; an endpoint decides it for itself")
         return generator.by_tokens(self.name)
 
+    @abstractmethod
     def _pipeline(
-        self, llm: Model, given: Resources, retriever: Any, shared: dict[str, Any]
+        self, llm: Model, retriever: PassageRetriever, decoder: Decoder, request: Request, given: Resources
     ) -> IterativeMethod:
-        raise NotImplementedError
+        """What answers."""
 
+    @abstractmethod
     def _sessions(self) -> int:
         """How many sessions a request may keep at a time."""
-        raise NotImplementedError
 
 
-class Sequential(_Iterative):
+class Sequential(Iterative):
     """Iterative RaLM, one retrieval after the other: RaLMSpec must equal it, and is measured against it.
 
     Args:
@@ -115,7 +112,7 @@ class Sequential(_Iterative):
     name = "sequential"
     summary = "Iterative RaLM: a passage every few tokens, each waited for"
 
-    class Options(_Iterative.Options):
+    class Options(Iterative.Options):
         """Options of sequential retrieval."""
 
         reuse: bool = Field(
@@ -123,13 +120,16 @@ class Sequential(_Iterative):
             description="Keep keys and values of the newest passages; false reads every prompt anew (as published).",
         )
 
+    options: Options
+
     def _pipeline(
-        self, llm: Model, given: Resources, retriever: Any, shared: dict[str, Any]
+        self, llm: Model, retriever: PassageRetriever, decoder: Decoder, request: Request, given: Resources
     ) -> IterativeMethod:
-        del given
         from specrag.methods.ralmspec.sequential import SequentialPipeline
 
-        return SequentialPipeline(llm, retriever, reuse=self.options.reuse, **shared)
+        return SequentialPipeline(
+            llm, retriever, self.options, decoder, system=request.system, clock=given.clock
+        )
 
     def _sessions(self) -> int:
         from specrag.methods.ralmspec.text import KEPT
@@ -137,7 +137,7 @@ class Sequential(_Iterative):
         return KEPT + 1
 
 
-class RaLMSpec(_Iterative):
+class RaLMSpec(Iterative):
     """RaLMSpec: guesses retrievals from a cache and verifies several in one search.
 
     Args:
@@ -147,7 +147,7 @@ class RaLMSpec(_Iterative):
     name = "ralmspec"
     summary = "RaLMSpec: guesses the passage of every few tokens from a cache, verifies several in one search"
 
-    class Options(_Iterative.Options):
+    class Options(Iterative.Options):
         """Options of RaLMSpec."""
 
         stride: Annotated[int, Field(ge=1, le=16)] | Literal["os3", "cost-aware"] = Field(
@@ -177,30 +177,27 @@ class RaLMSpec(_Iterative):
             False, description="Show text before it is verified and take it back if it was wrong."
         )
 
+    options: Options
+
     @property
     def retracts(self) -> bool:
         """See :class:`~specrag.methods.base.Method`."""
-        return bool(self.options.early)
+        return self.options.early
 
     def _pipeline(
-        self, llm: Model, given: Resources, retriever: Any, shared: dict[str, Any]
+        self, llm: Model, retriever: PassageRetriever, decoder: Decoder, request: Request, given: Resources
     ) -> IterativeMethod:
         from specrag.methods.ralmspec.speculative import RaLMSpecPipeline
-        from specrag.speculation.schedule.guesses import SharedGuesses
+        from specrag.speculation.schedule import SharedGuesses
 
-        options = self.options
-        learned = given.learned(SharedGuesses, getattr(retriever, "name", None))
         return RaLMSpecPipeline(
             llm,
             retriever,
-            stride=options.stride,
-            prefetch=min(options.prefetch, max(len(retriever), 1)),
-            asynchronous=options.asynchronous,
-            max_match=options.max_match,
-            on_failure=options.on_failure,
-            early=options.early,
-            learned=learned,
-            **shared,
+            self.options,
+            decoder,
+            learned=given.learned(SharedGuesses, getattr(retriever, "name", None)),
+            system=request.system,
+            clock=given.clock,
         )
 
     def _sessions(self) -> int:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from specrag.engine.passes import Coroutine
+from specrag.engine import Coroutine
 from specrag.methods.ralmspec.prompts import PassagePrompts, id_of
 from specrag.methods.ralmspec.text import Chunk, Growing, Text, chunk_seed
 from specrag.methods.remote import TokenEndpoint, Written
 from specrag.methods.timeline import Timeline
 from specrag.request import Options
-from specrag.retrieval.passage import Passage
-from specrag.speculation.decode import TARGET, DecodedToken, Settings, Step
+from specrag.retrieval import Passage
+from specrag.speculation import TARGET, DecodedToken, Settings, Step
 
 
 class EndpointWriter:
@@ -49,7 +49,6 @@ class EndpointWriter:
         self._sent: set[int | None] = set()
 
     def write(self, text: Text, passage: Passage | None) -> Coroutine[Chunk]:
-        """See :class:`~specrag.methods.ralmspec.text.ChunkWriter`."""
         prompt, place = self._prompts.tokens(passage), len(text.tokens)
         with self._timeline.measure("decode", place) as decode:
             written = yield from self._written([*prompt, *text.tokens], place)

@@ -1,4 +1,4 @@
-"""Shared by the methods that retrieve again every few tokens: their settings, their calls, their checks."""
+"""Shared by the methods that retrieve again every few tokens: their calls and what they check of a request."""
 
 from __future__ import annotations
 
@@ -8,24 +8,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Unpack
 
-from specrag.engine.passes import Coroutine
+from specrag.engine import Coroutine
 from specrag.errors import InputError
 from specrag.methods.base import Decoder, SessionGenerator
-from specrag.methods.decoding import make_decoder
 from specrag.methods.ralmspec.endpoint import EndpointWriter
-from specrag.methods.ralmspec.prompts import PassagePrompts, RetrievalLimits
+from specrag.methods.ralmspec.prompts import PassagePrompts
 from specrag.methods.ralmspec.result import IterativeAnswer, Record
-from specrag.methods.ralmspec.search import check_prefetch
 from specrag.methods.ralmspec.text import ChunkWriter, EarlierPrompts, Text, Writer
 from specrag.methods.remote import TokenEndpoint
-from specrag.methods.resources import Resources
 from specrag.methods.retriever import PassageRetriever, passages_of
 from specrag.methods.timeline import Timeline
 from specrag.request import Options, check_options
-from specrag.speculation.decode import Settings
+from specrag.speculation import Settings
 
 if TYPE_CHECKING:
-    from specrag.retrieval.knowledge_base import KnowledgeBase
+    from specrag.methods.ralmspec import Iterative
+    from specrag.retrieval import KnowledgeBase
 
 #: Default number of new tokens of an answer, as in the paper.
 DEFAULT_MAX_TOKENS = 128
@@ -43,14 +41,12 @@ class IterativeRequest:
         settings: what the caller asks of the whole text.
         options: the same, unchecked.
         tenant: whose earlier prompts may be continued.
-        timeout: seconds.
     """
 
     prompts: PassagePrompts
     settings: Settings
     options: Options
     tenant: str
-    timeout: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,40 +64,44 @@ class IterativeMethod(ABC):
 
     Args:
         llm: the language model, local or behind endpoints; the latter decodes and remembers in its own way.
-        retriever: where the passages are.
-        limits: how often to retrieve and how much to read.
-        prefetch: passages that a search asks for.
+        retriever: such as a :class:`~specrag.retrieval.knowledge_base.SingleIndex`; for a knowledge base, its ``flat``
+            index is searched.
+        options: of the method.
+        decoder: how the tokens between two retrievals are decoded by a local model.
+        prefetch: passages that a search asks for, or all if there are fewer.
         reuse: keep the keys and values of the newest passages, and continue from those that other requests have read.
-        decoder: how the tokens between two retrievals are decoded, a name or a configured method.
         system: a system message in front of the question.
         clock: seconds, the executor's.
 
     Raises:
-        InputError: a value cannot be used, or the knowledge base is empty.
+        InputError: it is no retriever, or the knowledge base is empty.
     """
 
     name: str
+    options: Iterative.Options
 
     def __init__(
         self,
         llm: SessionGenerator | TokenEndpoint,
         retriever: PassageRetriever | KnowledgeBase,
+        options: Iterative.Options,
+        decoder: Decoder,
         *,
-        limits: RetrievalLimits,
         prefetch: int,
         reuse: bool,
-        decoder: str | Decoder,
         system: str | None,
         clock: Callable[[], float],
     ) -> None:
         self.llm = llm
         self.retriever = passages_of(retriever)
-        check_prefetch(prefetch, len(self.retriever))
-        self.limits = limits
-        self.prefetch = prefetch
+        if not len(self.retriever):
+            raise InputError(
+                "knowledge base", "0 passages", "there is nothing to retrieve; index a document first"
+            )
+        self.options = options
+        self.decoder = decoder
+        self.prefetch = min(prefetch, len(self.retriever))
         self.reuse = reuse
-        given = getattr(llm, "resources", None) or Resources()
-        self.decoder = make_decoder(decoder, given) if isinstance(decoder, str) else decoder
         self.system = system
         self._clock = clock
 
@@ -149,7 +149,7 @@ class IterativeMethod(ABC):
                 request.prompts,
                 request.settings,
                 request.options,
-                interval=self.limits.interval,
+                interval=self.options.interval,
                 timeline=timeline,
             )
         return Writer(
@@ -157,7 +157,7 @@ class IterativeMethod(ABC):
             self.decoder,
             request.prompts,
             request.settings,
-            interval=self.limits.interval,
+            interval=self.options.interval,
             earlier=EarlierPrompts(self.llm.prefixes, request.tenant) if self.reuse else None,
             timeline=timeline,
         )
@@ -188,6 +188,6 @@ class IterativeMethod(ABC):
             tuple(tuple(tokenizer.encode(text, special=False)) for text in checked.references),
         )
         prompts = PassagePrompts(
-            self.llm, question, self.limits, checked.stop.max_tokens, system=self.system, raw=checked.raw
+            self.llm, question, self.options, checked.stop.max_tokens, system=self.system, raw=checked.raw
         )
-        return IterativeRequest(prompts, settings, with_defaults, checked.tenant, checked.timeout)
+        return IterativeRequest(prompts, settings, with_defaults, checked.tenant)

@@ -7,41 +7,17 @@ Both are functions of the question and the generated tokens, so any way to reach
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from specrag.errors import ContextLengthError, InputError
-from specrag.models.tokenizer import Tokenizer
-from specrag.retrieval.passage import Passage, passage_text
+from specrag.models import Tokenizer
+from specrag.retrieval import Passage, passage_text
+
+if TYPE_CHECKING:
+    from specrag.methods.ralmspec import Iterative
 
 #: If the prompt has room for fewer tokens of a passage than this, the passage is useless.
 FEWEST_PASSAGE_TOKENS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class RetrievalLimits:
-    """How often to retrieve and how much to read; the defaults are the paper's.
-
-    Args:
-        interval: new tokens between two retrievals.
-        query_tokens: a query is this many tokens from the end of question and output.
-        passage_tokens: maximum tokens of a passage; the rest is cut.
-        prompt_tokens: maximum tokens of passage and question together, including the template.
-
-    Raises:
-        InputError: a value is not a whole number from 1 upwards.
-    """
-
-    interval: int = 4
-    query_tokens: int = 32
-    passage_tokens: int = 256
-    prompt_tokens: int = 512
-
-    def __post_init__(self) -> None:
-        for name in ("interval", "query_tokens", "passage_tokens", "prompt_tokens"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InputError(name, value, "give a whole number from 1 upwards")
 
 
 def id_of(passage: Passage | None) -> int | None:
@@ -70,7 +46,7 @@ class PassagePrompts:
     Args:
         llm: whose tokens and template are used.
         question: in words.
-        limits: how much to read.
+        reading: how much to read: the options ``query_tokens``, ``passage_tokens`` and ``prompt_tokens``.
         max_tokens: maximum tokens of the output, which the model's context must hold too.
         system: a system message in front.
         raw: use the bare text in any case.
@@ -83,7 +59,7 @@ class PassagePrompts:
         self,
         llm: TokenModel,
         question: str,
-        limits: RetrievalLimits,
+        reading: Iterative.Options,
         max_tokens: int,
         *,
         system: str | None = None,
@@ -91,14 +67,14 @@ class PassagePrompts:
     ) -> None:
         self._tokenizer = llm.tokenizer
         self._question = question
-        self._limits = limits
+        self._reading = reading
         self._system = system
         self._chat = not raw and self._tokenizer.has_chat_template
         if system is not None and not self._chat:
             raise InputError("system", system, "leave it out; this model gets a bare text without roles")
         # A chat model writes a new paragraph; other models continue the question's line.
         self._asked = self._tokenizer.encode(f"{question}\n" if self._chat else question, special=False)
-        self._room = min(limits.prompt_tokens, llm.context_length - max_tokens)
+        self._room = min(reading.prompt_tokens, llm.context_length - max_tokens)
         self._known: dict[int | None, list[int]] = {}
         self._check_room()
 
@@ -112,12 +88,12 @@ class PassagePrompts:
     def query(self, generated: Sequence[int]) -> str:
         """The search text after these output tokens: the end of the text, never blank."""
         whole = [*self._asked, *generated]
-        window = self._tokenizer.decode(whole[-self._limits.query_tokens :]).strip()
+        window = self._tokenizer.decode(whole[-self._reading.query_tokens :]).strip()
         return window or self._tokenizer.decode(whole).strip() or self._question
 
     def _fit(self, passage: Passage) -> list[int]:
         text = passage_text(passage.title, passage.text)
-        words = self._tokenizer.encode(text, special=False)[: self._limits.passage_tokens]
+        words = self._tokenizer.encode(text, special=False)[: self._reading.passage_tokens]
         while True:
             # The cut may leave part of a character at the end.
             kept = self._tokenizer.decode(words).rstrip("\ufffd").strip()

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from specrag.engine.stopping import FinishReason
+from specrag.engine import FinishReason
 from specrag.methods.citations import support
 from specrag.methods.ralmspec.search import Found
 from specrag.methods.ralmspec.text import Chunk, Text
 from specrag.methods.timeline import IterativeTiming, Span, Timeline
 from specrag.request import Details, Event, Result, Source, Timing, Usage
-from specrag.retrieval.passage import passage_text
-from specrag.speculation.decode import TARGET, DecodedToken, Step
-from specrag.speculation.schedule.strides import StrideRound
+from specrag.retrieval import passage_text
+from specrag.speculation import TARGET, DecodedToken, Step
+from specrag.speculation.schedule import StrideRound
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,9 @@ class Retraction(Event):
 
     @property
     def text_lost(self) -> int:
-        """See :class:`~specrag.request.Event`."""
         return len(self.text)
 
     def describe(self) -> dict[str, Any]:
-        """See :class:`~specrag.request.Event`."""
         return {"text": self.text, "tokens": self.tokens}
 
 
@@ -110,7 +108,7 @@ class IterativeAnswer(Details):
 
     @property
     def tokens_per_second(self) -> float:
-        """Of the whole request."""
+        """Tokens per second of the whole request, searches included; 0 if no time passed."""
         return self.usage.completion_tokens / self.timing.total if self.timing.total else 0.0
 
     def result(self) -> Result:
@@ -128,7 +126,6 @@ class IterativeAnswer(Details):
         )
 
     def summary(self) -> dict[str, Any]:
-        """See :class:`~specrag.request.Details`."""
         summary: dict[str, Any] = {
             "retrievals": len(self.chunks),
             "guessed_right": sum(round.matched for round in self.rounds),
@@ -139,7 +136,6 @@ class IterativeAnswer(Details):
         return summary
 
     def record(self) -> dict[str, Any]:
-        """See :class:`~specrag.request.Details`."""
         timing = self.timing
         return {
             "chunks": [asdict(chunk) for chunk in self.chunks],
@@ -155,13 +151,11 @@ class IterativeAnswer(Details):
         }
 
     def notes(self) -> list[str]:
-        """See :class:`~specrag.request.Details`."""
         if self.failure is None:
             return []
         return [f"written on without the knowledge base, which failed ({self.failure})"]
 
     def figures(self) -> list[str]:
-        """See :class:`~specrag.request.Details`."""
         figures = [f"{len(self.chunks)} retrieval{'s' if len(self.chunks) != 1 else ''}"]
         if self.rounds:
             right = sum(round.matched for round in self.rounds)

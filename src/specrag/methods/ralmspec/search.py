@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from specrag.errors import InputError, SpecragError
 from specrag.methods.retriever import PassageRetriever, is_remote
 from specrag.methods.timeline import Clocked
-from specrag.retrieval.index.base import Query
-from specrag.retrieval.index.cache import CAPACITY, SpeculativeCache
-from specrag.retrieval.passage import Passage
+from specrag.retrieval import Passage
+from specrag.retrieval.index import CAPACITY, Query, SpeculativeCache
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -146,18 +145,3 @@ class PassageFinder:
         missing = [id for id in dict.fromkeys(ids) if id not in self._passages]
         new = self._retriever.passages(missing) if missing else []
         return self._passages | {passage.id: passage for passage in new}
-
-
-def check_prefetch(prefetch: int, passages: int) -> None:
-    """Check how many passages a search should return.
-
-    Raises:
-        InputError: it is not a whole number from 1 to the number of passages, or there are none.
-    """
-    if not passages:
-        raise InputError(
-            "knowledge base", "0 passages", "there is nothing to retrieve; index a document first"
-        )
-    if isinstance(prefetch, bool) or not isinstance(prefetch, int) or not 1 <= prefetch <= passages:
-        held = f"the knowledge base has {passages:,} passage{'' if passages == 1 else 's'}"
-        raise InputError("prefetch", prefetch, f"give a whole number from 1 to {passages}; {held}")

@@ -5,66 +5,50 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from specrag.engine.passes import Coroutine, Emit, Search
+from specrag.engine import Coroutine, Emit, Search
 from specrag.methods.base import Decoder, SessionGenerator
 from specrag.methods.ralmspec.iterative import DEFAULT_CLOCK, IterativeMethod, IterativeRequest
-from specrag.methods.ralmspec.prompts import RetrievalLimits
 from specrag.methods.ralmspec.result import IterativeAnswer
 from specrag.methods.ralmspec.search import PassageFinder, Searched
 from specrag.methods.remote import TokenEndpoint
 from specrag.methods.retriever import PassageRetriever
 
 if TYPE_CHECKING:
-    from specrag.retrieval.knowledge_base import KnowledgeBase
+    from specrag.methods.ralmspec import Sequential
+    from specrag.retrieval import KnowledgeBase
 
 
 class SequentialPipeline(IterativeMethod):
     """Retrieves every few tokens and waits for the result.
 
     Before every ``interval`` new tokens, the last ``query_tokens`` of question and output are searched for; the best
-    passage is put in front of the question and replaces the previous one.
+    passage is put in front of the question and replaces the previous one. With ``reuse`` a prompt is read once while
+    its passage stays or comes back; otherwise it is encoded again at every retrieval, as in the paper.
 
     Args:
-        llm: the language model, such as :func:`specrag.load` makes, or one behind endpoints.
-        retriever: such as a :class:`~specrag.retrieval.knowledge_base.SingleIndex`; for a knowledge base, its ``flat``
-            index is searched.
-        interval: new tokens between two retrievals.
-        query_tokens: maximum tokens of a query.
-        passage_tokens: maximum tokens of a passage; the rest is cut.
-        prompt_tokens: maximum tokens of passage and question together.
-        reuse: keep the keys and values of the newest passages, so that a prompt is read once while its passage stays
-            or comes back; otherwise the prompt is encoded again at every retrieval, as in the paper.
-        decoder: how the tokens between two retrievals are decoded.
-        system: a system message in front of the question.
-        clock: seconds, the executor's.
-
-    Raises:
-        InputError: a value cannot be used, or the knowledge base is empty.
+        llm, retriever, options, decoder, system, clock: see
+            :class:`~specrag.methods.ralmspec.iterative.IterativeMethod`.
     """
 
     name = "sequential"
 
-    def __init__(  # noqa: PLR0913 - settings, each with a name of its own; methods give them as options
+    def __init__(
         self,
         llm: SessionGenerator | TokenEndpoint,
         retriever: PassageRetriever | KnowledgeBase,
+        options: Sequential.Options,
+        decoder: Decoder,
         *,
-        interval: int = 4,
-        query_tokens: int = 32,
-        passage_tokens: int = 256,
-        prompt_tokens: int = 512,
-        reuse: bool = True,
-        decoder: str | Decoder = "plain",
         system: str | None = None,
         clock: Callable[[], float] = DEFAULT_CLOCK,
     ) -> None:
         super().__init__(
             llm,
             retriever,
-            limits=RetrievalLimits(interval, query_tokens, passage_tokens, prompt_tokens),
+            options,
+            decoder,
             prefetch=1,
-            reuse=reuse,
-            decoder=decoder,
+            reuse=options.reuse,
             system=system,
             clock=clock,
         )

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING
 
-from specrag.engine.passes import Coroutine, Emit, Search
-from specrag.errors import InputError
+from specrag.engine import Coroutine, Emit, Search
 from specrag.methods.base import Decoder, SessionGenerator
 from specrag.methods.ralmspec.iterative import (
     DEFAULT_CLOCK,
@@ -20,36 +19,27 @@ from specrag.methods.ralmspec.iterative import (
     IterativeRequest,
     Work,
 )
-from specrag.methods.ralmspec.prompts import RetrievalLimits, id_of
+from specrag.methods.ralmspec.prompts import id_of
 from specrag.methods.ralmspec.result import IterativeAnswer, Retraction
 from specrag.methods.ralmspec.search import Found, Guess, PassageFinder, Searched
 from specrag.methods.ralmspec.text import Chunk, Text
 from specrag.methods.remote import TokenEndpoint
-from specrag.methods.retriever import PassageRetriever, passages_of
-from specrag.methods.speculative_search import COST_AWARE, MAX_MATCH, make_schedule, search_beside
-from specrag.methods.speculative_search import Stride as CountedStride
-from specrag.retrieval.index.base import Query
-from specrag.retrieval.index.cache import CAPACITY
-from specrag.speculation.schedule.guesses import (
+from specrag.methods.retriever import PassageRetriever
+from specrag.methods.speculative_search import COST_AWARE, make_schedule, search_beside
+from specrag.retrieval.index import CAPACITY, Query
+from specrag.speculation.schedule import (
+    ChunkTime,
     CostAwareGuesses,
     CountedGuesses,
     GuessSchedule,
     SharedGuesses,
+    SharedStrides,
+    StrideRound,
 )
-from specrag.speculation.schedule.strides import ChunkTime, SharedStrides, StrideRound
 
 if TYPE_CHECKING:
-    from specrag.retrieval.knowledge_base import KnowledgeBase
-
-__all__ = ["COST_AWARE", "MAX_MATCH", "OnFailure", "RaLMSpecPipeline", "Stride"]
-
-#: Passages that a search brings into the cache with prefetching (section 5.1).
-PREFETCH: Final = 20
-#: The number of guesses in a round.
-Stride: TypeAlias = CountedStride | Literal["cost-aware"]
-
-#: What to do when the knowledge base fails during a request.
-OnFailure: TypeAlias = Literal["error", "cache"]
+    from specrag.methods.ralmspec import RaLMSpec
+    from specrag.retrieval import KnowledgeBase
 
 
 class RaLMSpecPipeline(IterativeMethod):
@@ -60,89 +50,60 @@ class RaLMSpecPipeline(IterativeMethod):
     sequential retrieval. The tokens and the passages are those of
     :class:`~specrag.methods.ralmspec.sequential.SequentialPipeline` with the same settings, whatever is chosen here.
 
-    Args:
-        llm: the language model, such as :func:`specrag.load` makes, or one behind endpoints.
-        retriever: such as a :class:`~specrag.retrieval.knowledge_base.SingleIndex`; for a knowledge base, its ``flat``
-            index is searched.
-        stride: queries of a round: a number, ``os3``, or a function that makes a schedule for a request;
-            ``cost-aware`` decides guess by guess
-            (:class:`~specrag.speculation.schedule.guesses.CostAwareGuesses`).
-        prefetch: passages that a search brings into the cache for each query; 1 is the passage itself, ``None`` the
-            paper's 20, or as many as there are.
-        asynchronous: decode after the last guess while the search runs, stopping at the next token if a guess is wrong.
-            A cost-aware schedule decides this by itself.
-        max_match: OS3's cap on the match rate that it assumes; ``None`` uses a confidence bound instead of a cap.
-        learned: what requests with a cost-aware schedule learn together; by default shared by those of this object.
-        capacity: maximum number of passages in a request's cache, whose texts are kept too.
-        on_failure: when a search after the first one fails: ``error`` ends the request with the error, ``cache``
-            continues with unverified guesses (the newest passage if the store cannot rank the cache), and the result
-            says so.
-        early: show text at once and take it back by a :class:`~specrag.methods.ralmspec.result.Retraction`; otherwise
-            text is shown when it is verified.
-        interval, query_tokens, passage_tokens, prompt_tokens, reuse, decoder, system, clock: see
-            :class:`~specrag.methods.ralmspec.sequential.SequentialPipeline`. A session is also kept while its passage
-            may still turn out to be the right one.
+    With a ``stride`` of ``cost-aware`` every guess is weighed alone, also whether to decode beside a search
+    (:class:`~specrag.speculation.schedule.guesses.CostAwareGuesses`). With ``asynchronous`` the text goes on after the
+    last guess while the search runs, and stops at the next token if a guess is wrong. With ``early`` text is shown at
+    once and taken back by a :class:`~specrag.methods.ralmspec.result.Retraction`. If a search after the first one
+    fails, ``on_failure=cache`` continues with unverified guesses (the newest passage if the store cannot rank the
+    cache), and the result says so.
 
-    Raises:
-        InputError: a value cannot be used, or the knowledge base is empty.
+    Args:
+        llm, retriever, options, decoder, system, clock: see
+            :class:`~specrag.methods.ralmspec.iterative.IterativeMethod`.
+        learned: what requests with a cost-aware schedule learn together; by default shared by those of this object.
+        reuse: keep the keys and values of the newest passages, and of those that may still turn out to be the right
+            ones; otherwise every prompt is read anew, as in the paper.
+
+    Attributes:
+        capacity: maximum number of passages in a request's cache, whose texts are kept too.
     """
 
     name = "ralmspec"
+    options: RaLMSpec.Options
+    capacity = CAPACITY
 
-    def __init__(  # noqa: PLR0913 - settings, each with a name of its own; methods give them as options
+    def __init__(
         self,
         llm: SessionGenerator | TokenEndpoint,
         retriever: PassageRetriever | KnowledgeBase,
+        options: RaLMSpec.Options,
+        decoder: Decoder,
         *,
-        stride: Stride = COST_AWARE,
-        prefetch: int | None = None,
-        asynchronous: bool = False,
-        max_match: float | None = MAX_MATCH,
         learned: SharedGuesses | None = None,
-        capacity: int = CAPACITY,
-        on_failure: OnFailure = "error",
-        early: bool = False,
-        interval: int = 4,
-        query_tokens: int = 32,
-        passage_tokens: int = 256,
-        prompt_tokens: int = 512,
         reuse: bool = True,
-        decoder: str | Decoder = "plain",
         system: str | None = None,
         clock: Callable[[], float] = DEFAULT_CLOCK,
     ) -> None:
-        retriever = passages_of(retriever)
         super().__init__(
             llm,
             retriever,
-            limits=RetrievalLimits(interval, query_tokens, passage_tokens, prompt_tokens),
-            prefetch=min(PREFETCH, max(len(retriever), 1)) if prefetch is None else prefetch,
+            options,
+            decoder,
+            prefetch=options.prefetch,
             reuse=reuse,
-            decoder=decoder,
             system=system,
             clock=clock,
         )
-        if on_failure not in ("error", "cache"):
-            raise InputError("on_failure", on_failure, "take error or cache")
-        self.stride = stride
-        self.asynchronous = asynchronous
-        self.max_match = max_match
-        self.capacity = capacity
-        self.on_failure = on_failure
-        self.early = early
         self._shared = SharedStrides()
         self._learned = learned or SharedGuesses()
-        # Report errors in the schedule or the cache now, not in the middle of a request.
-        self._schedule()
-        PassageFinder(retriever, clock, self.prefetch, capacity)
+        self._schedule()  # OS3 refuses a cap of 1: say so now, not in the middle of a request
 
     def _schedule(self) -> GuessSchedule:
-        if self.stride == COST_AWARE:
+        stride, asynchronous = self.options.stride, self.options.asynchronous
+        if stride == COST_AWARE:
             return CostAwareGuesses(self._learned)
-        strides = make_schedule(
-            self.stride, self.asynchronous, self.max_match, self._shared, names=(COST_AWARE, "os3")
-        )
-        return CountedGuesses(strides, self.asynchronous)
+        strides = make_schedule(stride, asynchronous, self.options.max_match, self._shared)
+        return CountedGuesses(strides, asynchronous)
 
     # -- the protocol ---------------------------------------------------------------------------------------
 
@@ -176,7 +137,7 @@ class RaLMSpecPipeline(IterativeMethod):
         yield from self._speculate(work, finder, drafts, schedule)
         searched = yield from self._verify(work, finder, drafts, schedule)
         if searched.failure is not None:
-            if self.on_failure == "error":
+            if self.options.on_failure == "error":
                 raise searched.failure
             work.record.failure = str(searched.failure)
         found = drafts.guessed if searched.failure is not None else searched.found
@@ -184,7 +145,7 @@ class RaLMSpecPipeline(IterativeMethod):
         yield from self._take_back(work, drafts.chunks[kept:])
         for guess, chunk, truth in zip(drafts.guesses, drafts.chunks[:kept], found, strict=False):
             work.record.accept(chunk, guess.text, truth)
-            if not self.early:
+            if not self.options.early:
                 yield Emit(work.record.step(chunk))
         if kept < len(drafts.guesses):
             fresh = not work.writer.holds(found[kept].passage)
@@ -218,7 +179,7 @@ class RaLMSpecPipeline(IterativeMethod):
     def _draft(self, work: Work, drafts: _Drafts, guess: Guess) -> Coroutine[None]:
         chunk = yield from work.writer.write(drafts.text, guess.passage)
         drafts.add(chunk, work.timeline.seconds(chunk.spans))
-        if self.early:
+        if self.options.early:
             yield Emit(work.record.step(chunk))
 
     def _verify(
@@ -237,7 +198,7 @@ class RaLMSpecPipeline(IterativeMethod):
             return searched
 
         def wanted(searched: Searched) -> bool:
-            if searched.failure is not None and self.on_failure == "error":
+            if searched.failure is not None and self.options.on_failure == "error":
                 raise searched.failure
             return searched.failure is not None or drafts.matched(searched.found) == len(queries)
 
@@ -254,7 +215,7 @@ class RaLMSpecPipeline(IterativeMethod):
     def _take_back(self, work: Work, wrong: Sequence[Chunk]) -> Coroutine[None]:
         for chunk in wrong:
             work.record.discard(chunk)
-        if self.early and wrong:
+        if self.options.early and wrong:
             text = "".join(chunk.shown for chunk in wrong)
             yield Emit(Retraction(text, sum(len(chunk.tokens) for chunk in wrong)))
 

@@ -11,20 +11,28 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from specrag.engine.outputs import Row
-from specrag.engine.passes import Coroutine, SessionModel
-from specrag.engine.prefix_cache import PrefixCache
-from specrag.engine.processors import Chain, Logits, State, build_processors
-from specrag.engine.sampling import SamplingParams
-from specrag.engine.session import Session
-from specrag.engine.stopping import FinishReason, StopChecker, StopConditions
+from specrag.engine import (
+    Chain,
+    Coroutine,
+    FinishReason,
+    Logits,
+    PrefixCache,
+    Row,
+    SamplingParams,
+    Session,
+    SessionModel,
+    State,
+    StopChecker,
+    StopConditions,
+    build_processors,
+)
 from specrag.methods.base import Decoder, read_prompt
 from specrag.methods.events import suppress_events
 from specrag.methods.ralmspec.prompts import PassagePrompts, id_of
 from specrag.methods.timeline import Timeline
-from specrag.models.tokenizer import TextStream, Tokenizer
-from specrag.retrieval.passage import Passage
-from specrag.speculation.decode import DecodedToken, Settings, Step
+from specrag.models import TextStream, Tokenizer
+from specrag.retrieval import Passage
+from specrag.speculation import DecodedToken, Settings, Step
 
 #: Passages whose keys and values a request keeps. A quarter of the passages used had been used shortly before.
 KEPT = 3

@@ -14,7 +14,7 @@ from specrag.methods.passages import PASSAGE_TOKENS, refuse_form, said_tokens
 from specrag.request import DEFAULT_MAX_TOKENS, Request
 
 if TYPE_CHECKING:
-    from specrag.engine.passes import Coroutine
+    from specrag.engine import Coroutine
     from specrag.methods.rapid.context.retriever import ContextSettings
     from specrag.methods.rapid.readers import ContextMethod, ReadsPart
     from specrag.methods.resources import Resources
@@ -78,10 +78,9 @@ class _Contextual(Method):
         folder = given.folder(own.keep_prefix, "keep_prefix")
         pipeline = LongContextPipeline(
             given.llm,
-            method=self._method(given),
-            retriever=given.context_retriever(own.settings(), folder),
-            truncate_middle=own.truncate_middle,
-            reuse=False,
+            given.context_retriever(own.settings(), folder),
+            own,
+            self._method(given),
             prefixes=given.kept_prefixes(folder),
             system=asked.system,
             clock=given.clock,

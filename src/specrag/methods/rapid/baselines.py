@@ -6,24 +6,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from specrag.engine.outputs import Row
-from specrag.engine.passes import Coroutine
-from specrag.engine.session import Session
-from specrag.engine.stopping import FinishReason
+from specrag.engine import Coroutine, FinishReason, Row, Session
 from specrag.errors import InputError
 from specrag.methods.base import PromptNeeds
 from specrag.methods.rapid.decoder import GAMMA, RapidDecoder
-from specrag.methods.rapid.drafters import SELF, Lends
-from specrag.speculation.decode import Settings, TextSink
+from specrag.methods.rapid.drafters import SELF, HasLoadedModel
+from specrag.speculation import Settings, TextSink
 
 if TYPE_CHECKING:
-    from specrag.models.loading import LoadedModel
+    from specrag.models import LoadedModel
 
 #: MagicDec's cache: 4,096 entries in all, the first 4 of them sinks (RAPID, section 3.2).
 WINDOW, SINKS = 4096, 4
 
 
-def naive_sd(drafter: str | Lends = SELF, gamma: int = GAMMA) -> RapidDecoder:
+def naive_sd(drafter: str | HasLoadedModel = SELF, gamma: int = GAMMA) -> RapidDecoder:
     """RAPID's drafter, always ``gamma`` guesses, and the target's own law: the paper's naive SD."""
     return RapidDecoder(drafter, gamma=gamma, cost_aware=False, suffix=False, name="naive-sd")
 
@@ -78,6 +75,5 @@ class StreamingDecoder:
         clock: Callable[[], float],
         prompt_rows: Sequence[Row] = (),
     ) -> Coroutine[FinishReason]:
-        """See :class:`~specrag.methods.base.Decoder`."""
         reading = self._method.reading(self.kept(session.tokens, settings.stop.max_tokens))
         return reading.decode(session, settings, text, clock, prompt_rows)

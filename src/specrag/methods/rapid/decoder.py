@@ -12,30 +12,48 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from specrag.engine.outputs import Row
-from specrag.engine.passes import Coroutine, SessionModel
-from specrag.engine.sampling import SamplingParams
-from specrag.engine.session import Session, check_room
-from specrag.engine.stopping import FinishReason
+from specrag.checks import check_whole
+from specrag.engine import Coroutine, FinishReason, Row, SamplingParams, Session, SessionModel, check_room
 from specrag.errors import InputError
 from specrag.methods.base import PromptNeeds
-from specrag.methods.rapid.drafters import SELF, DrafterModel, Fit, Lends
-from specrag.speculation.acceptance import Matching
-from specrag.speculation.augmented_target import Augmented, AugmentedSettings, Guard, Residual
-from specrag.speculation.decode import Settings, Speculation, TextSink, decode
-from specrag.speculation.drafters.base import Drafter, Stopwatch
-from specrag.speculation.drafters.pair import FirstNonEmpty, Weighed
-from specrag.speculation.drafters.rag import RAG, Guessing, RagDrafter, TranslatedRagDrafter
-from specrag.speculation.drafters.recycling import Recycling
-from specrag.speculation.drafters.retrieval import RetrievalDrafter, RetrievalSettings
-from specrag.speculation.drafters.suffix import SuffixDrafter
-from specrag.speculation.schedule.base import FixedBudget, TokenSchedule
-from specrag.speculation.schedule.chains import ChainCosts, ChainLength
-from specrag.speculation.schedule.cost_model import ByModel
-from specrag.speculation.schedule.tokens import CostAware, SharedCosts
+from specrag.methods.rapid.drafters import SELF, DrafterModel, Fit, HasLoadedModel
+from specrag.speculation import (
+    Augmented,
+    AugmentedSettings,
+    Guard,
+    Matching,
+    Residual,
+    Settings,
+    Speculation,
+    TextSink,
+)
+from specrag.speculation.decode import decode
+from specrag.speculation.drafters import (
+    RAG,
+    Drafter,
+    FirstNonEmpty,
+    Guessing,
+    RagDrafter,
+    Recycling,
+    RetrievalDrafter,
+    RetrievalSettings,
+    Stopwatch,
+    SuffixDrafter,
+    TranslatedRagDrafter,
+    Weighed,
+)
+from specrag.speculation.schedule import (
+    ByModel,
+    ChainCosts,
+    ChainLength,
+    CostAware,
+    FixedBudget,
+    SharedCosts,
+    TokenSchedule,
+)
 
 if TYPE_CHECKING:
-    from specrag.models.loading import LoadedModel
+    from specrag.models import LoadedModel
 
 #: The paper's number of guesses per round.
 GAMMA = 10
@@ -77,7 +95,7 @@ class RapidDecoder:
         InputError: a value cannot be used.
     """
 
-    drafter: str | Lends = SELF
+    drafter: str | HasLoadedModel = SELF
     eta: float = 0.0
     gamma: int = GAMMA
     residual: Residual = "exact"
@@ -98,8 +116,7 @@ class RapidDecoder:
 
     def __post_init__(self) -> None:
         self.augmented  # noqa: B018 - checks the values
-        if isinstance(self.gamma, bool) or not isinstance(self.gamma, int) or self.gamma < 1:
-            raise InputError("gamma", self.gamma, "give the number of tokens to guess, at least 1")
+        check_whole("gamma", self.gamma, remedy="give the number of tokens to guess, at least 1")
         object.__setattr__(self, "_model", DrafterModel(self.drafter))
 
     @property
@@ -199,7 +216,7 @@ class RapidDecoder:
         schedule: TokenSchedule,
         watch: Stopwatch,
     ) -> Drafter:
-        """The drafter of one request; the caller closes it."""
+        """The drafter of one request; whatever decodes with it closes it."""
         least = 0.0
         if self.cost_aware:
             least = _LEAST_CONFIDENCE_SELF if fit.model is target else _LEAST_CONFIDENCE_OTHER
@@ -256,7 +273,7 @@ class Reading:
 
     @property
     def name(self) -> str:
-        """As in the registry."""
+        """The name in the registry."""
         return self.method.name
 
     def check(self, loaded: LoadedModel) -> None:
@@ -291,8 +308,5 @@ class Reading:
         schedule = method._schedule(session.model, own_context, sampling)
         rule = Augmented(method.augmented, sampling) if transfers else Matching()
         drafter = method._drafter(fit, session.model, self.tokens, settings, schedule, watch)
-        try:
-            speculation = Speculation(drafter, rule, schedule, watch)
-            return (yield from decode(session, settings, text, speculation, clock, prompt_rows))
-        finally:
-            drafter.close()
+        speculation = Speculation(drafter, rule, schedule, watch)
+        return (yield from decode(session, settings, text, speculation, clock, prompt_rows))

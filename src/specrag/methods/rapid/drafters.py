@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
-from specrag.engine.passes import SessionModel
+from specrag.engine import SessionModel
 from specrag.errors import InputError
 from specrag.methods.drafters import pair_of, shared_model
-from specrag.speculation.vocabularies import VocabularyPair
+from specrag.speculation import VocabularyPair
 
 if TYPE_CHECKING:
-    from specrag.models.loading import LoadedModel
+    from specrag.models import LoadedModel
 
 #: The target's own weights draft, in a separate session.
 SELF = "self"
 
 
 @runtime_checkable
-class Lends(Protocol):
+class HasLoadedModel(Protocol):
     """Holds a loaded model, as a :class:`~specrag.language_model.LanguageModel` does."""
 
     @property
@@ -51,8 +51,8 @@ class DrafterModel:
         InputError: it is none of these.
     """
 
-    def __init__(self, drafter: str | Lends) -> None:
-        if not isinstance(drafter, str) and not isinstance(drafter, Lends):
+    def __init__(self, drafter: str | HasLoadedModel) -> None:
+        if not isinstance(drafter, str) and not isinstance(drafter, HasLoadedModel):
             raise InputError("drafter", drafter, f"give '{SELF}', a model's name or a loaded LanguageModel")
         if drafter == "":
             raise InputError("drafter", drafter, f"give '{SELF}' or a model's name")

@@ -8,26 +8,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from specrag.engine.passes import Coroutine, Emit, Search
+from specrag.engine import Coroutine, Emit, Search
 from specrag.errors import InputError
 from specrag.methods.base import Decoder, LocalModel
 from specrag.methods.events import tap_steps
 from specrag.methods.prefixes import KeptPrefixes, PrefixRead
 from specrag.methods.prompts import Message, check_history
 from specrag.methods.rapid.context.retriever import ContextRetriever
-from specrag.methods.rapid.planner import LongQuestion, Plan, Planner
-from specrag.methods.rapid.prompt import INSTRUCTION, ContextQuestion
+from specrag.methods.rapid.planner import LongQuestion, ReadingPlan, ReadingPlanner
+from specrag.methods.rapid.prompt import ContextQuestion
 from specrag.methods.rapid.readers import ContextMethod, ReadsPart, context_method
 from specrag.methods.rapid.result import ContextAnswer, ContextStats
 from specrag.request import DEFAULT_MAX_TOKENS, Options, Result, check_options
-from specrag.retrieval.documents.contexts import ContextItem, documents_of
-from specrag.speculation.decode import Step
+from specrag.retrieval.documents import ContextItem, documents_of
+from specrag.speculation import Step
 
 if TYPE_CHECKING:
-    from specrag.retrieval.documents.reader import Document
+    from specrag.methods.rapid import ContextOptions
+    from specrag.retrieval.documents import Document
 
 
 class LongContextPipeline:
@@ -35,61 +35,41 @@ class LongContextPipeline:
 
     Args:
         llm: the target, such as :func:`specrag.load` makes.
+        retriever: finds the part that the drafter reads.
+        options: of the method.
         method: a :class:`~specrag.methods.rapid.readers.ContextMethod`, a decoder, or one whose drafter reads the part,
             such as ``RapidDecoder(drafter="smollm2-135m")``.
-        retriever: finds the part that the drafter reads; by default one with the paper's settings.
-        truncate_middle: leave out the middle of a context that does not fit the model's window, in whole chunks;
-            otherwise the context is refused.
-        memory_bytes: refuse requests that need more memory; by default the machine's free memory.
-        reuse: hold the keys and values of the newest document, so that a second question about it does not read it
-            again. Without ``batch_invariant`` a later question's text may then round differently.
-        keep_prefix: also store them in files of this folder, for other processes; ``None`` for none.
-        prefixes: holds and stores them instead of these two.
+        prefixes: holds the keys and values of the newest document, so that a second question about it does not read it
+            again; ``None`` for none. Without ``batch_invariant`` a later question's text may then round differently.
         system: a system message in front of everything.
-        instruction: between the documents and the question.
         clock: seconds, the executor's.
-
-    Raises:
-        InputError: a value cannot be used.
     """
 
     name = "long-context"
 
-    def __init__(  # noqa: PLR0913 - settings, each with a name of its own; methods give them as options
+    def __init__(
         self,
         llm: LocalModel,
-        *,
+        retriever: ContextRetriever,
+        options: ContextOptions,
         method: ContextMethod | Decoder | ReadsPart,
-        retriever: ContextRetriever | None = None,
-        truncate_middle: bool = False,
-        memory_bytes: int | None = None,
-        reuse: bool = True,
-        keep_prefix: Path | None = None,
+        *,
         prefixes: KeptPrefixes | None = None,
         system: str | None = None,
-        instruction: str = INSTRUCTION,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        if memory_bytes is not None and memory_bytes < 1:
-            raise InputError("memory_bytes", memory_bytes, "give a number of bytes, or None")
         self.llm = llm
         self.method = context_method(method)
-        self.retriever = retriever or ContextRetriever(clock=clock)
-        self.memory_bytes = memory_bytes
         self.system = system
-        self.instruction = instruction
-        self._clock = clock
-        self._planner = Planner(
+        self._prefixes = prefixes
+        self._planner = ReadingPlanner(
             llm.loaded,
             self.method,
-            self.retriever,
-            truncate_middle=truncate_middle,
+            retriever,
+            truncate_middle=options.truncate_middle,
             free=self._free_bytes,
             clock=clock,
         )
-        self._prefixes = prefixes
-        if prefixes is None and (reuse or keep_prefix is not None):
-            self._prefixes = KeptPrefixes(llm.loaded, llm.prefixes, folder=keep_prefix, clock=clock)
 
     def answering(
         self,
@@ -116,30 +96,10 @@ class LongContextPipeline:
         """
         return self._answering(self._request(question, documents, history, options), options)
 
-    def check(
-        self,
-        question: str,
-        documents: ContextItem | Sequence[ContextItem] = (),
-        *,
-        history: Sequence[Message] = (),
-        **options: Unpack[Options],
-    ) -> None:
-        """Check everything that can be wrong with a question; runs no model, but may load a drafter.
-
-        Raises:
-            InputError, ContextLengthError: as :meth:`answering` does.
-        """
-        self._planner.plan(self._request(question, documents, history, options))
-
-    def release(self) -> None:
-        """Forget the document whose keys and values are held in memory."""
-        if self._prefixes is not None:
-            self._prefixes.release()
-
     # -- the steps ------------------------------------------------------------------------------------------
 
     def _answering(self, question: LongQuestion, options: Options) -> Coroutine[ContextAnswer]:
-        plan: Plan = yield Search(lambda: self._planner.plan(question))
+        plan: ReadingPlan = yield Search(lambda: self._planner.plan(question))
         yield Emit(plan.reading)
         known = PrefixRead(0, 0.0, 0.0, "")
         if self._prefixes is not None:
@@ -170,7 +130,7 @@ class LongContextPipeline:
         if not found and not any(message["content"].strip() for message in earlier):
             raise InputError("context", "", "it is empty; give documents, or a conversation as history")
         self.method.check(self.llm.loaded)
-        asked = ContextQuestion(question, earlier if found else (), self.system, self.instruction)
+        asked = ContextQuestion(question, earlier if found else (), self.system)
         return LongQuestion(
             asked,
             found,
@@ -181,16 +141,14 @@ class LongContextPipeline:
         )
 
     def _free_bytes(self) -> int | None:
-        if self.memory_bytes is not None:
-            return self.memory_bytes
-        from specrag.engine.memory import free_bytes
+        from specrag.engine import free_bytes
 
         free = free_bytes(self.llm.loaded.device)
         # What is held already serves this question too, or is dropped for it.
         return None if free is None else free + (0 if self._prefixes is None else self._prefixes.nbytes)
 
 
-def _sum_up(plan: Plan, known: PrefixRead, generation: Result, steps: Sequence[Step]) -> ContextAnswer:
+def _sum_up(plan: ReadingPlan, known: PrefixRead, generation: Result, steps: Sequence[Step]) -> ContextAnswer:
     reading, timing, usage = plan.reading, generation.timing, generation.usage
     # A drafter that was never asked for a guess has read nothing.
     drafter_prefill = sum(step.reading for step in steps)

@@ -22,12 +22,11 @@ from specrag.methods.rapid.prompt import (
 )
 from specrag.methods.rapid.readers import FALLBACK, ContextMethod
 from specrag.methods.rapid.result import ContextReading
-from specrag.retrieval.documents.contexts import ContextChunk
-from specrag.retrieval.documents.reader import Document
+from specrag.retrieval.documents import ContextChunk, Document
 
 if TYPE_CHECKING:
-    from specrag.engine.memory import MemoryNeed
-    from specrag.models.loading import LoadedModel
+    from specrag.engine import MemoryNeed
+    from specrag.models import LoadedModel
 
 #: Why a drafter with the target's own weights does not draft when it would read everything that the target reads.
 NOTHING_LEFT_OUT = (
@@ -61,7 +60,7 @@ class LongQuestion:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ReadingPlan:
     """What is to be done: the target's prompt, and the method that decodes after it."""
 
     reading: ContextReading
@@ -98,7 +97,7 @@ class _Fitted:
     tokens: list[int]
 
 
-class Planner:
+class ReadingPlanner:
     """Plans questions for one model; runs in threads.
 
     Args:
@@ -127,7 +126,7 @@ class Planner:
         self._free = free
         self._clock = clock
 
-    def plan(self, question: LongQuestion) -> Plan:
+    def plan(self, question: LongQuestion) -> ReadingPlan:
         """Retrieve, make the prompts, and check that everything fits.
 
         Raises:
@@ -165,7 +164,7 @@ class Planner:
             retrieval_seconds=retrieval,
             tokenizing_seconds=self._clock() - started - retrieval,
         )
-        return Plan(reading, tuple(target.tokens), decoding)
+        return ReadingPlan(reading, tuple(target.tokens), decoding)
 
     def shared_length(self, question: LongQuestion, tokens: Sequence[int]) -> int:
         """How many tokens of a prompt another question about the same context would share at its beginning."""
@@ -277,7 +276,7 @@ class Planner:
         Raises:
             InputError: it does not fit.
         """
-        from specrag.engine.memory import SessionNeed, check_memory, estimate_memory
+        from specrag.engine import SessionNeed, check_memory, estimate_memory
 
         model, new = self.loaded.model, question.max_tokens
         sessions = [SessionNeed(model, target + new)]

@@ -11,11 +11,10 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from specrag.methods.prompts import Message, as_text
-from specrag.retrieval.documents.contexts import ContextChunk
-from specrag.retrieval.documents.reader import Document
+from specrag.retrieval.documents import ContextChunk, Document
 
 if TYPE_CHECKING:
-    from specrag.models.tokenizer import Tokenizer
+    from specrag.models import Tokenizer
 
 #: Instruction between the documents and the question. Of six wordings, this is the one with which SmolLM2-135M most
 #: often answered from a text of thousands of tokens; small models follow what they read last.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from specrag.methods.base import Decoder
 
 if TYPE_CHECKING:
-    from specrag.models.loading import LoadedModel
+    from specrag.models import LoadedModel
 
 #: Decodes instead of a method whose drafter would read the same as the target: copies cost no pass.
 FALLBACK = "adaptive"
@@ -49,11 +49,6 @@ class ContextMethod:
     decoding: str | Decoder
     part: ReadsPart | None = None
     reads_part_only: bool = False
-
-    @property
-    def retrieves(self) -> bool:
-        """Whether the drafter or the target reads a part."""
-        return self.part is not None or self.reads_part_only
 
     def check(self, loaded: LoadedModel) -> None:
         """Make sure that it can work with a model; loads the drafter.

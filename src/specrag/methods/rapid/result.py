@@ -9,7 +9,7 @@ from specrag.methods.rapid.context.retriever import ContextPart, ScoredChunk
 from specrag.request import Details, Event, Result, Table
 
 if TYPE_CHECKING:
-    from specrag.engine.memory import MemoryNeed
+    from specrag.engine import MemoryNeed
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,6 @@ class ContextReading(Event):
     name = "retrieval"
 
     def describe(self) -> dict[str, Any]:
-        """See :class:`~specrag.request.Event`."""
         return {
             "chunks": len(self.chunks),
             "prompt_tokens": self.prompt_tokens,
@@ -89,12 +88,12 @@ class ContextStats:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of decoding alone; 0 if nothing was decoded."""
+        """Output tokens a second of decoding alone; 0 if nothing was decoded."""
         return self.completion_tokens / self.decode_seconds if self.decode_seconds else 0.0
 
     @property
     def total_seconds(self) -> float:
-        """From the question to the end of the answer."""
+        """Seconds from the question to the end of the answer."""
         return (
             self.retrieval_seconds
             + self.tokenizing_seconds
@@ -145,13 +144,11 @@ class ContextAnswer(Details):
         )
 
     def summary(self) -> dict[str, Any]:
-        """See :class:`~specrag.request.Details`."""
         reading = self.reading
         return {"fallback": reading.fallback or None, "drafter_tokens": reading.drafter_tokens}
 
     def record(self) -> dict[str, Any]:
-        """See :class:`~specrag.request.Details`."""
-        from specrag.engine.memory import peak_bytes
+        from specrag.engine import peak_bytes
 
         reading, part = self.reading, self.reading.part
         return {
@@ -180,7 +177,6 @@ class ContextAnswer(Details):
         }
 
     def notes(self) -> list[str]:
-        """See :class:`~specrag.request.Details`."""
         reading, notes = self.reading, []
         if reading.left_out_tokens:
             notes.append(
@@ -195,7 +191,6 @@ class ContextAnswer(Details):
         return notes
 
     def figures(self) -> list[str]:
-        """See :class:`~specrag.request.Details`."""
         known = self.stats.cached_tokens
         return [
             f"{self.stats.prompt_tokens:,} tokens read"

@@ -15,14 +15,14 @@ from specrag.methods.retrieval_options import CopyingOptions, corpus_of
 if TYPE_CHECKING:
     from specrag.methods.base import Decoder
     from specrag.methods.resources import Resources
-    from specrag.speculation.suffix.corpus import SuffixCorpus
+    from specrag.speculation.suffix import SuffixCorpus
 
 #: The default drafter: EAGLE-2 with the head that comes with the target, otherwise token recycling.
 AUTO = "auto"
 
 
 class ReSpec(DecodingMethod):
-    """Adaptive retrieval-enhanced speculative decoding.
+    """ReSpec as published: copies from text where the entropy is low, elsewhere a drafter guesses.
 
     Args:
         options: :class:`ReSpec.Options`; the defaults are the paper's.
@@ -72,14 +72,14 @@ class ReSpec(DecodingMethod):
 def _best_drafter(model: str) -> str:
     """EAGLE-2 with the head that comes with a model; token recycling if none does."""
     from specrag.methods.drafters import EAGLE_PREFIX
-    from specrag.models.eagle_files import shipped_heads
+    from specrag.models import shipped_heads
 
     return f"{EAGLE_PREFIX}{model}" if model in shipped_heads() else "recycling"
 
 
 def _make(options: Any, drafter: str, corpus: SuffixCorpus | None) -> Decoder:
     from specrag.methods.retrieval_decoder import RetrievalDecoder
-    from specrag.speculation.drafters.retrieval import EntropyTrigger, RetrievalSettings
+    from specrag.speculation.drafters import EntropyTrigger, RetrievalSettings
 
     settings = RetrievalSettings(
         trigger=EntropyTrigger() if options.trigger else None,

@@ -14,15 +14,13 @@ from specrag.methods.decoding import make_decoder
 from specrag.methods.passages import DEFAULT_K, PASSAGE_TOKENS, refuse_form, retrieval
 
 if TYPE_CHECKING:
-    from specrag.engine.executor import Executor
-    from specrag.engine.passes import Coroutine
-    from specrag.engine.session import Session
+    from specrag.engine import Coroutine, Executor, Session
     from specrag.methods.base import LocalModel
     from specrag.methods.resources import Resources
     from specrag.methods.speculative_rag.drafting import Drafting
     from specrag.methods.speculative_rag.scoring import Scoring
     from specrag.methods.speculative_rag.task import Task
-    from specrag.models.roles import TextGenerator
+    from specrag.models import TextGenerator
     from specrag.request import Options as GenerationOptions
     from specrag.request import Prompt, Request, Result
 
@@ -213,27 +211,15 @@ class SpeculativeRAG(Method):
             self._check_plain()
         writer = self._writer(given)
         options = self.options.settled(writer.loaded.drafter_form if hasattr(writer, "loaded") else None)
-        scoring = options.scoring()
         pipeline = SpeculativeRAGPipeline(
             self._generator(writer, request, given),
-            given.scorer(options.verifier) if scoring.verifies else None,
-            found.retriever,
-            m=options.drafts,
-            k=min(options.passages_per_draft, found.k),
-            passages=found.k,
-            strategy=options.strategy or "ranked",
-            scoring=scoring,
-            drafting=options.drafting(),
+            given.scorer(options.verifier) if options.scoring().verifies else None,
+            found,
+            options,
             seed=request.options.get("seed", 0) % 2**32,
-            index=found.index,
-            where=found.where,
-            reranker=found.reranker,
-            min_score=found.min_score,
-            abstain=found.abstain,
             executor=given.executor,
             clock=given.clock,
         )
-        pipeline.answering(task).close()
 
         def begin() -> Coroutine[Result]:
             answer = yield from pipeline.answering(task)
@@ -269,7 +255,7 @@ def _tokens(
     """Tokens that sessions may hold, in the verifier's: per draft a session of the drafter and rows of its own pass."""
     if not hasattr(writer, "loaded") or not given.has_model:
         return 0  # what an endpoint holds is its own concern
-    from specrag.engine.memory import keys_values_bytes
+    from specrag.engine import keys_values_bytes
 
     verifier = given.llm.loaded.model
     said = [request.question, request.system or "", *(message["content"] for message in request.history)]

@@ -15,8 +15,8 @@ from specrag.methods.prompts import Message, build_prompt, is_small
 from specrag.methods.speculative_rag.form import MalformedDraft, ParsedDraft, Span
 from specrag.methods.speculative_rag.task import Task
 from specrag.methods.wording import wording
-from specrag.models.roles import Reluctance, TextGenerator
-from specrag.retrieval.passage import Passage, passage_text
+from specrag.models import Reluctance, TextGenerator
+from specrag.retrieval import Passage, passage_text
 
 #: A citation as ``CitedText`` makes it; it leaves no other.
 _MARK = re.compile(r"\[(\d{1,3})\]")

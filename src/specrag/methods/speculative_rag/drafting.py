@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, TypeAlias, get_args
 
-from specrag.engine.passes import Coroutine
+from specrag.engine import Coroutine
 from specrag.errors import ContextLengthError, InputError
 from specrag.methods.events import map_events
 from specrag.methods.generator import LocalGenerator
@@ -27,12 +27,11 @@ from specrag.methods.speculative_rag.form import (
     draft_prompt,
     read_draft,
 )
-from specrag.methods.speculative_rag.perspectives import check_count
 from specrag.methods.speculative_rag.result import Draft, DraftDelta, DraftDone
 from specrag.methods.speculative_rag.scoring import Measured
 from specrag.methods.speculative_rag.task import Task
-from specrag.models.roles import (
-    Cue,
+from specrag.models import (
+    AnswerFormat,
     GeneratedText,
     PartScore,
     Reluctance,
@@ -43,7 +42,7 @@ from specrag.models.roles import (
     TextRequest,
     assign,
 )
-from specrag.retrieval.passage import Passage
+from specrag.retrieval import Passage
 
 Form: TypeAlias = Literal["paper", "cited"]
 FORMS: tuple[Form, ...] = get_args(Form)
@@ -57,28 +56,22 @@ class Drafting:
         max_tokens: of a draft, rationale and answer together.
         rationale_tokens: maximum tokens of a rationale, if the drafter can be constrained to the form.
         example: show the form by an example in the prompt; ``None`` shows it to drafters that were not trained on it.
-        steer: constrain a local drafter to the form (:class:`~specrag.models.roles.Cue`); an endpoint only gets the
-            prompt.
-        quote_all: if guesses are copied from passages, copy also from those that a draft does not see.
+        steer: constrain a local drafter to the form (:class:`~specrag.models.roles.AnswerFormat`); an endpoint only
+            gets the prompt.
         form: the paper's, a rationale and then the answer in a few words, or a sentence with citations
             (``speculative_rag/cited.py``). Choices and claims are answered in the paper's form.
 
     Raises:
-        InputError: a value cannot be used.
+        InputError: a rationale may take all of a draft.
     """
 
     max_tokens: int = 128
     rationale_tokens: int = 80
     example: bool | None = None
     steer: bool = True
-    quote_all: bool = True
     form: Form = "paper"
 
     def __post_init__(self) -> None:
-        if self.form not in FORMS:
-            raise InputError("form", self.form, f"take one of {', '.join(FORMS)}")
-        check_count("max_tokens", self.max_tokens)
-        check_count("rationale_tokens", self.rationale_tokens)
         if self.steer and self.rationale_tokens >= self.max_tokens:
             remedy = f"give fewer than max_tokens, {self.max_tokens}, or no answer would fit"
             raise InputError("rationale_tokens", self.rationale_tokens, remedy)
@@ -89,11 +82,11 @@ class Drafting:
             return self.example
         return not (isinstance(drafter, LocalGenerator) and drafter.llm.loaded.drafter_form == "paper")
 
-    def cue(self, task: Task) -> Cue | None:
+    def answer_format(self, task: Task) -> AnswerFormat | None:
         """The paper's form, for a drafter that is constrained to it; with the task's own answers, if it has any."""
         if not self.steer:
             return None
-        return Cue(CUE, self.rationale_tokens, tuple(f" {choice}" for choice in task.choices))
+        return AnswerFormat(CUE, self.rationale_tokens, tuple(f" {choice}" for choice in task.choices))
 
     def form_of(self, task: Task, drafter: TextGenerator) -> DraftForm:
         """What this drafter is asked for this task."""
@@ -104,7 +97,7 @@ class Drafting:
             return DraftForm(partial(cited_prompt, task), lead, None, read, shy)
         prompt = partial(draft_prompt, task, example=self.shows_example(drafter))
         return DraftForm(
-            prompt, LEAD, self.cue(task), lambda text, _passages, _numbers: read_draft(task, text)
+            prompt, LEAD, self.answer_format(task), lambda text, _passages, _numbers: read_draft(task, text)
         )
 
 
@@ -115,14 +108,14 @@ class DraftForm:
     Attributes:
         prompt: makes the prompt from the passages that it reads.
         lead: how its text begins.
-        cue: what it is constrained to.
+        answer_format: what it is constrained to.
         read: reads a text, given the passages that it was written from and their numbers.
         reluctance: a beginning that it should choose more rarely.
     """
 
     prompt: Callable[[Sequence[Passage]], TextPrompt]
     lead: str
-    cue: Cue | None
+    answer_format: AnswerFormat | None
     read: Callable[[str, Sequence[Passage], Sequence[int]], ParsedDraft | MalformedDraft]
     reluctance: Reluctance | None = None
 
@@ -157,14 +150,14 @@ def drafting(
         _fit(drafter, task, form, [passages[index] for index in subset], settings.max_tokens)
         for subset in subsets
     ]
-    quoted = tuple(passage.text for passage in passages)
+    quoted = tuple(passage.text for passage in passages)  # also those that a draft does not see
     requests = [
         TextRequest(
             form.prompt(fit.passages),
             lead=form.lead,
             max_tokens=settings.max_tokens,
-            references=quoted if settings.quote_all else tuple(passage.text for passage in fit.passages),
-            cue=form.cue,
+            references=quoted,
+            answer_format=form.answer_format,
             reluctance=form.reluctance,
         )
         for fit in fitted

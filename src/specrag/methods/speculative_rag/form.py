@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from specrag.methods.speculative_rag.task import Task, TaskKind, example_of, listed, plain
-from specrag.retrieval.passage import Passage, passage_text
+from specrag.retrieval import Passage, passage_text
 
 #: How a draft begins.
 LEAD = "Rationale:"

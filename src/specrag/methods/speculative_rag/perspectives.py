@@ -133,9 +133,8 @@ def sample_subsets(
         seed: the same seed gives the same subsets.
 
     Raises:
-        InputError: a value cannot be used.
+        InputError: there are no passages.
     """
-    check_sampling(m, k, strategy)
     if passages < 1:
         raise InputError("passages", passages, "give at least one passage")
     notes = []
@@ -180,28 +179,6 @@ def sample_subsets(
         remedy = "; strategy='balanced' deals it out like the others" if strategy != "balanced" else ""
         notes.append(f"every draft reads passage {read}, alone in its cluster{remedy}")
     return Sampled(subsets, None if clusters is None else tuple(clusters), possible, tuple(notes), shared)
-
-
-def check_count(name: str, value: int) -> None:
-    """Check a number of drafts, of passages or of tokens.
-
-    Raises:
-        InputError: it is not a whole number from 1 upwards.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError(name, value, "give a whole number from 1 upwards")
-
-
-def check_sampling(m: int, k: int, strategy: Strategy) -> None:
-    """Check the requested sampling.
-
-    Raises:
-        InputError: a value cannot be used.
-    """
-    check_count("m", m)
-    check_count("k", k)
-    if strategy not in STRATEGIES:
-        raise InputError("strategy", strategy, f"take one of {', '.join(STRATEGIES)}")
 
 
 @dataclass(frozen=True, slots=True)

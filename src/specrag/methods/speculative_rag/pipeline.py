@@ -9,25 +9,17 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from specrag.engine.executor import Executor
-from specrag.engine.passes import Coroutine, Emit, Search
+from specrag.engine import Coroutine, Emit, Executor, Search
 from specrag.errors import InputError
-from specrag.methods.evidence import check_min_score, is_about_nothing, least_similarity
+from specrag.methods.evidence import is_about_nothing, least_similarity
 from specrag.methods.generator import SharingModel, as_generator, as_scorer
-from specrag.methods.retriever import GivenPassages, Retriever, check_retriever, is_remote
+from specrag.methods.retriever import is_remote
 from specrag.methods.speculative_rag import steps
-from specrag.methods.speculative_rag.drafting import Drafting, drafting
-from specrag.methods.speculative_rag.perspectives import (
-    Strategy,
-    check_count,
-    check_sampling,
-    cluster,
-    needs_clusters,
-)
+from specrag.methods.speculative_rag.drafting import drafting
 from specrag.methods.speculative_rag.result import (
     DraftDelta,
     DraftDone,
@@ -39,16 +31,14 @@ from specrag.methods.speculative_rag.result import (
     SubsetsDrawn,
     Verdict,
 )
-from specrag.methods.speculative_rag.scoring import Scoring
 from specrag.methods.speculative_rag.task import Task
-from specrag.models.roles import TextGenerator, TextScorer
+from specrag.models import TextGenerator, TextScorer
 from specrag.request import ABSTENTION, Source, Sources
-from specrag.retrieval.encoder.question_vectors import HasEncoder, QuestionVectors
-from specrag.retrieval.passage import Passage
+from specrag.retrieval.encoder import HasEncoder, QuestionVectors
 
 if TYPE_CHECKING:
-    from specrag.retrieval.encoder.reranker import Reranker
-    from specrag.retrieval.index.filters import Where
+    from specrag.methods.passages import Retrieval
+    from specrag.methods.speculative_rag import SpeculativeRAG
 
 Event: TypeAlias = Sources | SubsetsDrawn | DraftDelta | DraftDone | DraftsScored | Verdict
 
@@ -59,78 +49,53 @@ class SpeculativeRAGPipeline:
     Args:
         drafter: writes drafts: a loaded language model, a :class:`~specrag.methods.generator.LocalGenerator`
             that says how its tokens are decoded (such as by ReSpec), or an endpoint.
-        verifier: scores them: a loaded language model or an endpoint, or the drafter again; ``None`` if
-            ``scoring`` counts only the drafter's confidence.
-        knowledge_base: where passages are found; ``None`` if every call brings its own.
-        m: number of drafts.
-        k: passages per draft.
-        passages: how many to find for a question (n).
-        strategy: how passages are dealt out (:data:`~specrag.methods.speculative_rag.perspectives.STRATEGIES`).
-        scoring: how drafts are scored.
-        drafting: how drafts are written.
-        vectors: embed passages for clustering; by default with the knowledge base's encoder, else the default one.
+        verifier: scores them: a loaded language model or an endpoint, or the drafter again; ``None`` if only the
+            drafter's confidence counts.
+        retrieval: how the passages are found.
+        options: of the method, but for the models and the decoder.
         seed: of clusters and subsets.
-        index: which index of the knowledge base finds passages.
-        where: conditions on their metadata.
-        reranker: a cross-encoder that reorders them.
-        min_score, abstain: as in :class:`~specrag.StandardPipeline`: when nothing relevant was found.
+        vectors: embed passages for clustering; by default with the knowledge base's encoder, else the default one.
         executor: runs the coroutines; by default the drafter's own, or a new one.
         clock: seconds, the executor's.
 
     Raises:
-        InputError: a value cannot be used.
+        InputError: options do not go together, or there is no verifier.
     """
 
     name = "speculative-rag"
 
-    def __init__(  # noqa: PLR0913 - settings, each with a name of its own; methods give them as options
+    def __init__(
         self,
         drafter: TextGenerator | SharingModel,
         verifier: TextScorer | SharingModel | None,
-        knowledge_base: Retriever | None = None,
+        retrieval: Retrieval,
+        options: SpeculativeRAG.Options,
         *,
-        m: int = 5,
-        k: int = 2,
-        passages: int = 10,
-        strategy: Strategy = "multi-perspective",
-        scoring: Scoring | None = None,
-        drafting: Drafting | None = None,
-        vectors: QuestionVectors | None = None,
         seed: int = 0,
-        index: str = "hybrid",
-        where: Where | None = None,
-        reranker: Reranker | None = None,
-        min_score: float | None = None,
-        abstain: bool = True,
+        vectors: QuestionVectors | None = None,
         executor: Executor | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        if knowledge_base is not None:
-            check_retriever(knowledge_base)
-        check_sampling(m, k, strategy)
-        check_count("passages", passages)
-        self.scoring = scoring or Scoring()
+        own = options.settled()
+        self.scoring = own.scoring()
         if verifier is None and self.scoring.verifies:
             remedy = "give a model, or a scoring of the drafter's confidence alone"
             raise InputError("verifier", None, remedy)
-        check_min_score(min_score, knowledge_base)
         self.drafter = as_generator(drafter)
         self.verifier = as_scorer(verifier) if verifier is not None and self.scoring.verifies else None
-        self.knowledge_base = knowledge_base
-        self.m = m
-        self.k = k
-        self.passages = passages
-        self.strategy: Strategy = strategy
-        self.drafting = drafting or Drafting()
-        self.seed = seed
-        self.index = index
-        self.where = where
-        self.reranker = reranker
-        self.min_score = min_score
-        self.abstain = abstain
+        self.retrieval = retrieval
+        self.drafting = own.drafting()
+        retriever = retrieval.retriever
         # The knowledge base's encoder is often loaded already.
-        known = knowledge_base.encoder if isinstance(knowledge_base, HasEncoder) else None
+        known = retriever.encoder if isinstance(retriever, HasEncoder) else None
         self.vectors = vectors or QuestionVectors(known)
+        self._dealing = steps.Dealing(
+            own.drafts,
+            min(own.passages_per_draft, retrieval.k),
+            own.strategy or "ranked",
+            self.vectors,
+            seed,
+        )
         self._executor = executor
         self._clock = clock
 
@@ -147,65 +112,41 @@ class SpeculativeRAGPipeline:
                 self._executor = Executor(clock=self._clock)
         return self._executor
 
-    def answering(
-        self, question: str | Task, *, passages: Sequence[Passage] | None = None
-    ) -> Coroutine[SpeculativeAnswer]:
+    def answering(self, question: str | Task) -> Coroutine[SpeculativeAnswer]:
         """A coroutine for :attr:`executor` that answers a question.
 
-        Emits sources, subsets, drafts as they grow and end, scores, the verdict. Whatever can be checked without
-        calling a model is checked by the call itself.
+        Emits sources, subsets, drafts as they grow and end, scores, the verdict.
 
         Args:
             question: in words, or a task of another kind.
-            passages: those to answer from, best first, instead of a search; at most the first n are used.
 
         Raises:
-            InputError: a value cannot be used, there are no passages, or the verifier cannot score.
+            InputError: there is no question, which the call itself says, or the verifier cannot score.
             ContextLengthError: the question leaves no room for a passage.
             SpecragError: an endpoint does not answer.
         """
-        task = question if isinstance(question, Task) else Task(question)
-        retriever = self.knowledge_base
-        if passages is not None:
-            if not passages:
-                raise InputError("passages", list(passages), "give at least one passage")
-            retriever = GivenPassages(passages)
-        if retriever is None:
-            raise InputError("passages", None, "give passages, or a knowledge base to find them in")
-        return self._answering(task, retriever)
-
-    def prepare(self) -> None:
-        """Load what the first answer would otherwise wait for, and make sure that the verifier can score.
-
-        Raises:
-            InputError: the verifier cannot score.
-            SpecragError: an endpoint does not answer.
-        """
-        if self.verifier is not None:
-            self.verifier.check_scoring()
-        if needs_clusters(self.strategy, self.passages, self.k):
-            cluster(self.vectors.embed("?", [Passage(0, "", "", "", "?", {})]), 1, self.seed)
+        return self._answering(question if isinstance(question, Task) else Task(question))
 
     # -- the steps ------------------------------------------------------------------------------------------
 
-    def _answering(self, task: Task, retriever: Retriever) -> Coroutine[SpeculativeAnswer]:
+    def _answering(self, task: Task) -> Coroutine[SpeculativeAnswer]:
         started = self._clock()
+        how, retriever = self.retrieval, self.retrieval.retriever
         if self.verifier is not None:
             yield Search(self.verifier.check_scoring, remote=True)
         searching = self._clock()
-        search = steps.Search(self.passages, self.index, self.where, self.reranker, self.abstain)
         found: steps.Found = yield Search(
-            lambda: steps.find(task.text, retriever, search, self._clock), is_remote(retriever)
+            lambda: steps.find(task.text, how, self._clock), is_remote(retriever)
         )
         sources = tuple(
             Source(number, hit.passage, hit.score, similarity)
             for number, (hit, similarity) in enumerate(zip(found.hits, found.similarities, strict=True), 1)
         )
         nothing = not sources or (
-            self.abstain
-            and is_about_nothing(retriever, task.text, found.hits, found.similarities, self.min_score)
+            how.abstain
+            and is_about_nothing(retriever, task.text, found.hits, found.similarities, how.min_score)
         )
-        least = least_similarity(retriever, self.min_score)
+        least = least_similarity(retriever, how.min_score)
         retrieval = self._clock() - searching
         yield Emit(Sources(task.text, sources, (), False, nothing, 0.0, retrieval, least))
         if nothing:
@@ -213,9 +154,8 @@ class SpeculativeRAGPipeline:
             total = self._clock() - started
             return self._sum_up(task, sources, SpeculativeTiming(retrieval, 0.0, 0.0, 0.0, 0.0, total))
         read = [source.passage for source in sources]
-        dealing = steps.Dealing(self.m, self.k, self.strategy, self.vectors, self.seed)
         dealt: steps.Dealt = yield Search(
-            lambda: steps.deal(task.text, read, dealing, found.duplicates, self._clock)
+            lambda: steps.deal(task.text, read, self._dealing, found.duplicates, self._clock)
         )
         numbers = tuple(tuple(index + 1 for index in subset) for subset in dealt.subsets)
         yield Emit(SubsetsDrawn(numbers, dealt.sampling))

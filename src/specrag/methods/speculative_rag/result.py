@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from specrag.engine.stopping import FinishReason
+from specrag.engine import FinishReason
 from specrag.methods.speculative_rag.perspectives import Strategy
 from specrag.methods.speculative_rag.scoring import Measured, Scores, Scoring
 from specrag.request import Details, Event, Result, Source, Table, Timing, Usage, nothing_relevant
@@ -211,7 +211,6 @@ class SpeculativeAnswer(Details):
         )
 
     def summary(self) -> dict[str, Any]:
-        """See :class:`~specrag.request.Details`."""
         return {
             "abstained": self.abstained,
             "fallback": self.fallback,
@@ -220,7 +219,6 @@ class SpeculativeAnswer(Details):
         }
 
     def record(self) -> dict[str, Any]:
-        """See :class:`~specrag.request.Details`."""
         return {
             **self.summary(),
             "question": self.question,
@@ -235,7 +233,6 @@ class SpeculativeAnswer(Details):
         }
 
     def notes(self) -> list[str]:
-        """See :class:`~specrag.request.Details`."""
         notes = [*(self.sampling.notes if self.sampling is not None else ())]
         if self.drafts and self.verifies_itself:
             notes.append(
@@ -253,7 +250,6 @@ class SpeculativeAnswer(Details):
         return notes
 
     def figures(self) -> list[str]:
-        """See :class:`~specrag.request.Details`."""
         if not self.drafts:
             return []
         usage = self.usage
@@ -329,11 +325,9 @@ class SubsetsDrawn(Event):
 
     @property
     def status(self) -> str:
-        """See :class:`~specrag.request.Event`."""
         return f"drafting {len(self.subsets)} answers"
 
     def describe(self) -> dict[str, Any]:
-        """See :class:`~specrag.request.Event`."""
         return {"subsets": [list(subset) for subset in self.subsets]}
 
 
@@ -361,11 +355,9 @@ class DraftDone(Event):
 
     @property
     def status(self) -> str:
-        """See :class:`~specrag.request.Event`."""
         return f"draft {self.draft.number} is written"
 
     def describe(self) -> dict[str, Any]:
-        """See :class:`~specrag.request.Event`."""
         draft = self.draft
         return {
             "index": draft.number - 1,
@@ -387,7 +379,6 @@ class DraftsScored(Event):
     name = "scores"
 
     def describe(self) -> dict[str, Any]:
-        """See :class:`~specrag.request.Event`."""
         scored = [(draft, draft.scores) for draft in self.drafts if draft.scores is not None]
         best = max(scored, key=lambda pair: pair[1].total, default=None)
         return {
@@ -421,9 +412,7 @@ class Verdict(Event):
 
     @property
     def text_gained(self) -> str:
-        """See :class:`~specrag.request.Event`."""
         return self.text
 
     def describe(self) -> dict[str, Any]:
-        """See :class:`~specrag.request.Event`."""
         return {"winner": None if self.best is None else self.best - 1, "fallback": self.fallback}

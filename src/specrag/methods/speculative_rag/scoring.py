@@ -5,22 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
-from specrag.engine.passes import Coroutine
+from specrag.engine import Coroutine
 from specrag.errors import InputError
 from specrag.methods.citations import without_citations
 from specrag.methods.speculative_rag.cited import cited_prompt
 from specrag.methods.speculative_rag.form import ParsedDraft
 from specrag.methods.speculative_rag.task import Task
-from specrag.models.roles import PartScore, ScoredText, ScoringRequest, TextPart, TextScorer
-from specrag.retrieval.passage import Passage, passage_text
+from specrag.models import PartScore, ScoredText, ScoringRequest, TextPart, TextScorer
+from specrag.retrieval import Passage, passage_text
 
 #: What the verifier reads beside the answer (Table 2): the draft's rationale, the draft's passages, or both. Our own
 #: are ``all-passages``, those of all drafts, read once in front of the question, and ``best-passages``: the first few
 #: in the prompt of standard RAG, after which a draft is as good as it is probable as the verifier's own answer.
 Evidence: TypeAlias = Literal["rationale", "passages", "both", "all-passages", "best-passages"]
-EVIDENCE: tuple[Evidence, ...] = get_args(Evidence)
 
 #: Passages that a verifier reads as it would to answer.
 _BEST = 5
@@ -48,7 +47,7 @@ class Scoring:
         draft: count rho_draft, the drafter's own confidence.
         self_contain: count rho_SC, the verifier's probability of answer and evidence.
         self_reflect: count rho_SR, its probability of "Yes" after the statement.
-        evidence: what the verifier reads and scores beside the answer, one of :data:`EVIDENCE`.
+        evidence: what the verifier reads and scores beside the answer.
         length_normalized: use the mean log-probability per token in each factor, instead of the paper's product, which
             prefers short drafts.
         statement: a name of :data:`STATEMENTS` or a sentence that can be answered with "Yes".
@@ -60,7 +59,7 @@ class Scoring:
             calibration, Zhao et al. 2021).
 
     Raises:
-        InputError: a value cannot be used, or no factor is left.
+        InputError: no factor is left, the statement is blank, or there is nothing to calibrate.
     """
 
     draft: bool = True
@@ -76,8 +75,6 @@ class Scoring:
     def __post_init__(self) -> None:
         if not (self.draft or self.verifies):
             raise InputError("scoring", "no factor", "leave draft, self_contain or self_reflect switched on")
-        if self.evidence not in EVIDENCE:
-            raise InputError("evidence", self.evidence, f"take one of {', '.join(EVIDENCE)}")
         if self.calibrated and not (self.judge and self.self_reflect):
             raise InputError(
                 "calibrated", True, "ask the verifier to judge, by self-reflection, or leave it out"

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from specrag.engine.passes import Coroutine
+from specrag.engine import Coroutine
 from specrag.errors import InputError
-from specrag.methods.retriever import Retriever, VectorRetriever, similarities
+from specrag.methods.retriever import VectorRetriever, similarities
 from specrag.methods.speculative_rag.cited import NOT_HERE
 from specrag.methods.speculative_rag.drafting import Written
 from specrag.methods.speculative_rag.perspectives import (
@@ -21,31 +21,13 @@ from specrag.methods.speculative_rag.perspectives import (
 from specrag.methods.speculative_rag.result import NO_DRAFT, Draft, Sampling
 from specrag.methods.speculative_rag.scoring import Claim, Scoring, score, verifying
 from specrag.methods.speculative_rag.task import Task
-from specrag.models.roles import TextScorer
+from specrag.models import TextScorer
 from specrag.request import ABSTENTION
-from specrag.retrieval.passage import Hit, Passage
+from specrag.retrieval import Hit, Passage
 
 if TYPE_CHECKING:
-    from specrag.retrieval.encoder.question_vectors import QuestionVectors
-    from specrag.retrieval.encoder.reranker import Reranker
-    from specrag.retrieval.index.filters import Where
-
-
-@dataclass(frozen=True, slots=True)
-class Search:
-    """How passages are found.
-
-    Args:
-        passages: how many (n).
-        index, where, reranker: see :class:`~specrag.methods.speculative_rag.pipeline.SpeculativeRAGPipeline`.
-        similar: compare the passages found with the question.
-    """
-
-    passages: int
-    index: str
-    where: Where | None
-    reranker: Reranker | None
-    similar: bool
+    from specrag.methods.passages import Retrieval
+    from specrag.retrieval.encoder import QuestionVectors
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +35,7 @@ class Found:
     """The result of a search, with every text once.
 
     Attributes:
-        similarities: cosine of each passage and the question; ``None`` if it was not requested.
+        similarities: cosine of each passage and the question; ``None`` if it does not count.
         duplicates: number of passages left out because a better one has the same text.
     """
 
@@ -63,28 +45,33 @@ class Found:
     seconds: float
 
 
-def find(question: str, retriever: Retriever, search: Search, clock: Callable[[], float]) -> Found:
+def find(question: str, retrieval: Retrieval, clock: Callable[[], float]) -> Found:
     """Search; passages of equal text count once."""
-    started = clock()
+    started, retriever = clock(), retrieval.retriever
     if not len(retriever):
         return Found((), (), 0, clock() - started)
-    count = min(search.passages, len(retriever))
-    hits = retriever.search(
-        [question], count, index=search.index, where=search.where, reranker=search.reranker
-    )[0]
+    # Passages may have been removed since the request was checked.
+    hits = replace(retrieval, k=min(retrieval.k, len(retriever))).search(question)
     texts: dict[str, Hit] = {}
     for hit in hits:
         texts.setdefault(" ".join(hit.passage.text.split()), hit)
     kept = list(texts.values())
     similar: Sequence[float | None] = [None] * len(kept)
-    if search.similar and kept and isinstance(retriever, VectorRetriever):
+    if retrieval.abstain and kept and isinstance(retriever, VectorRetriever):
         similar = similarities(retriever, question, kept)
     return Found(kept, similar, len(hits) - len(kept), clock() - started)
 
 
 @dataclass(frozen=True, slots=True)
 class Dealing:
-    """How passages are dealt out to drafts, as configured in ``SpeculativeRAGPipeline``."""
+    """How passages are dealt out to drafts.
+
+    Args:
+        m: drafts.
+        k: passages that each is written from.
+        vectors: embed passages for clustering.
+        seed: of clusters and subsets.
+    """
 
     m: int
     k: int

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
 from specrag.errors import InputError
-from specrag.retrieval.passage import Passage
+from specrag.retrieval import Passage
 
 #: A short answer in free words; one letter of several options; one label for a claim.
 TaskKind: TypeAlias = Literal["free-form", "multiple-choice", "claim-checking"]

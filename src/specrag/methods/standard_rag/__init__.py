@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from specrag.errors import InputError
-from specrag.methods.base import GUESSES, Decoder, Encoder, Method, MethodOptions, Needs, Plan
+from specrag.methods.base import GUESSES, Decoder, EncodesPrompts, Method, MethodOptions, Needs, Plan
 from specrag.methods.decoding import make_decoder
 from specrag.methods.passages import PASSAGE_TOKENS, retrieval, said_tokens
-from specrag.methods.prompts import is_small
 from specrag.request import DEFAULT_MAX_TOKENS
 
 if TYPE_CHECKING:
-    from specrag.engine.passes import Coroutine
+    from specrag.engine import Coroutine
     from specrag.methods.resources import Resources
     from specrag.request import Options, Request, Result
 
@@ -71,29 +70,16 @@ class StandardRAG(Method):
         found = retrieval(request, given, self.name)
         llm = given.generator
         options: Options = {"max_tokens": DEFAULT_MAX_TOKENS, **request.options}
-        if isinstance(llm, Encoder):
+        if isinstance(llm, EncodesPrompts):
             options["method"] = self._decoding or make_decoder(self.options.decoder, given)
         elif "decoder" in self.options.model_fields_set:
             raise InputError("decoder", self.options.decoder, "leave it out; an endpoint decodes as it likes")
-        passages = (found.k + 1) * PASSAGE_TOKENS + said_tokens(request, given)
-        own = self.options
-        limits = (llm.context_length - options["max_tokens"], passages, own.prompt_tokens or passages)
-        room = max(min(limits), 1)
         pipeline = StandardPipeline(
             llm,
-            found.retriever,
-            k=found.k,
-            index=found.index,
-            where=found.where,
-            reranker=found.reranker,
-            min_score=found.min_score,
-            abstain=found.abstain,
-            max_prompt_tokens=room,
+            found,
+            self.options,
+            room=(found.k + 1) * PASSAGE_TOKENS + said_tokens(request, given),
             system=request.system,
-            instruction=own.instruction,
-            lead="" if request.is_formed else _lead(llm, own.lead),
-            rewrite=request.search.rewrite,
-            reuse=own.reuse,
             clock=given.clock,
         )
         pipeline.check(request.question, request.history, **options)
@@ -102,11 +88,5 @@ class StandardRAG(Method):
             answer = yield from pipeline.answering(request.question, request.history, **options)
             return answer.result()
 
-        return Plan(begin, room + options["max_tokens"] + GUESSES)
-
-
-def _lead(llm: Any, given: str | None) -> str | None:
-    """How the model's answers begin: as given, otherwise with the usual lead (``None``) or without one."""
-    if given is not None:
-        return given
-    return None if is_small(llm) else ""
+        most = options["max_tokens"]
+        return Plan(begin, pipeline.prompt_room(most) + most + GUESSES)

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from specrag.engine.outputs import Outputs
-from specrag.engine.passes import Coroutine, Emit
+from specrag.engine import Coroutine, Emit, Outputs
 from specrag.errors import InputError
 from specrag.methods.base import Method, Needs, Plan
 from specrag.methods.citations import without_citations
@@ -26,13 +25,12 @@ from specrag.methods.resources import NO_ADAPTER
 from specrag.methods.standard_rag import StandardRAG
 from specrag.methods.standard_rag.result import Answer
 from specrag.request import Details, Event, Result, Source, Sources
-from specrag.speculation.decode import Step
-from specrag.speculation.tree import DraftTree
+from specrag.speculation import DraftTree, Step
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from specrag.engine.session import Session
+    from specrag.engine import Session
     from specrag.methods.base import LocalModel
     from specrag.methods.resources import Resources
     from specrag.request import Request
@@ -146,7 +144,7 @@ class Cascade(Method):
 
     def _tokens(self, first: int, small: LocalModel, given: Resources) -> int:
         """What the small model's session and the check take, in tokens of the model."""
-        from specrag.engine.memory import keys_values_bytes
+        from specrag.engine import keys_values_bytes
 
         each = max(first, 1)
         share = keys_values_bytes(small.loaded.model, each) / keys_values_bytes(given.llm.loaded.model, each)
@@ -173,11 +171,9 @@ class Checked(Event):
 
     @property
     def status(self) -> str:
-        """See :class:`~specrag.request.Event`."""
         return "" if self.taken else f"{self.drafter}'s answer is doubted ({self.confidence:.0%}): reading"
 
     def describe(self) -> dict[str, Any]:
-        """See :class:`~specrag.request.Event`."""
         return {
             "draft": self.text,
             "drafter": self.drafter,
@@ -201,20 +197,16 @@ class CascadeAnswer(Details):
     verdict: Checked
 
     def summary(self) -> dict[str, Any]:
-        """See :class:`~specrag.request.Details`."""
         told = {"drafter": self.verdict.drafter, "confidence": round(self.verdict.confidence, 4)}
         return {**self.answer.summary(), **told, "taken": self.verdict.taken}
 
     def record(self) -> dict[str, Any]:
-        """See :class:`~specrag.request.Details`."""
         return {**self.answer.record(), **self.summary(), "draft": self.draft.text}
 
     def notes(self) -> list[str]:
-        """See :class:`~specrag.request.Details`."""
         return self.answer.notes()
 
     def figures(self) -> list[str]:
-        """See :class:`~specrag.request.Details`."""
         said = "taken" if self.verdict.taken else "doubted"
         return [f"{self.verdict.drafter}'s answer {said} ({self.verdict.confidence:.0%})"]
 

@@ -7,41 +7,34 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Unpack
 
-from specrag.engine.passes import Coroutine, Emit, Search
-from specrag.engine.stopping import FinishReason
+from specrag.engine import Coroutine, Emit, FinishReason, Search
 from specrag.errors import InputError
 from specrag.methods.base import Generator as LanguageModel
-from specrag.methods.blocks import Reuse, check_reuse, pasting
+from specrag.methods.blocks import check_reuse, pasting
 from specrag.methods.citations import Citations, find_citations, support
 from specrag.methods.citing import CitedText
 from specrag.methods.events import map_events, suppress_events
-from specrag.methods.evidence import check_min_score, is_about_nothing, least_similarity
+from specrag.methods.evidence import is_about_nothing, least_similarity
 from specrag.methods.prompts import (
     Fitted,
     Message,
     check_history,
     encode_prompt,
     fit_prompt,
+    is_small,
 )
-from specrag.methods.retriever import (
-    Retriever,
-    VectorRetriever,
-    check_k,
-    check_retriever,
-    is_remote,
-    similarities,
-)
+from specrag.methods.retriever import VectorRetriever, is_remote, similarities
 from specrag.methods.standard_rag.follow_up import MAX_TOKENS, retrieval_question, rewriting_prompt
 from specrag.methods.standard_rag.result import Answer, AnswerStats
 from specrag.methods.wording import Wording, wording
 from specrag.request import DEFAULT_MAX_TOKENS, Options, Prompt, Result, Source, Sources, check_options
-from specrag.retrieval.passage import Hit, Passage, passage_text
-from specrag.speculation.decode import Step
+from specrag.retrieval import Hit, Passage, passage_text
+from specrag.speculation import Step
 
 if TYPE_CHECKING:
     from specrag.methods.block_files import BlockFiles
-    from specrag.retrieval.encoder.reranker import Reranker
-    from specrag.retrieval.index.filters import Where
+    from specrag.methods.passages import Retrieval
+    from specrag.methods.standard_rag import StandardRAG
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,81 +53,48 @@ class _Found:
 
 
 class StandardPipeline:
-    """Answers questions from passages of a knowledge base.
+    """Answers questions from passages that are found once.
+
+    If nothing at all is found, or nothing that is about the question (:mod:`~specrag.methods.evidence`), the answer is
+    :data:`~specrag.request.ABSTENTION` in the question's language. So are the instruction and the lead by default. A
+    lead that ends in an open mark makes a small model choose a passage first, and is not shown: citations follow the
+    sentences (:class:`CitedText`).
 
     Args:
         llm: the language model, such as :func:`specrag.load` makes.
-        knowledge_base: where the passages are.
-        k: how many to find.
-        index: which index of the knowledge base finds them.
-        where: conditions on their metadata.
-        reranker: a cross-encoder that reorders them.
-        min_score: the minimum cosine similarity, -1 to 1, of the question and the most similar passage found; below it
-            the answer is :data:`~specrag.request.ABSTENTION` in the question's language. ``None`` for the usual
-            (:mod:`~specrag.methods.evidence`). If nothing at all is found, the answer is always an abstention.
-        abstain: false answers whatever is found.
-        max_prompt_tokens: maximum tokens of the prompt; by default what the model's context leaves.
+        retrieval: how the passages are found.
+        options: of the method, but for the decoder, which a call names.
+        room: maximum tokens of the prompt; ``None`` for what the options and the model's context leave.
         system: a system message in front of the conversation.
-        instruction: the text between the passages and the question; by default to answer in one short sentence, in
-            the question's language.
-        lead: how the answer begins; by default "According to passage [" in the question's language. A lead that ends in
-            an open mark makes a small model choose a passage first, and is not shown: citations follow the
-            sentences (:class:`CitedText`).
-        rewrite: rewrite a follow-up question with the model before the search.
-        reuse: what is not read again: ``exact``, beginnings of prompts as they have been read; or ``blocks``, passages
-            wherever they occur, an approximation (:mod:`specrag.methods.blocks`).
         clock: seconds, the executor's.
 
     Raises:
-        InputError: a value cannot be used.
+        InputError: the model's keys and values cannot be reused in blocks.
     """
 
     name = "standard-rag"
 
-    def __init__(  # noqa: PLR0913 - settings, each with a name of its own; methods give them as options
+    def __init__(
         self,
         llm: LanguageModel,
-        knowledge_base: Retriever,
+        retrieval: Retrieval,
+        options: StandardRAG.Options,
         *,
-        k: int = 5,
-        index: str = "hybrid",
-        where: Where | None = None,
-        reranker: Reranker | None = None,
-        min_score: float | None = None,
-        abstain: bool = True,
-        max_prompt_tokens: int | None = None,
+        room: int | None = None,
         system: str | None = None,
-        instruction: str | None = None,
-        lead: str | None = None,
-        rewrite: bool = True,
-        reuse: Reuse = "exact",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        check_retriever(knowledge_base)
-        check_k(k, len(knowledge_base))
-        check_min_score(min_score, knowledge_base)
-        if max_prompt_tokens is not None and max_prompt_tokens < 1:
-            raise InputError("max_prompt_tokens", max_prompt_tokens, "give 1 or more, or None")
         self.llm = llm
-        self.knowledge_base = knowledge_base
-        self.k = k
-        self.index = index
-        self.where = where
-        self.reranker = reranker
-        self.min_score = min_score
-        self.abstain = abstain
-        self.max_prompt_tokens = max_prompt_tokens
+        self.retrieval = retrieval
+        self.options = options
         self.system = system
-        self.instruction = instruction
-        self.lead = lead
-        self.rewrite = rewrite
-        self.reuse: Reuse = reuse
+        self._room = room
         self._files: BlockFiles | None = None
-        if reuse == "blocks":
+        if options.reuse == "blocks":
             from specrag.methods.block_files import block_files
 
             check_reuse(llm)
-            self._files = block_files(llm, knowledge_base)
+            self._files = block_files(llm, retrieval.retriever)
         self._clock = clock
 
     def answering(
@@ -169,16 +129,21 @@ class StandardPipeline:
         check_history(history)
         self._fit(question, (), history, options)
 
+    def prompt_room(self, max_tokens: int) -> int:
+        """Maximum tokens of a prompt, with an answer of at most ``max_tokens``."""
+        limits = (self.llm.context_length - max_tokens, self.options.prompt_tokens, self._room)
+        return min(limit for limit in limits if limit is not None)
+
     # -- the steps ------------------------------------------------------------------------------------------
 
     def _answering(self, question: str, history: Sequence[Message], options: Options) -> Coroutine[Answer]:
         started = self._clock()
-        wanted = question
-        if history and self.rewrite:
+        wanted, retriever = question, self.retrieval.retriever
+        if history and self.retrieval.rewrite:
             wanted = yield from self._rewriting(question, history, options)
         rewritten = self._clock()
-        found: _Found = yield Search(lambda: self._search(wanted), is_remote(self.knowledge_base))
-        words = self._wording(question, history)
+        found: _Found = yield Search(lambda: self._search(wanted), is_remote(retriever))
+        words = self._wording(question, history, options)
         abstained = found.nothing
         fitted = self._fit(question, () if abstained else found.hits, history, options)
         kept = len(found.hits) if abstained else fitted.kept
@@ -190,11 +155,11 @@ class StandardPipeline:
             abstained=abstained,
             rewrite_seconds=rewritten - started,
             retrieval_seconds=found.seconds,
-            least_similarity=least_similarity(self.knowledge_base, self.min_score),
+            least_similarity=least_similarity(retriever, self.retrieval.min_score),
         )
         yield Emit(event)
         if abstained:
-            yield Emit(_said(words.abstention, "stop"))
+            yield Emit(_text_step(words.abstention, "stop"))
             return _sum_up(event, None, words.abstention, ())
         prompt = encode_prompt(self.llm, fitted.messages, options, words.lead)
         # Answers quote their passages, including those that did not fit in the prompt.
@@ -208,12 +173,16 @@ class StandardPipeline:
         cited = CitedText(question, read, words.lead)
         generation = yield from map_events(generating, lambda value: _cited(value, cited))
         if left := cited.end():  # of a text whose last step does not say so
-            yield Emit(_said(left))
+            yield Emit(_text_step(left))
         return _sum_up(event, generation, cited.text.strip(), cited.unheld)
 
     def _generating(self, prompt: Prompt, options: Options, passages: Sequence[Passage]) -> Coroutine[Result]:
-        if self.reuse == "exact":
-            return (yield from self.llm.generating(prompt, options))
+        if self.options.reuse == "exact":
+            return self.llm.generating(prompt, options)
+        return self._pasting(prompt, options, passages)
+
+    def _pasting(self, prompt: Prompt, options: Options, passages: Sequence[Passage]) -> Coroutine[Result]:
+        """Generate after passages that are pasted into the prompt."""
         started = self._clock()
         tokens: list[int] = list(prompt)  # type: ignore[arg-type]
         tenant = options.get("tenant", "")
@@ -239,28 +208,24 @@ class StandardPipeline:
     def _search(self, question: str) -> _Found:
         """Search in a thread, while other requests decode."""
         started = self._clock()
-        hits = self.knowledge_base.search(
-            [question], self.k, index=self.index, where=self.where, reranker=self.reranker
-        )[0]
+        retriever, how = self.retrieval.retriever, self.retrieval
+        hits = how.search(question)
         similar: Sequence[float] = ()
-        if hits and isinstance(self.knowledge_base, VectorRetriever):
-            similar = similarities(self.knowledge_base, question, hits)
+        if hits and isinstance(retriever, VectorRetriever):
+            similar = similarities(retriever, question, hits)
         nothing = not hits or (
-            self.abstain and is_about_nothing(self.knowledge_base, question, hits, similar, self.min_score)
+            how.abstain and is_about_nothing(retriever, question, hits, similar, how.min_score)
         )
         return _Found(hits, similar, nothing, self._clock() - started)
 
     def _fit(
         self, question: str, hits: Sequence[Hit], history: Sequence[Message], options: Options
     ) -> Fitted:
-        words = self._wording(question, history)
-        room = self.llm.context_length - options.get("max_tokens", DEFAULT_MAX_TOKENS)
-        if self.max_prompt_tokens is not None:
-            room = min(room, self.max_prompt_tokens)
+        words = self._wording(question, history, options)
         return fit_prompt(
             question,
             [hit.passage for hit in hits],
-            room=room,
+            room=self.prompt_room(options.get("max_tokens", DEFAULT_MAX_TOKENS)),
             count=lambda messages: encode_prompt(self.llm, messages, options, words.lead).size,
             history=history,
             system=self.system,
@@ -268,13 +233,13 @@ class StandardPipeline:
             label=words.question,
         )
 
-    def _wording(self, question: str, history: Sequence[Message]) -> Wording:
-        found = wording(question, history)
-        return replace(
-            found,
-            instruction=self.instruction or found.instruction,
-            lead=found.lead if self.lead is None else self.lead,
-        )
+    def _wording(self, question: str, history: Sequence[Message], options: Options) -> Wording:
+        found, lead = wording(question, history), self.options.lead
+        if options.get("processors"):  # the text follows a form, in front of which nothing may stand
+            lead = ""
+        elif lead is None:
+            lead = found.lead if is_small(self.llm) else ""
+        return replace(found, instruction=self.options.instruction or found.instruction, lead=lead)
 
 
 def _sources(found: _Found, kept: int) -> tuple[Source, ...]:
@@ -323,6 +288,6 @@ def _sum_up(event: Sources, generation: Result | None, text: str, unheld: tuple[
     )
 
 
-def _said(text: str, reason: FinishReason | None = None) -> Step:
+def _text_step(text: str, reason: FinishReason | None = None) -> Step:
     """A step of text that no model generated."""
     return Step(tokens=(), text=text, drafted_by={}, accepted=0, seconds=0.0, finish_reason=reason)

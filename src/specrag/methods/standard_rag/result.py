@@ -7,7 +7,7 @@ from typing import Any
 
 from specrag.methods.citations import Citations
 from specrag.request import Details, Result, Source, Timing, Usage, nothing_relevant
-from specrag.retrieval.passage import Hit
+from specrag.retrieval import Hit
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class AnswerStats:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of decoding alone; 0 if nothing was decoded."""
+        """Tokens per second of decoding alone; 0 if nothing was decoded."""
         return self.completion_tokens / self.decode_seconds if self.decode_seconds else 0.0
 
     @property
@@ -86,11 +86,9 @@ class Answer(Details):
         )
 
     def summary(self) -> dict[str, Any]:
-        """See :class:`~specrag.request.Details`."""
         return {"abstained": self.abstained, "question": self.question, "unheld": list(self.unheld)}
 
     def record(self) -> dict[str, Any]:
-        """See :class:`~specrag.request.Details`."""
         return {
             **self.summary(),
             "citations": [
@@ -102,7 +100,6 @@ class Answer(Details):
         }
 
     def notes(self) -> list[str]:
-        """See :class:`~specrag.request.Details`."""
         notes = []
         if self.abstained and self.sources:
             notes.append(nothing_relevant(self.sources, self.least_similarity))

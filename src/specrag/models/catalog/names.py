@@ -72,7 +72,7 @@ def default_model() -> str:
     named = os.environ.get("SPECRAG_MODEL")
     if named:
         return named
-    from specrag.engine.memory import free_bytes
+    from specrag.engine import free_bytes
 
     free = free_bytes("cpu")
     if free is not None and free < _LARGE_MEMORY:

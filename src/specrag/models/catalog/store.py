@@ -22,10 +22,21 @@ from pathlib import Path
 
 import platformdirs
 
-from specrag.artifacts import Refusal, atomic_write_json, disk_errors, exclusive_lock, make_folder, new_folder
+from specrag import artifacts
+from specrag.artifacts import (
+    MANIFEST,
+    Remedies,
+    atomic_write_json,
+    exclusive_lock,
+    make_folder,
+    new_folder,
+)
 from specrag.errors import ModelFilesError
 
-MANIFEST = "manifest.json"
+_REMEDIES = Remedies(
+    "free some space or set SPECRAG_HOME to a folder on a larger disk",
+    "make it writable or set SPECRAG_HOME to another folder",
+)
 
 
 def home() -> Path:
@@ -42,10 +53,7 @@ def sha256_of(path: Path) -> str:
 
 def disk_full(place: Path, doing: str) -> ModelFilesError:
     """The error for a disk that ran full."""
-    return ModelFilesError(
-        f"SPECRAG_HOME: {str(place)!r} has no space left while {doing}: "
-        "free some space or set SPECRAG_HOME to a folder on a larger disk"
-    )
+    return ModelFilesError(f"SPECRAG_HOME: {str(place)!r}: no space is left while {doing}: {_REMEDIES.full}")
 
 
 def write_errors(place: Path, doing: str) -> contextlib.AbstractContextManager[None]:
@@ -54,16 +62,7 @@ def write_errors(place: Path, doing: str) -> contextlib.AbstractContextManager[N
     Raises:
         ModelFilesError: the disk is full, or the folder cannot be written.
     """
-
-    def described(refusal: Refusal) -> ModelFilesError:
-        if refusal.full:
-            return disk_full(place, doing)
-        return ModelFilesError(
-            f"SPECRAG_HOME: {str(place)!r} cannot be written while {doing} ({refusal.reason}): "
-            "make it writable or set SPECRAG_HOME to another folder"
-        )
-
-    return disk_errors(place, described)
+    return artifacts.write_errors(place, "SPECRAG_HOME", ModelFilesError, _REMEDIES, doing)
 
 
 @dataclass(frozen=True)
@@ -212,7 +211,7 @@ class Store:
         if free < needed:
             raise ModelFilesError(
                 f"SPECRAG_HOME: {str(self.home)!r} has {free / 1e9:.2f} GB free and {doing} needs "
-                f"{needed / 1e9:.2f} GB: free some space or set SPECRAG_HOME to a folder on a larger disk"
+                f"{needed / 1e9:.2f} GB: {_REMEDIES.full}"
             )
 
     def has_space(self, needed: int) -> bool:

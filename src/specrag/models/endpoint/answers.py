@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from specrag.engine.stopping import FinishReason
+from specrag.engine import FinishReason
 from specrag.errors import EndpointUnavailable
 from specrag.models.roles import TextToken
 

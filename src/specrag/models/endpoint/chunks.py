@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specrag.engine.stopping import FinishReason
+from specrag.engine import FinishReason
 from specrag.models.endpoint.transport import CallError, Fault
 
 #: Fields of a message, or of a piece of one, that are passed on.

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit, urlunsplit
 
-from specrag.engine.passes import Coroutine, Search
+from specrag.engine import Coroutine, Search
 from specrag.errors import ContextLengthError, EndpointUnavailable, InputError, UpstreamError
 from specrag.models.endpoint.answers import (
     NoLogProbs,
@@ -129,7 +129,7 @@ class Endpoint:
     # -- writing --------------------------------------------------------------------------------------------
 
     def generating(self, requests: Sequence[TextRequest]) -> Coroutine[list[GeneratedText]]:
-        """Texts written by the endpoint. Each arrives as a whole; a cue takes two calls, one per line."""
+        """Texts written by the endpoint. Each arrives as a whole; an answer format takes two calls, one per line."""
         return self._generating([self._fitted(request) for request in requests])
 
     def _generating(self, requests: Sequence[TextRequest]) -> Coroutine[list[GeneratedText]]:

@@ -8,7 +8,6 @@ answer.
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from specrag.checks import check_number, check_whole
 from specrag.errors import ContextLengthError, EndpointUnavailable, InputError, SpecragError
 from specrag.models.endpoint.loop import LoopThread
 
@@ -59,15 +59,11 @@ class EndpointSettings:
 
     def __post_init__(self) -> None:
         for name in ("timeout", "connect_timeout"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-                raise InputError(name, value, "give a number of seconds above 0")
-        for name, least in (("retries", 0), ("concurrency", 1), ("context_length", 1)):
-            value = getattr(self, name)
-            if name == "context_length" and value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise InputError(name, value, f"give a whole number of at least {least}")
+            check_number(name, getattr(self, name), above=0, remedy="give a number of seconds above 0")
+        check_whole("retries", self.retries, 0)
+        check_whole("concurrency", self.concurrency)
+        if self.context_length is not None:
+            check_whole("context_length", self.context_length)
         if not self.key_variable:
             raise InputError("key_variable", self.key_variable, "give the name of an environment variable")
 

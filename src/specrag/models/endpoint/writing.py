@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from specrag.engine.passes import Coroutine, Emit, Search
+from specrag.engine import Coroutine, Emit, Search
 from specrag.models.endpoint.answers import Completion, read_completion
 from specrag.models.endpoint.connection import Connection
 from specrag.models.endpoint.pool import Pool
 from specrag.models.endpoint.prompts import Prompts
-from specrag.models.roles import Cue, GeneratedText, TextDelta, TextDone, TextRequest, TextToken
+from specrag.models.roles import GeneratedText, TextDelta, TextDone, TextRequest, TextToken
 
 
 def writing(
@@ -23,7 +23,7 @@ def writing(
 ) -> Coroutine[list[GeneratedText]]:
     """Write a text for each request, all concurrently; events as in :class:`~specrag.models.roles.TextGenerator`.
 
-    A request with a cue takes two calls, one per line: the second continues what the first wrote.
+    A request with an answer format takes two calls, one per line: the second continues what the first wrote.
 
     Args:
         continued: the server can continue the beginning of an answer.
@@ -33,7 +33,7 @@ def writing(
     done: dict[int, GeneratedText] = {}
 
     def is_steered(request: TextRequest) -> bool:
-        return request.cue is not None and (continued or not prompts.is_chat(request))
+        return request.answer_format is not None and (continued or not prompts.is_chat(request))
 
     calls = connection.begin(
         [
@@ -56,8 +56,8 @@ def writing(
                 calls.add(number, connection.start(prompts.generation(second, continued=continued)))
                 continue
             if number in first_lines:
-                assert request.cue is not None
-                found = join_lines(first_lines[number], request.cue, found)
+                assert request.answer_format is not None
+                found = join_lines(first_lines[number], request.answer_format.cue, found)
             done[number] = _generated(found, clock() - started)
             yield Emit(TextDelta(number, found.text))
             yield Emit(TextDone(number, done[number]))
@@ -80,15 +80,15 @@ def without_lead(written: Completion, lead: str) -> Completion:
     return replace(written, text=written.text[cut:], tokens=tuple(tokens))
 
 
-def join_lines(first: Completion, cue: Cue, second: Completion) -> Completion:
-    """A text of two lines. The model did not write the cue, so the cue has no log-probability."""
+def join_lines(first: Completion, cue: str, second: Completion) -> Completion:
+    """A text in the rationale format. The model did not write the cue, so the cue has no log-probability."""
     told = None
     if first.prompt_tokens is not None and second.prompt_tokens is not None:
         told = first.prompt_tokens
     again = (second.prompt_tokens or 0) - second.cached_tokens
     return Completion(
-        text=first.text + cue.text + second.text,
-        tokens=(*first.tokens, TextToken(cue.text, None), *second.tokens),
+        text=first.text + cue + second.text,
+        tokens=(*first.tokens, TextToken(cue, None), *second.tokens),
         finish_reason=second.finish_reason,
         prompt_tokens=told,
         cached_tokens=first.cached_tokens - max(again, 0),
@@ -96,15 +96,15 @@ def join_lines(first: Completion, cue: Cue, second: Completion) -> Completion:
 
 
 def _first_line(request: TextRequest) -> TextRequest:
-    assert request.cue is not None
-    most = max(min(request.cue.within, request.max_tokens - 1), 1)
+    assert request.answer_format is not None
+    most = max(min(request.answer_format.within, request.max_tokens - 1), 1)
     return replace(request, max_tokens=most, stop=(*request.stop, "\n"))
 
 
 def _second_line(request: TextRequest, first: Completion) -> TextRequest:
-    assert request.cue is not None
+    assert request.answer_format is not None
     left = max(request.max_tokens - len(first.tokens), 1)
-    begun = request.lead + first.text + request.cue.text
+    begun = request.lead + first.text + request.answer_format.cue
     return replace(request, lead=begun, max_tokens=left, stop=(*request.stop, "\n"))
 
 

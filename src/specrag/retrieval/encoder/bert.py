@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 
 from specrag.errors import ModelFilesError
-from specrag.models.linear import Linear, build_linear
+from specrag.models import Linear, build_linear
 from specrag.retrieval.encoder.settings import Pooling
 
 #: Rows of one pass. More rows did not make the products faster (CPU), and intermediate results would leave the cache.

@@ -19,10 +19,8 @@ import numpy as np
 import torch
 
 from specrag.errors import InputError, ModelFilesError
-from specrag.models.catalog import ModelFiles, resolve
-from specrag.models.catalog.sources import SOURCES
-from specrag.models.linear import PackedLinear
-from specrag.models.weights import read_config_json, read_weights
+from specrag.models import PackedLinear, read_config_json, read_weights
+from specrag.models.catalog import SOURCES, ModelFiles, resolve
 from specrag.retrieval.encoder.bert import Bert, BertShape
 from specrag.retrieval.encoder.settings import EncoderSettings, checksums, read_settings
 
@@ -168,7 +166,6 @@ class SentenceTransformersNetwork:
     def encode(
         self, texts: Sequence[str], prompt: str = "", progress: Callable[[int], None] | None = None
     ) -> np.ndarray:
-        """See :meth:`Network.encode`."""
         vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
         order = sorted(range(len(texts)), key=lambda index: -len(texts[index]))
         for start in range(0, len(order), _CHUNK):

@@ -31,24 +31,20 @@ class QuestionVectors:
 
     Args:
         load: returns a sentence encoder when it is first needed; by default the default encoder.
-        conditioned: encode the question together with each passage; otherwise the passage alone.
     """
 
-    def __init__(self, load: Callable[[], Encoder] | None = None, *, conditioned: bool = True) -> None:
+    def __init__(self, load: Callable[[], Encoder] | None = None) -> None:
         self._load = load
         self._encoder: Encoder | None = None
-        self.conditioned = conditioned
 
     @property
     def name(self) -> str:
         """Description of how the vectors are made."""
-        return f"{self._loaded().name}, {'question and passage together' if self.conditioned else 'passage alone'}"
+        return f"{self._loaded().name}, question and passage together"
 
     def embed(self, question: str, passages: Sequence[Passage]) -> np.ndarray:
         """Vectors of unit length, float32 ``[passages, dimension]``."""
-        texts = [passage_text(passage.title, passage.text) for passage in passages]
-        if self.conditioned:
-            texts = [f"{question}\n{text}" for text in texts]
+        texts = [f"{question}\n{passage_text(passage.title, passage.text)}" for passage in passages]
         return self._loaded().encode_passages(texts)
 
     def _loaded(self) -> Encoder:

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from specrag.errors import InputError, ModelFilesError
+from specrag.models import read_config_json
 from specrag.models.catalog import ModelFiles, resolve
-from specrag.models.weights import read_config_json
 from specrag.retrieval.encoder.settings import check_modules
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

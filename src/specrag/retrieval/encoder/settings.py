@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from specrag.errors import InputError, ModelFilesError
-from specrag.models.catalog import ModelFiles
-from specrag.models.catalog.store import Store, home, sha256_of
-from specrag.models.weights import read_config_json
+from specrag.models import read_config_json
+from specrag.models.catalog import ModelFiles, Store, home, sha256_of
 
 Pooling = Literal["mean", "cls"]
 

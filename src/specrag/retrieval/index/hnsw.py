@@ -10,6 +10,7 @@ from typing import Any
 
 import faiss
 import numpy as np
+from numpy.typing import NDArray
 
 from specrag.checks import check_whole
 from specrag.errors import InputError
@@ -65,9 +66,8 @@ class HnswIndex:
         self.flat = flat
         self.settings = settings
         self._graph = graph
-        self._storage = _shared_storage(flat.vectors[: graph.ntotal])  # the graph does not keep it alive
-        graph.storage = self._storage
-        graph.own_fields = False
+        storage = faiss.IndexFlat(flat.dimension, faiss.METRIC_INNER_PRODUCT)
+        self._storage = share_storage(graph, storage, flat.vectors[: graph.ntotal])
 
     @classmethod
     def build(
@@ -111,12 +111,7 @@ class HnswIndex:
         Raises:
             InputError: the file is not a graph, or not a graph of these vectors.
         """
-        try:
-            graph = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
-        except RuntimeError as error:
-            raise InputError(
-                "graph", str(path), "build the index again: faiss cannot read the file"
-            ) from error
+        graph = read_faiss("graph", path, faiss.IO_FLAG_MMAP_IFC)
         return cls(graph, flat, settings or HnswSettings())
 
     def search(self, queries: Sequence[Query], k: int, allowed: Bools | None = None) -> list[Ranking]:
@@ -163,14 +158,41 @@ class HnswIndex:
         return best_of(scores, self.flat.rows.named(rows), k)
 
 
-def _shared_storage(vectors: Floats) -> Any:
-    """A flat faiss index that reads these vectors in place. The caller must keep both alive."""
+def share_storage(graph: Any, storage: Any, rows: NDArray[Any]) -> Any:
+    """Let a faiss graph without vectors read them in place.
+
+    Args:
+        graph: faiss's.
+        storage: an empty faiss index of the vectors' kind.
+        rows: the vectors as this kind of index holds them; the caller keeps them alive.
+
+    Returns:
+        The storage, which the graph does not keep alive either.
+    """
     nobody = faiss.MaybeOwnedVectorUInt8().owner  # nothing for faiss to free
-    address = faiss.cast_integer_to_uint8_ptr(vectors.ctypes.data)
-    storage = faiss.IndexFlat(vectors.shape[1], faiss.METRIC_INNER_PRODUCT)
-    storage.codes = faiss.MaybeOwnedVectorUInt8.create_view(address, vectors.nbytes, nobody)
-    storage.ntotal = len(vectors)
+    address = faiss.cast_integer_to_uint8_ptr(rows.ctypes.data)
+    storage.codes = faiss.MaybeOwnedVectorUInt8.create_view(address, rows.nbytes, nobody)
+    storage.ntotal = len(rows)
+    storage.is_trained = True
+    graph.storage = storage
+    graph.own_fields = False
     return storage
+
+
+def read_faiss(field: str, path: Path, flags: int = 0) -> Any:
+    """An index as faiss wrote it.
+
+    Args:
+        field: what an error names.
+        flags: of faiss; by default the file is read, not mapped.
+
+    Raises:
+        InputError: faiss cannot read the file.
+    """
+    try:
+        return faiss.read_index(str(path), flags)
+    except RuntimeError as error:
+        raise InputError(field, str(path), "build the index again: faiss cannot read the file") from error
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from specrag.engine.compiling import compiled, fastmath
+from specrag.engine import compiled, fastmath
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Doubles: TypeAlias = npt.NDArray[np.float64]

@@ -31,7 +31,6 @@ class CollectionStore(ABC):
 
     @classmethod
     def open(cls, address: str, limits: Limits) -> Self:
-        """See :class:`~specrag.retrieval.stores.base.StoreType`."""
         store = cls._connect(address, limits)
         try:
             store._words.check_complete(store.info())
@@ -42,7 +41,6 @@ class CollectionStore(ABC):
 
     @classmethod
     def check(cls, address: str, loading: Loading) -> None:
-        """See :class:`~specrag.retrieval.stores.base.StoreType`."""
         store = cls._connect(address, loading.limits)
         try:
             store._is_taken(loading.replace)
@@ -51,7 +49,6 @@ class CollectionStore(ABC):
 
     @classmethod
     def load(cls, address: str, collection: Collection, loading: Loading) -> StoreInfo:
-        """See :class:`~specrag.retrieval.stores.base.StoreType`."""
         cls.check(address, loading)
         store = cls._connect(address, loading.limits)
         try:
@@ -83,12 +80,10 @@ class CollectionStore(ABC):
         """Connect to the database; the collection need not be there."""
 
     @abstractmethod
-    def info(self) -> StoreInfo:
-        """See :class:`~specrag.retrieval.stores.base.Store`."""
+    def info(self) -> StoreInfo: ...
 
     @abstractmethod
-    def add(self, passages: Sequence[Passage], vectors: Floats) -> None:
-        """See :class:`~specrag.retrieval.stores.base.Store`."""
+    def add(self, passages: Sequence[Passage], vectors: Floats) -> None: ...
 
     @abstractmethod
     def close(self) -> None:

@@ -76,7 +76,6 @@ class MilvusStore(CollectionStore):
 
     @classmethod
     def check(cls, address: str, loading: Loading) -> None:
-        """See :class:`~specrag.retrieval.stores.base.StoreType`."""
         if loading.approximate:
             remedy = "a collection of Milvus is searched exactly here; leave it out"
             raise InputError("hnsw", loading.approximate, remedy)
@@ -149,7 +148,6 @@ class MilvusStore(CollectionStore):
     # -- what there is ----------------------------------------------------------------------------------------
 
     def info(self) -> StoreInfo:
-        """See :class:`~specrag.retrieval.stores.base.Store`."""
         found = self._ask(lambda left: self._client.describe_collection(self._name, timeout=left))
         counted = self._ask(
             lambda left: self._client.query(self._name, filter="", output_fields=["count(*)"], timeout=left)
@@ -166,7 +164,6 @@ class MilvusStore(CollectionStore):
         return info
 
     def fetch(self, ids: Sequence[int]) -> list[Fetched]:
-        """See :class:`~specrag.retrieval.stores.base.Store`."""
         found: list[Fetched] = []
         for first in range(0, len(ids), _AT_ONCE):
             some = list(ids[first : first + _AT_ONCE])
@@ -181,7 +178,6 @@ class MilvusStore(CollectionStore):
     def search(
         self, vectors: Floats, most: int, filter: Filter | None = None, breadth: int | None = None
     ) -> list[Found]:
-        """See :class:`~specrag.retrieval.stores.base.Store`."""
         if breadth is not None:
             raise InputError(
                 "breadth", breadth, "a collection of Milvus is searched exactly here; leave it out"
@@ -219,7 +215,6 @@ class MilvusStore(CollectionStore):
     # -- changes ----------------------------------------------------------------------------------------------
 
     def add(self, passages: Sequence[Passage], vectors: Floats) -> None:
-        """See :class:`~specrag.retrieval.stores.base.Store`."""
         for passage in passages:
             self._check(passage)
         known = self.info()
@@ -242,7 +237,6 @@ class MilvusStore(CollectionStore):
                 raise InputError(f"passage {passage.id}: {name}", f"{length:,} bytes", remedy)
 
     def remove(self, ids: Sequence[int]) -> None:
-        """See :class:`~specrag.retrieval.stores.base.Store`."""
         for first in range(0, len(ids), _AT_ONCE):
             some = list(ids[first : first + _AT_ONCE])
             self._ask(lambda left, some=some: self._client.delete(self._name, ids=some, timeout=left))  # type: ignore[misc]

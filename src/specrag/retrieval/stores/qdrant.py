@@ -112,7 +112,6 @@ class QdrantStore(CollectionStore):
     # -- what there is ----------------------------------------------------------------------------------------
 
     def info(self) -> StoreInfo:
-        """See :class:`~specrag.retrieval.stores.base.Store`."""
         found = self._ask(lambda _: self._client.get_collection(self._name))
         passages = self._ask(lambda _: self._client.count(self._name, exact=True)).count
         info = StoreInfo.from_json((found.config.metadata or {}).get(_RECORD), self.place, passages)
@@ -127,7 +126,6 @@ class QdrantStore(CollectionStore):
         return info
 
     def fetch(self, ids: Sequence[int]) -> list[Fetched]:
-        """See :class:`~specrag.retrieval.stores.base.Store`."""
         wanted = list(ids)
         found = self._ask(
             lambda left: self._client.retrieve(self._name, wanted, with_vectors=True, timeout=math.ceil(left))
@@ -137,7 +135,6 @@ class QdrantStore(CollectionStore):
     def search(
         self, vectors: Floats, most: int, filter: Filter | None = None, breadth: int | None = None
     ) -> list[Found]:
-        """See :class:`~specrag.retrieval.stores.base.Store`."""
         condition = None if filter is None else translate(filter)
         requests = [
             models.QueryRequest(
@@ -174,7 +171,6 @@ class QdrantStore(CollectionStore):
     # -- changes ----------------------------------------------------------------------------------------------
 
     def add(self, passages: Sequence[Passage], vectors: Floats) -> None:
-        """See :class:`~specrag.retrieval.stores.base.Store`."""
         known = self.info()
         info = known.with_passages(passages, vectors)
         if info != known:  # before the passages, so that no search relies on too small a ``longest``
@@ -188,7 +184,6 @@ class QdrantStore(CollectionStore):
             self._ask(lambda _, points=points: self._client.upsert(self._name, points, wait=True))  # type: ignore[misc]
 
     def remove(self, ids: Sequence[int]) -> None:
-        """See :class:`~specrag.retrieval.stores.base.Store`."""
         selector = models.PointIdsList(points=list(ids))
         self._ask(lambda _: self._client.delete(self._name, selector, wait=True))
 

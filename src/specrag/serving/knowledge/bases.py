@@ -15,12 +15,9 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from specrag.artifacts import atomic_write_json, fsync, make_folder
 from specrag.errors import InputError, ModelFilesError, SpecragError
 from specrag.extras import needed_by
-from specrag.retrieval.build import BuildSettings, settle
-from specrag.retrieval.encoder.loaded import Encoders
-from specrag.retrieval.knowledge_base import KnowledgeBase
-from specrag.retrieval.manifest import Manifest
-from specrag.retrieval.passage_store import StoredFile
-from specrag.retrieval.stores.questions import QuestionSearch
+from specrag.retrieval import BuildSettings, KnowledgeBase, Manifest, StoredFile, settle
+from specrag.retrieval.encoder import Encoders
+from specrag.retrieval.stores import QuestionSearch
 from specrag.serving.knowledge.places import Description, Place, check_name, is_name
 from specrag.serving.settings import Settings
 
@@ -38,8 +35,7 @@ def open_elsewhere(given: Table | StoreSettings, encoders: Encoders) -> Question
         StoreUnavailable: the database cannot be reached.
         KnowledgeBaseError: the collection was not made by specrag.
     """
-    from specrag.retrieval.stores.base import Limits
-    from specrag.retrieval.stores.registry import open_store
+    from specrag.retrieval.stores import Limits, open_store
     from specrag.serving.settings import StoreSettings
 
     if isinstance(given, StoreSettings):
@@ -47,7 +43,7 @@ def open_elsewhere(given: Table | StoreSettings, encoders: Encoders) -> Question
         address = given.address.get_secret_value()
         return QuestionSearch(open_store(address, index=given.index, limits=limits, encoder=encoders))
     with needed_by("pgvector"):
-        from specrag.retrieval.stores.pgvector.store import table_address
+        from specrag.retrieval.stores.pgvector import table_address
     address = table_address(given.url.get_secret_value(), given.table)
     return QuestionSearch(open_store(address, index=given.index, encoder=encoders))
 

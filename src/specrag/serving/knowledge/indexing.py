@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specrag.errors import InputError, SpecragError
-from specrag.retrieval.encoder.loaded import Encoders
+from specrag.retrieval.encoder import Encoders
 
 if TYPE_CHECKING:
-    from specrag.retrieval.encoder.encoder import Encoder
+    from specrag.retrieval.encoder import Encoder
 
 _NICE = 10
 
@@ -62,11 +62,9 @@ class Indexer:
 
     def run(self, order: Order) -> None:
         """Index, and report the progress and the outcome."""
-        from specrag.retrieval.build import (
-            BuildSettings,
-            build,  # imported here: the watch over standard input must not wait for it
-        )
-        from specrag.retrieval.documents.converters import ReadingLimits
+        from specrag.retrieval import BuildSettings
+        from specrag.retrieval.build import build
+        from specrag.retrieval.documents import ReadingLimits
 
         folder = Path(order.folder)
         try:
@@ -87,8 +85,7 @@ class Indexer:
 
     def _encoder(self, folder: Path, name: str | None) -> Encoder:
         """The knowledge base's encoder; for a new one, the order's."""
-        from specrag.retrieval.build import DEFAULT_ENCODER
-        from specrag.retrieval.manifest import Manifest
+        from specrag.retrieval import DEFAULT_ENCODER, Manifest
 
         if not Manifest.exists(folder):
             return self._encoders.encoder(name or DEFAULT_ENCODER)

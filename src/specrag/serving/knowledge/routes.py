@@ -12,11 +12,11 @@ import anyio
 from fastapi import APIRouter, Request
 from pydantic import Field
 
-from specrag.engine.threads import use_one_thread
+from specrag.engine import use_one_thread
 from specrag.errors import InputError
-from specrag.methods.partial import missing_since
+from specrag.methods import missing_since
 from specrag.request import file_name
-from specrag.retrieval.passage import Hit
+from specrag.retrieval import Hit
 from specrag.serving.errors import ApiError
 from specrag.serving.keys import ApiKey
 from specrag.serving.knowledge.bases import Base
@@ -26,7 +26,7 @@ from specrag.serving.openai.schemas import Body
 from specrag.serving.operation.limits import JsonRoute
 
 if TYPE_CHECKING:
-    from specrag.retrieval.encoder.reranker import Reranker
+    from specrag.retrieval.encoder import Reranker
     from specrag.serving.operation.setup import Operation
     from specrag.serving.service import Service
 
@@ -144,7 +144,7 @@ class SearchBody(Body):
 
 @router.get("", summary="List knowledge bases")
 def list_bases(request: Request) -> dict[str, Any]:
-    """Those that the key may read."""
+    """List the knowledge bases that the key may read."""
     operation = operation_of(request)
     key: ApiKey = request.state.key
     names = [name for name in operation.bases.names() if key.may_read(name)]
@@ -153,7 +153,7 @@ def list_bases(request: Request) -> dict[str, Any]:
 
 @router.post("", status_code=201, summary="Make a knowledge base")
 def create_base(request: Request, body: NewKnowledgeBase) -> dict[str, Any]:
-    """It holds nothing until documents are uploaded."""
+    """Make a knowledge base, which holds nothing until documents are uploaded."""
     operation = check_creating(request)
     make_base(operation, body)
     return _describe(operation.bases.describe(body.name), request.state.key)
@@ -161,14 +161,14 @@ def create_base(request: Request, body: NewKnowledgeBase) -> dict[str, Any]:
 
 @router.get("/{name}", summary="One knowledge base")
 def show_base(request: Request, name: str) -> dict[str, Any]:
-    """Its size, its encoder, and whether documents can be uploaded."""
+    """Describe a knowledge base: its size, its encoder, and whether documents can be uploaded."""
     operation = check_readable(request, name)
     return _describe(operation.bases.describe(name), request.state.key)
 
 
 @router.delete("/{name}", status_code=204, summary="Delete a knowledge base and its documents")
 def delete_base(request: Request, name: str) -> None:
-    """Only one that was made through the API, by a key that may make some."""
+    """Delete a knowledge base that was made through the API; the key must be one that may make some."""
     operation = check_writable(request, name)
     if not request.state.key.create:
         raise ApiError(403, "this key may not delete knowledge bases", code="no_create")

@@ -22,9 +22,7 @@ from starlette.requests import Request
 
 from specrag.artifacts import fsync, make_folder
 from specrag.errors import InputError
-from specrag.retrieval.documents.converters import UnreadableError, decode
-from specrag.retrieval.documents.kinds import check_kind
-from specrag.retrieval.documents.packages import PACKAGES, Package, most_unpacked
+from specrag.retrieval.documents import PACKAGES, Package, UnreadableError, check_kind, decode, most_unpacked
 from specrag.serving.errors import ApiError
 from specrag.serving.knowledge.places import check_document
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
@@ -14,21 +15,21 @@ import anyio
 from starlette.requests import Request
 from starlette.responses import Response
 
-from specrag.engine.passes import Coroutine, Emit
+from specrag.engine import Coroutine, Emit
 from specrag.errors import Cancelled, DeadlineExceeded
-from specrag.methods.base import Plan
-from specrag.methods.remote import Relayed
-from specrag.models.tokenizer import TextStream, Tokenizer
+from specrag.methods import Plan, Relayed
+from specrag.models import TextStream, Tokenizer
 from specrag.request import Event, Result, Sources, Usage
 from specrag.serving.errors import ApiError
-from specrag.serving.openai.streaming import EventStream, to_json, unless_gone
+from specrag.serving.openai.streaming import EventStream, to_json, until_gone
 from specrag.serving.operation.admission import Ticket
 from specrag.serving.operation.metrics import FinishedGeneration
-from specrag.speculation.decode import TARGET, Step
+from specrag.speculation import TARGET, Step
 
 if TYPE_CHECKING:
-    from specrag.engine.executor import Executor
-    from specrag.serving.served import Served
+    from specrag.engine import Executor
+    from specrag.serving.openai.planning import Job, Planner
+    from specrag.serving.openai.schemas import TextBody
     from specrag.serving.service import Service
 
 
@@ -168,7 +169,7 @@ GIVEN = "given"
 
 
 @dataclass(slots=True)
-class Teller:
+class EventDescriber:
     """Describes what one text's method emits.
 
     Args:
@@ -251,50 +252,38 @@ class Answering:
     """A request's texts.
 
     Args:
-        service: runs them.
-        model: writes them.
-        method: name of the method that writes them.
-        plans: one per text.
-        said: returns what was sent as a text, for a log that may hold it.
+        planner: has made their plans.
+        body: the request's.
+        job: their plans.
         arrived: when the request arrived, by ``time.perf_counter``.
-        deadline: seconds from arrival that the client allows; at most those of the settings.
 
     Attributes:
         ended: the finished texts, in order; ``None`` for one that has not ended.
     """
 
-    def __init__(
-        self,
-        service: Service,
-        model: Served,
-        method: str,
-        plans: Sequence[Plan],
-        said: Callable[[], str],
-        arrived: float,
-        deadline: float | None,
-    ) -> None:
-        self._service = service
-        self._model = model
-        self._method = method
-        self._plans = plans
-        self._said = said
+    def __init__(self, planner: Planner, body: TextBody, job: Job, arrived: float) -> None:
+        self._planner = planner
+        self._service = planner.service
+        self._model = planner.model
+        self._body = body
+        self._job = job
         self._arrived = arrived
-        allowed = service.settings.deadline
+        allowed, deadline = self._service.settings.deadline, body.extension.deadline
         self._deadline = arrived + (allowed if deadline is None else min(deadline, allowed))
         self._ticket: Ticket | None = None
         self._queued: float | None = None
         self._first: float | None = None
         self._started = False
-        self.ended: list[Finished | None] = [None] * len(plans)
+        self.ended: list[Finished | None] = [None] * len(job.plans)
 
     @property
     def elapsed(self) -> float:
         """Seconds since the request arrived."""
         return time.perf_counter() - self._arrived
 
-    def teller(self) -> Teller:
+    def describer(self) -> EventDescriber:
         """An object that describes the events of one text."""
-        return Teller(self._model.tokenizer, lambda: self.elapsed)
+        return EventDescriber(self._model.tokenizer, lambda: self.elapsed)
 
     async def enter(self) -> None:
         """Wait for a place; give it back with :meth:`leave_unused`.
@@ -303,8 +292,9 @@ class Answering:
             ApiError: the request is refused.
             DeadlineExceeded: no place was free in time.
         """
-        amount = sum(self._model.bytes_for(plan.tokens) for plan in self._plans)
-        waiting = self._service.admission.enter(len(self._plans), amount)
+        plans = self._job.plans
+        amount = sum(self._model.bytes_for(plan.tokens) for plan in plans)
+        waiting = self._service.admission.enter(len(plans), amount)
         try:
             # Not wait_for, which swallows a cancellation that arrives together with the place (Python 3.11).
             async with asyncio.timeout(max(self._deadline - time.perf_counter(), 0.001)):
@@ -325,10 +315,9 @@ class Answering:
         return [ended.result for ended in self.ended if ended is not None]
 
     @property
-    def ends(self) -> frozenset[int]:
-        """Tokens that end a text and are not part of it."""
-        tokenizer = self._model.tokenizer
-        return frozenset() if tokenizer is None else tokenizer.eos_tokens
+    def tokenizer(self) -> Tokenizer | None:
+        """The model's; ``None`` for one that returns texts and no tokens."""
+        return self._model.tokenizer
 
     @property
     def fingerprint(self) -> str:
@@ -341,7 +330,7 @@ class Answering:
 
     def describe(self, index: int) -> dict[str, Any]:
         """The field ``specrag`` for one text that has ended."""
-        return self._of(index).describe(self._method)
+        return self._of(index).describe(self._job.method.name)
 
     def _of(self, index: int) -> Finished:
         ended = self.ended[index]
@@ -357,15 +346,17 @@ class Answering:
         """Run the texts; yields what they emit, and an :class:`~specrag.serving.openai.answering.Ended` for each."""
         assert self._ticket is not None  # entered before
         self._started = True
-        behind = same_prompts(self._plans) if self._model.keeps_prompts else None
-        starts = [plan.begin for plan in self._plans]
+        plans = self._job.plans
+        behind = same_prompts(plans) if self._model.keeps_prompts else None
+        starts = [plan.begin for plan in plans]
         texts = RunningTexts(self._model.executor, starts, self._ticket, self._deadline, behind)
         self._service.running.add(texts)
         try:
-            async with aclosing(texts.emissions()) as emissions:  # type: ignore[type-var]
-                async for emission in emissions:
-                    self._note(emission)
-                    yield emission
+            with self._planner.named(self._body.extension, self._job.method):
+                async with aclosing(texts.emissions()) as emissions:  # type: ignore[type-var]
+                    async for emission in emissions:
+                        self._note(emission)
+                        yield emission
         except (GeneratorExit, asyncio.CancelledError, Cancelled):
             self._count_failure("cancelled")
             raise
@@ -393,7 +384,7 @@ class Answering:
         told = self._service.settings.log_prompts
         usage = Usage(0, 0, 0, 0, {}, {}) if result is None else result.usage
         figures = FinishedGeneration(
-            method=self._method,
+            method=self._job.method.name,
             reason=reason,
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cached_tokens,
@@ -404,11 +395,16 @@ class Answering:
             total=self.elapsed,
             queued=self._queued,
             first_token=self._first,
-            prompt=self._said() if told else None,
+            prompt=self._prompt() if told else None,
             answer=("" if result is None else result.text) if told else None,
         )
         for observer in self._service.observers:
             observer(figures)
+
+    def _prompt(self) -> str:
+        """What was sent as a prompt."""
+        sent = self._body.model_dump(mode="json", exclude_none=True)[self._planner.prompt_field]
+        return json.dumps(sent, ensure_ascii=False)
 
     def _count_failure(self, reason: str) -> None:
         for ended in self.ended:
@@ -428,7 +424,7 @@ def same_prompts(plans: Sequence[Plan]) -> list[int | None]:
     return found
 
 
-class AnswerWriter(Protocol):
+class WritesAnswer(Protocol):
     """Puts an answer into OpenAI's form."""
 
     async def whole(self) -> dict[str, Any]:
@@ -438,23 +434,23 @@ class AnswerWriter(Protocol):
         """The answer in chunks, as it is written."""
 
 
-async def respond(request: Request, answering: Answering, writer: AnswerWriter, *, stream: bool) -> Response:
+async def respond(request: Request, answering: Answering, writer: WritesAnswer, *, stream: bool) -> Response:
     """Answer once a place is free; end the work if the client goes away."""
     if not stream:
         try:
-            content = await unless_gone(request, _written(writer))
+            content = await until_gone(request.receive, _written(writer))
             return Response(content, media_type="application/json")
         finally:
             answering.leave_unused()
     try:
-        await unless_gone(request, answering.enter())
+        await until_gone(request.receive, answering.enter())
     except BaseException:
         answering.leave_unused()  # a place may have been granted just as the client went
         raise
     return EventStream(writer.chunks(), answering.leave_unused)
 
 
-async def _written(writer: AnswerWriter) -> bytes:
+async def _written(writer: WritesAnswer) -> bytes:
     whole = await writer.whole()
     return await anyio.to_thread.run_sync(to_json, whole)
 

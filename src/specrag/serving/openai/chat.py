@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import anyio
@@ -15,20 +13,20 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from specrag.errors import InputError
-from specrag.methods.base import Plan
-from specrag.methods.decoding import DecodingMethod
+from specrag.methods import DecodingMethod
 from specrag.request import Prompt, Result
 from specrag.request import Request as TextRequest
-from specrag.serving.openai.answering import Answering, Ended, respond, service_of, shown_text
-from specrag.serving.openai.logprobs import TokenNames, chat_log_probs
+from specrag.serving.openai.answering import Answering, Ended, shown_text
+from specrag.serving.openai.logprobs import chat_log_probs
 from specrag.serving.openai.messages import read_conversation
-from specrag.serving.openai.planning import Planner, form_processors, prepare, with_named_base
-from specrag.serving.openai.relay import is_relayed, refuse_forms, relay
+from specrag.serving.openai.planning import Job, Planner, form_processors
+from specrag.serving.openai.relay import refuse_forms
 from specrag.serving.openai.schemas import ChatCompletionRequest
+from specrag.serving.openai.texts import answer
 from specrag.serving.openai.tools import TextReader, ToolUse, form_of, reader_of, tool_use
 from specrag.serving.openai.writing import AnswerWriter
 from specrag.serving.operation.limits import JsonRoute
-from specrag.speculation.decode import Step
+from specrag.speculation import Step
 
 router = APIRouter(route_class=JsonRoute, tags=["chat"])
 
@@ -36,36 +34,17 @@ router = APIRouter(route_class=JsonRoute, tags=["chat"])
 @router.post("/v1/chat/completions")
 async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
     """Answer a conversation."""
-    arrived = time.perf_counter()
-    service = service_of(request)
-    body = await with_named_base(body, service, request.state.key)
-    planner = Planner(service, request.state.key, "messages", service.served(body.model))
-    if is_relayed(body, planner):
-        return await relay(request, body, planner, arrived)
-    wish = body.wish
-    job = await prepare(request, service, partial(prepare_chat, body, planner), arrived, wish.deadline)
-    said = partial(_said, body)
-    answering = Answering(service, planner.model, job.method, job.plans, said, arrived, wish.deadline)
-    writer = _Writer(body, job, answering, TokenNames(planner.model.tokenizer), body.model)
-    return await respond(request, answering, writer, stream=bool(body.stream))
-
-
-def _said(body: ChatCompletionRequest) -> str:
-    return json.dumps(body.model_dump(mode="json", exclude_none=True)["messages"], ensure_ascii=False)
+    return await answer(request, body, "messages", prepare_chat, _Writer)
 
 
 @dataclass(frozen=True, slots=True)
-class ChatJob:
+class ChatJob(Job):
     """The texts of a request.
 
     Attributes:
-        method: name of the method that writes them.
-        plans: one per choice.
         tools: the tools that may be called; ``None`` for none.
     """
 
-    method: str
-    plans: list[Plan]
     tools: ToolUse | None
 
 
@@ -75,20 +54,20 @@ def prepare_chat(body: ChatCompletionRequest, planner: Planner) -> ChatJob:
     planner.check_choices(choices)
     if body.top_logprobs is not None and not body.logprobs:
         raise InputError("top_logprobs", body.top_logprobs, "set logprobs to true")
-    wish, method, tokenizer = body.wish, planner.method(body), planner.model.tokenizer
+    extension, method, tokenizer = body.extension, planner.method(body), planner.model.tokenizer
     if planner.model.remote is not None:
         refuse_forms(body)
     # Other methods read the messages and write prompts of their own.
-    decodes = wish.kb is None and isinstance(method, DecodingMethod)
+    decodes = extension.kb is None and isinstance(method, DecodingMethod)
     form = form_of(tokenizer) if body.tools and decodes and tokenizer is not None else None
     tools = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls, form)
-    if wish.kb is not None and tools is not None and not tools.required:
+    if extension.kb is not None and tools is not None and not tools.required:
         # Passages answer. Clients offer dozens of tools to every model, which would take the passages' room.
         tools = None
     conversation = read_conversation(body.messages, tools)
     # With passages, earlier messages are dropped if need be, so only the last one is checked.
     planner.check_sizes(
-        list(conversation.texts()) if wish.kb is None else [conversation.messages[-1]["content"]]
+        list(conversation.texts()) if extension.kb is None else [conversation.messages[-1]["content"]]
     )
     prompt: Prompt = conversation.messages
     if tools is not None and tools.native and tokenizer is not None:
@@ -107,10 +86,10 @@ def prepare_chat(body: ChatCompletionRequest, planner: Planner) -> ChatJob:
     options = planner.options(body, max_tokens, processors)
     if body.logprobs:
         options["log_probs"] = body.top_logprobs or 0
-    if wish.kb is not None and not conversation.question.strip():
+    if extension.kb is not None and not conversation.question.strip():
         raise InputError("messages", "no question", "end with the user's question, to be looked up")
-    plans = planner.plans(wish, method, TextRequest(prompt, options), choices)
-    return ChatJob(method.name, plans, tools)
+    plans = planner.plans(extension, method, TextRequest(prompt, options), choices)
+    return ChatJob(method, plans, tools)
 
 
 class _Writer(AnswerWriter):
@@ -120,15 +99,10 @@ class _Writer(AnswerWriter):
         body: the request's.
         job: its texts.
         answering: runs them.
-        names: the names of tokens.
-        model: the model's name in requests.
     """
 
-    def __init__(
-        self, body: ChatCompletionRequest, job: ChatJob, answering: Answering, names: TokenNames, model: str
-    ) -> None:
-        objects = ("chat.completion", "chat.completion.chunk")
-        super().__init__(body, answering, names, model, "chatcmpl", objects)
+    def __init__(self, body: ChatCompletionRequest, job: ChatJob, answering: Answering) -> None:
+        super().__init__(body, answering, "chatcmpl", ("chat.completion", "chat.completion.chunk"))
         self._job = job
         self._shows_log_probs = bool(body.logprobs)
 
@@ -168,12 +142,13 @@ class _Writer(AnswerWriter):
     async def chunks(self) -> AsyncIterator[dict[str, Any]]:
         """The answer in chunks, as it is written."""
         count = len(self._job.plans)
-        tellers = [self.answering.teller() for _ in range(count)]
+        describers = [self.answering.describer() for _ in range(count)]
         readers = [reader_of(self._job.tools) for _ in range(count)]
         told = [0] * count
         begun: set[int] = set()
         async with aclosing(self.answering.emissions()) as emissions:  # type: ignore[type-var]
-            async for index, value in ((emission.index, emission.value) async for emission in emissions):
+            async for emission in emissions:
+                index, value = emission.index, emission.value
                 if index not in begun:
                     begun.add(index)
                     yield self._chunk(index, {"role": "assistant", "content": "", "refusal": None})
@@ -187,7 +162,7 @@ class _Writer(AnswerWriter):
                     yield self._last(index, reader)
                     continue
                 text = reader.push(shown_text(value))
-                event = tellers[index].describe(value) if self.tells_events else None
+                event = describers[index].describe(value) if self.tells_events else None
                 log_probs = self._log_probs(value.tokens) if isinstance(value, Step) else None
                 if text or event or log_probs:
                     delta = {"content": text} if text else {}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -16,17 +14,17 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from specrag.errors import InputError
-from specrag.methods.base import Needs, Plan
+from specrag.methods import Needs, Plan
 from specrag.request import Request as TextRequest
 from specrag.request import Result
-from specrag.serving.openai.answering import Answering, Ended, respond, service_of, shown_text
-from specrag.serving.openai.logprobs import PromptScored, TokenNames, completion_log_probs, scoring
-from specrag.serving.openai.planning import Planner, check_text, form_processors, prepare, with_named_base
-from specrag.serving.openai.relay import is_relayed, relay
+from specrag.serving.openai.answering import Answering, Ended, shown_text
+from specrag.serving.openai.logprobs import PromptScored, completion_log_probs, scoring
+from specrag.serving.openai.planning import Job, Planner, check_text, form_processors
 from specrag.serving.openai.schemas import CompletionRequest
+from specrag.serving.openai.texts import answer
 from specrag.serving.openai.writing import AnswerWriter
 from specrag.serving.operation.limits import JsonRoute
-from specrag.speculation.decode import DecodedToken, Step
+from specrag.speculation import DecodedToken, Step
 
 router = APIRouter(route_class=JsonRoute, tags=["completions"])
 
@@ -40,36 +38,17 @@ _PIECE = 128
 @router.post("/v1/completions")
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
     """Go on from one or several prompts."""
-    arrived = time.perf_counter()
-    service = service_of(request)
-    body = await with_named_base(body, service, request.state.key)
-    planner = Planner(service, request.state.key, "prompt", service.served(body.model))
-    if is_relayed(body, planner):
-        return await relay(request, body, planner, arrived)
-    wish = body.wish
-    job = await prepare(request, service, partial(_prepare, body, planner), arrived, wish.deadline)
-    said = partial(_said, body)
-    answering = Answering(service, planner.model, job.method, job.plans, said, arrived, wish.deadline)
-    writer = _Writer(body, job, answering, TokenNames(planner.model.tokenizer), body.model)
-    return await respond(request, answering, writer, stream=bool(body.stream))
-
-
-def _said(body: CompletionRequest) -> str:
-    return json.dumps(body.model_dump(mode="json", exclude_none=True)["prompt"], ensure_ascii=False)
+    return await answer(request, body, "prompt", _prepare, _Writer)
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class _Job(Job):
     """The texts of a request.
 
     Attributes:
-        method: name of the method that writes them.
-        plans: one per choice; those of a prompt are adjacent.
         prompts: the text of each choice's prompt, for requests that ask for an echo.
     """
 
-    method: str
-    plans: list[Plan]
     prompts: list[str]
 
 
@@ -79,7 +58,7 @@ def _prepare(body: CompletionRequest, planner: Planner) -> _Job:
         raise InputError("suffix", body.suffix[:20], "leave it out; this model only goes on from a prompt")
     choices = body.n or 1
     if planner.model.remote is not None:
-        raise InputError("specrag.kb", body.wish.kb, "ask POST /v1/chat/completions")
+        raise InputError("specrag.kb", body.extension.kb, "ask POST /v1/chat/completions")
     if body.best_of is not None and body.best_of != choices:
         raise InputError("best_of", body.best_of, "leave it out or give it n's value")
     prompts = _prompts(body.prompt)
@@ -88,10 +67,10 @@ def _prepare(body: CompletionRequest, planner: Planner) -> _Job:
     llm = planner.service.llm
     processors = form_processors(planner.service, body.response_format)
     options = planner.options(body, max(max_tokens, 1), processors)
-    wish = body.wish
+    extension = body.extension
     method = planner.method(body)
     # A question is asked as text; otherwise token ids are continued as they are.
-    asks = wish.kb is not None or Needs.CONTEXT in method.needs
+    asks = extension.kb is not None or Needs.CONTEXT in method.needs
     if Needs.CONTEXT not in method.needs:
         options["raw"] = True
     if body.logprobs is not None:
@@ -107,12 +86,12 @@ def _prepare(body: CompletionRequest, planner: Planner) -> _Job:
             planner.check_length(asked)
             made = [Plan(partial(scoring, llm, tokens, top, None), len(tokens) + 1)] * choices
         else:
-            made = planner.plans(wish, method, asked, choices)
-            if body.echo and body.logprobs is not None and wish.kb is None:
+            made = planner.plans(extension, method, asked, choices)
+            if body.echo and body.logprobs is not None and extension.kb is None:
                 made = [replace(plan, begin=partial(scoring, llm, tokens, top, plan.begin)) for plan in made]
         plans += made
         texts += [text] * choices
-    return _Job(method.name, plans, texts)
+    return _Job(method, plans, texts)
 
 
 def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> Sequence[str | list[int]]:
@@ -142,14 +121,10 @@ class _Writer(AnswerWriter):
         body: the request's.
         job: its texts.
         answering: runs them.
-        names: the names of tokens.
-        model: the model's name in requests.
     """
 
-    def __init__(
-        self, body: CompletionRequest, job: _Job, answering: Answering, names: TokenNames, model: str
-    ) -> None:
-        super().__init__(body, answering, names, model, "cmpl", ("text_completion", "text_completion"))
+    def __init__(self, body: CompletionRequest, job: _Job, answering: Answering) -> None:
+        super().__init__(body, answering, "cmpl", ("text_completion", "text_completion"))
         self._job = job
         self._echo = bool(body.echo)
         self._shows_log_probs = body.logprobs is not None
@@ -175,13 +150,14 @@ class _Writer(AnswerWriter):
     async def chunks(self) -> AsyncIterator[dict[str, Any]]:
         """The answer in chunks, as it is written."""
         count = len(self._job.plans)
-        tellers = [self.answering.teller() for _ in range(count)]
+        describers = [self.answering.describer() for _ in range(count)]
         offsets = [0] * count
         if self._echo and not self._shows_log_probs:
             for index, prompt in enumerate(self._job.prompts):
                 yield self._chunk(index, prompt, offsets=offsets)
         async with aclosing(self.answering.emissions()) as emissions:  # type: ignore[type-var]
-            async for index, value in ((emission.index, emission.value) async for emission in emissions):
+            async for emission in emissions:
+                index, value = emission.index, emission.value
                 if isinstance(value, Ended):
                     reason = self.answering.result(index).finish_reason
                     yield self._chunk(index, "", reason=reason, event=self.done(index), offsets=offsets)
@@ -193,7 +169,7 @@ class _Writer(AnswerWriter):
                         await asyncio.sleep(0)  # gives other requests a turn
                 else:
                     text = shown_text(value)
-                    event = tellers[index].describe(value) if self.tells_events else None
+                    event = describers[index].describe(value) if self.tells_events else None
                     tokens = value.tokens if isinstance(value, Step) else ()
                     if text or event or (tokens and (self._shows_log_probs or self._shows_ids)):
                         yield self._chunk(index, text, tokens, event=event, offsets=offsets)

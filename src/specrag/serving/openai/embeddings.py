@@ -12,13 +12,13 @@ import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from specrag.engine.threads import use_one_thread
+from specrag.engine import use_one_thread
 from specrag.errors import InputError
 from specrag.serving.errors import ApiError
 from specrag.serving.openai.answering import service_of
 from specrag.serving.openai.planning import check_text
 from specrag.serving.openai.schemas import EmbeddingRequest
-from specrag.serving.openai.streaming import unless_gone
+from specrag.serving.openai.streaming import until_gone
 from specrag.serving.operation.limits import JsonRoute
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ async def create_embeddings(body: EmbeddingRequest, request: Request) -> Respons
         raise no_encoder(body.model, "makes no embeddings", service)
     texts = [body.input] if isinstance(body.input, str) else body.input
     check_texts("input", texts)
-    return JSONResponse(await unless_gone(request, _encode(service, texts, body)))
+    return JSONResponse(await until_gone(request.receive, _encode(service, texts, body)))
 
 
 def no_encoder(model: str, what: str, service: Service) -> ApiError:

@@ -6,13 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from specrag.engine.outputs import Outputs, Row
-from specrag.engine.passes import Coroutine, Emit
-from specrag.engine.session import Session
-from specrag.models.tokenizer import Tokenizer
+from specrag.engine import Coroutine, Emit, Outputs, Row, Session
+from specrag.models import Tokenizer
 from specrag.request import Result, Timing, Usage
-from specrag.speculation.decode import TARGET, DecodedToken
-from specrag.speculation.target import alternatives
+from specrag.speculation import TARGET, DecodedToken, alternatives
 
 if TYPE_CHECKING:
     from specrag.language_model import LanguageModel

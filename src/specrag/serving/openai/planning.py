@@ -15,30 +15,27 @@ from typing import TYPE_CHECKING, TypeVar
 import anyio
 from starlette.requests import Request
 
-from specrag.engine.passes import Coroutine
-from specrag.engine.threads import use_one_thread
+from specrag.engine import use_one_thread
 from specrag.errors import ContextLengthError, DeadlineExceeded, InputError
-from specrag.methods.base import Method, Needs, Plan
-from specrag.methods.partial import marked
-from specrag.methods.registry import make_method, method_class
-from specrag.request import Options, Result, SearchOptions, check_search
+from specrag.methods import Method, Needs, Plan, make_method, mark_missing_shards, method_class
+from specrag.request import Options, SearchOptions, check_search
 from specrag.request import Request as TextRequest
 from specrag.serving.errors import ApiError
 from specrag.serving.keys import ApiKey
 from specrag.serving.listings import default_method
-from specrag.serving.openai.schemas import Asking, GenerationBody, ResponseFormat, SpecragField
-from specrag.serving.openai.streaming import unless_gone
+from specrag.serving.openai.schemas import GenerationBody, ResponseFormat, SpecragField, TextBody
+from specrag.serving.openai.streaming import until_gone
 from specrag.serving.service import PREPARED
 from specrag.serving.upstreams import refuse_sessions
 
 if TYPE_CHECKING:
-    from specrag.engine.processors import LogitsProcessor
+    from specrag.engine import LogitsProcessor
     from specrag.serving.served import Served
     from specrag.serving.service import Service
 
 
 T = TypeVar("T")
-B = TypeVar("B", bound=Asking)
+B = TypeVar("B", bound=TextBody)
 
 _OPTIONS = "specrag.options"
 _SEARCH = frozenset(SearchOptions.model_fields)
@@ -70,7 +67,7 @@ async def prepare(
     ends = arrived + (allowed if deadline is None else min(deadline, allowed))
     try:
         async with asyncio.timeout(max(ends - time.perf_counter(), 0.001)):
-            return await unless_gone(request, _in_turn(service, function))
+            return await until_gone(request.receive, _in_turn(service, function))
     except TimeoutError:
         raise DeadlineExceeded("the request's time was over before it was prepared") from None
 
@@ -100,14 +97,27 @@ async def with_named_base(body: B, service: Service, key: ApiKey) -> B:
         named = body.model if body.model in service.model_names else service.settings.name
         return body.model_copy(update={"model": named})
     kb = await anyio.to_thread.run_sync(service.kb_of, body.model, key.may_read)
-    if body.wish.kb not in (None, kb):
+    if body.extension.kb not in (None, kb):
         raise InputError(
-            "specrag.kb", body.wish.kb, f"the model {body.model} answers from {kb}; name one base"
+            "specrag.kb", body.extension.kb, f"the model {body.model} answers from {kb}; name one base"
         )
     name = body.model.rpartition("@")[0]
     named = name if name in service.model_names else service.settings.name
-    wish = body.wish.model_copy(update={"kb": kb})
-    return body.model_copy(update={"model": f"{named}@{kb}", "specrag": wish})
+    extension = body.extension.model_copy(update={"kb": kb})
+    return body.model_copy(update={"model": f"{named}@{kb}", "specrag": extension})
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The texts of a request.
+
+    Attributes:
+        method: writes them.
+        plans: one per choice; those of a prompt are adjacent.
+    """
+
+    method: Method
+    plans: list[Plan]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +141,12 @@ class Planner:
             InputError: there is no such method, an option cannot be used, or the method may take back streamed text
                 and the client does not ask for events.
         """
-        wish = body.wish
-        name = wish.method or default_method(self.service.settings.method, wish.kb is not None)
+        extension = body.extension
+        name = extension.method or default_method(self.service.settings.method, extension.kb is not None)
         if self.model.remote is not None:
             refuse_sessions(method_class(name, "specrag.method"), "specrag.method")
-        method = make_method(name, wish.options, field="specrag.method", place=_OPTIONS)
-        if method.retracts and body.stream and not wish.events:
+        method = make_method(name, extension.options, field="specrag.method", place=_OPTIONS)
+        if method.retracts and body.stream and not extension.events:
             raise InputError("specrag.events", False, "set it to true: text that was sent may be taken back")
         return method
 
@@ -149,7 +159,7 @@ class Planner:
             InputError: a token of ``logit_bias`` is not a number.
         """
         # A tenant of its own neither reuses anybody's keys and values nor leaves any for others.
-        tenant = f"{self.key.name}/{secrets.token_hex(16)}" if body.wish.fresh else self.key.name
+        tenant = f"{self.key.name}/{secrets.token_hex(16)}" if body.extension.fresh else self.key.name
         options: Options = {**_sampling(body), "tenant": tenant}
         if body.stop is not None:
             options["stop"] = tuple([body.stop] if isinstance(body.stop, str) else body.stop)
@@ -168,14 +178,14 @@ class Planner:
             options["max_tokens"] = asked
         return options
 
-    def plans(self, wish: SpecragField, method: Method, request: TextRequest, count: int) -> list[Plan]:
+    def plans(self, extension: SpecragField, method: Method, request: TextRequest, count: int) -> list[Plan]:
         """Checked plans for several choices of one request; they differ in their seeds.
 
         Raises:
             InputError: a value cannot be used.
             ContextLengthError: the prompt does not fit.
         """
-        given = self.service.resources(self.model, wish.kb, self.key.may_read)
+        given = self.service.resources(self.model, extension.kb, self.key.may_read)
         options: Options = {**request.options}
         if given.retriever is None:  # otherwise earlier messages are dropped, and the method checks lengths
             self.check_length(request)
@@ -185,19 +195,14 @@ class Planner:
 
         def plan(index: int) -> Plan:
             chosen: Options = {**options, "seed": seed if greedy else choice_seed(seed, index)}
-            with self._named(wish, method):
-                made = method.plan(replace(request, options=chosen, search=_search(wish)), given)
-
-            def begin() -> Coroutine[Result]:
-                with self._named(wish, method):
-                    return (yield from marked(method.run(made), given.retriever))
-
-            return replace(made, begin=begin)
+            with self.named(extension, method):
+                made = method.plan(replace(request, options=chosen, search=_search(extension)), given)
+            return replace(made, begin=lambda: mark_missing_shards(method.run(made), given.retriever))
 
         return [plan(index) for index in range(count)]
 
     @contextlib.contextmanager
-    def _named(self, wish: SpecragField, method: Method) -> Iterator[None]:
+    def named(self, extension: SpecragField, method: Method) -> Iterator[None]:
         """Make errors name the fields of the body."""
         try:
             yield
@@ -209,7 +214,7 @@ class Planner:
                 place = self.prompt_field
             elif name == "kb":
                 place = "specrag.kb"
-            elif name in wish.options or name in method.Options.model_fields.keys() - _SEARCH:
+            elif name in extension.options or name in method.Options.model_fields.keys() - _SEARCH:
                 place = f"{_OPTIONS}.{name}"
             else:
                 place = f"specrag.{name}" if name in _SEARCH else error.field
@@ -270,7 +275,7 @@ class Planner:
 
 def _sampling(body: GenerationBody) -> Options:
     # OpenAI's default is 1. An answer from passages should say what they say, so its default is 0.
-    options: Options = {"temperature": 1.0 if body.wish.kb is None else 0.0}
+    options: Options = {"temperature": 1.0 if body.extension.kb is None else 0.0}
     for name in _NUMBERS:
         value = getattr(body, name)
         if value is not None:
@@ -282,8 +287,8 @@ def _sampling(body: GenerationBody) -> Options:
     return options
 
 
-def _search(wish: SpecragField) -> SearchOptions:
-    return check_search(wish.model_dump(include=set(_SEARCH)))
+def _search(extension: SpecragField) -> SearchOptions:
+    return check_search(extension.model_dump(include=set(_SEARCH)))
 
 
 def _too_long(size: str, most: int) -> ContextLengthError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from functools import partial
@@ -12,17 +11,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from specrag.errors import InputError
-from specrag.methods.base import Plan
-from specrag.methods.decoding import DecodingMethod
-from specrag.methods.remote import Relayed
-from specrag.models.endpoint.chunks import Piece
-from specrag.models.endpoint.connection import Call
+from specrag.methods import DecodingMethod, Plan, Relayed
+from specrag.models.endpoint import Call, Piece
 from specrag.serving.openai.answering import Answering, Ended, respond
-from specrag.serving.openai.logprobs import TokenNames
-from specrag.serving.openai.planning import Planner
+from specrag.serving.openai.planning import Job, Planner
 from specrag.serving.openai.schemas import ChatCompletionRequest, CompletionRequest, GenerationBody
 from specrag.serving.openai.writing import AnswerWriter
-from specrag.speculation.decode import Step
+from specrag.speculation import Step
 
 #: Fields that are not passed on: the gateway's own, and those that tell who asks.
 _KEPT = {
@@ -46,7 +41,7 @@ def is_relayed(body: GenerationBody, planner: Planner) -> bool:
     """
     if planner.model.remote is None:
         return False
-    return isinstance(planner.method(body), DecodingMethod) and body.wish.kb is None
+    return isinstance(planner.method(body), DecodingMethod) and body.extension.kb is None
 
 
 def refuse_forms(body: ChatCompletionRequest) -> None:
@@ -60,7 +55,7 @@ def refuse_forms(body: ChatCompletionRequest) -> None:
         "response_format": formed,
         "logprobs": bool(body.logprobs),
         "tool_choice": body.tool_choice not in (None, "none", "auto"),
-        "tools": bool(body.tools) and body.wish.kb is None,
+        "tools": bool(body.tools) and body.extension.kb is None,
     }
     for field, is_asked in asked.items():
         if is_asked:
@@ -80,9 +75,7 @@ async def relay(
     call = Call("/chat/completions" if chat else "/completions", _forwarded(body, planner))
     stream = bool(body.stream)
     plan = Plan(partial(remote.relaying, call, choices, stream=stream), 0)
-    service, method = planner.service, planner.method(body).name
-    said = partial(_said, body)
-    answering = Answering(service, planner.model, method, [plan], said, arrived, body.wish.deadline)
+    answering = Answering(planner, body, Job(planner.method(body), [plan]), arrived)
     return await respond(request, answering, _RelayWriter(body, answering, chat=chat), stream=stream)
 
 
@@ -91,11 +84,6 @@ def _choices(body: ChatCompletionRequest | CompletionRequest) -> int:
     if isinstance(body, ChatCompletionRequest) or isinstance(body.prompt, str):
         return choices
     return choices if isinstance(body.prompt[0], int) else choices * len(body.prompt)
-
-
-def _said(body: ChatCompletionRequest | CompletionRequest) -> str:
-    dumped = body.model_dump(mode="json", exclude_none=True)
-    return json.dumps(dumped.get("messages", dumped.get("prompt")), ensure_ascii=False)
 
 
 def _forwarded(body: ChatCompletionRequest | CompletionRequest, planner: Planner) -> dict[str, Any]:
@@ -125,7 +113,7 @@ class _RelayWriter(AnswerWriter):
         objects = (
             ("chat.completion", "chat.completion.chunk") if chat else ("text_completion", "text_completion")
         )
-        super().__init__(body, answering, TokenNames(None), body.model, prefix, objects)
+        super().__init__(body, answering, prefix, objects)
 
     async def whole(self) -> dict[str, Any]:
         """The answer in one piece."""
@@ -139,10 +127,11 @@ class _RelayWriter(AnswerWriter):
 
     async def chunks(self) -> AsyncIterator[dict[str, Any]]:
         """The answer in chunks, as it arrives. The chunk that ends the first choice waits for the token counts."""
-        teller = self.answering.teller()
+        describer = self.answering.describer()
         last: dict[str, Any] | None = None
         async with aclosing(self.answering.emissions()) as emissions:  # type: ignore[type-var]
-            async for value in (emission.value async for emission in emissions):
+            async for emission in emissions:
+                value = emission.value
                 if isinstance(value, Ended):
                     if last is not None:
                         yield self.chunk_of(last, self.done(0))
@@ -152,7 +141,7 @@ class _RelayWriter(AnswerWriter):
                         last = _choice(piece)
                         continue
                     step = Step((), piece.text, {}, 0, 0.0)
-                    event = teller.describe(step) if self.tells_events and piece.text else None
+                    event = describer.describe(step) if self.tells_events and piece.text else None
                     yield self.chunk_of(_choice(piece), event)
         for chunk in self.usage_chunks():
             yield chunk

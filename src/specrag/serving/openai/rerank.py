@@ -13,12 +13,11 @@ from starlette.responses import JSONResponse, Response
 from specrag.serving.openai.answering import service_of
 from specrag.serving.openai.embeddings import beside, check_texts, count_tokens, encode_in_parts, no_encoder
 from specrag.serving.openai.schemas import RerankRequest
-from specrag.serving.openai.streaming import unless_gone
+from specrag.serving.openai.streaming import until_gone
 from specrag.serving.operation.limits import JsonRoute
 
 if TYPE_CHECKING:
-    from specrag.retrieval.encoder.encoder import Encoder
-    from specrag.retrieval.encoder.reranker import Reranker
+    from specrag.retrieval.encoder import Encoder, Reranker
     from specrag.serving.service import Service
 
 router = APIRouter(route_class=JsonRoute, tags=["rerank"])
@@ -37,7 +36,7 @@ async def rerank(body: RerankRequest, request: Request) -> Response:
     documents = [document if isinstance(document, str) else document.text for document in body.documents]
     check_texts("query", [body.query])
     check_texts("documents", documents)
-    return JSONResponse(await unless_gone(request, _ranked(service, body, documents)))
+    return JSONResponse(await until_gone(request.receive, _ranked(service, body, documents)))
 
 
 async def _ranked(service: Service, body: RerankRequest, documents: list[str]) -> dict[str, Any]:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from specrag.errors import InputError
-from specrag.serving.openai.answering import Answering, Ended, respond, service_of, shown_text
+from specrag.serving.openai.answering import Answering, Ended, shown_text
 from specrag.serving.openai.chat import ChatJob, prepare_chat
-from specrag.serving.openai.planning import Planner, prepare, with_named_base
+from specrag.serving.openai.planning import Planner
 from specrag.serving.openai.schemas import (
     MAX_CALLS,
     CalledFunction,
@@ -32,6 +31,7 @@ from specrag.serving.openai.schemas import (
     Tool,
     ToolCall,
 )
+from specrag.serving.openai.texts import answer
 from specrag.serving.openai.tools import reader_of
 from specrag.serving.openai.writing import add_up
 from specrag.serving.operation.limits import JsonRoute
@@ -50,32 +50,13 @@ _FIELDS = {
 @router.post("/v1/responses")
 async def create_response(body: ResponseRequest, request: Request) -> Response:
     """Answer an input. Nothing is kept: send the whole conversation each time."""
-    arrived = time.perf_counter()
-    service = service_of(request)
-    body = await with_named_base(body, service, request.state.key)
-    planner = Planner(service, request.state.key, "input", service.served(body.model))
-    wish = body.wish
-
-    def work() -> ChatJob:
-        with _named():
-            return prepare_chat(_as_chat(body), planner)
-
-    job = await prepare(request, service, work, arrived, wish.deadline)
-    answering = Answering(
-        service, planner.model, job.method, job.plans, lambda: _said(body), arrived, wish.deadline
-    )
-    return await respond(request, answering, _Writer(body, job, answering), stream=bool(body.stream))
+    return await answer(request, body, "input", _prepare, _Writer)
 
 
-def _said(body: ResponseRequest) -> str:
-    return json.dumps(body.model_dump(mode="json", exclude_none=True)["input"], ensure_ascii=False)
-
-
-@contextmanager
-def _named() -> Iterator[None]:
-    """Make errors name the fields of this API."""
+def _prepare(body: ResponseRequest, planner: Planner) -> ChatJob:
+    """Check everything and tokenize, outside the event loop; errors name the fields of this API."""
     try:
-        yield
+        return prepare_chat(_as_chat(body), planner)
     except InputError as error:
         first = error.field.partition(".")[0]
         field = _FIELDS.get(error.field, _FIELDS.get(first, error.field))
@@ -96,7 +77,7 @@ def _as_chat(body: ResponseRequest) -> ChatCompletionRequest:
         raise InputError("previous_response_id", body.previous_response_id, remedy)
     if body.store:
         raise InputError("store", True, "set it to false; responses are not kept here")
-    if body.wish.events:
+    if body.extension.events:
         raise InputError("specrag.events", True, "leave it out; /v1/chat/completions tells them")
     messages = [] if body.instructions is None else [Message(role="system", content=body.instructions)]
     if isinstance(body.input, str):

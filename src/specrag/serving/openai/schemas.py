@@ -99,7 +99,7 @@ class StreamOptions(Body):
     include_obfuscation: bool | None = None
 
 
-class Asking(Body):
+class TextBody(Body):
     """The fields of all requests for a text."""
 
     model: Annotated[str, Field(max_length=256)]
@@ -108,12 +108,12 @@ class Asking(Body):
     user: str | None = None
 
     @property
-    def wish(self) -> SpecragField:
-        """The field ``specrag``; its defaults if it is left out."""
+    def extension(self) -> SpecragField:
+        """The field ``specrag``, our extension of the API; its defaults if it is left out."""
         return self.specrag or SpecragField()
 
 
-class GenerationBody(Asking):
+class GenerationBody(TextBody):
     """The fields that completions and chat completions share."""
 
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
@@ -327,7 +327,7 @@ class TextSettings(Body):
     verbosity: str | None = None
 
 
-class ResponseRequest(Asking):
+class ResponseRequest(TextBody):
     """Body of ``POST /v1/responses``."""
 
     model_config = _example(model="smollm2-135m", input="Hello!")

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from contextlib import aclosing
 from typing import Any, TypeVar
 
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -77,17 +76,11 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Do the work of a request whose body has been read; end it if the client goes away.
-
-    Raises:
-        Cancelled: the client has gone.
-    """
-    return await until_gone(request.receive, work)
-
-
 async def until_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Do some work; end it if the client closes the connection.
+
+    Args:
+        receive: of a request whose body has been read.
 
     Raises:
         Cancelled: the connection was closed first.

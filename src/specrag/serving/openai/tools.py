@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from specrag.errors import InputError
-from specrag.models.grammar import JSON_FORM
+from specrag.models import JSON_FORM
 from specrag.serving.openai.schemas import (
     MAX_CALLS,
     CalledFunction,
@@ -25,8 +25,7 @@ from specrag.serving.openai.schemas import (
 )
 
 if TYPE_CHECKING:
-    from specrag.models.grammar import Grammar, GrammarVocabulary
-    from specrag.models.tokenizer import Tokenizer
+    from specrag.models import Grammar, GrammarVocabulary, Tokenizer
 
 #: Most characters of a call; anything longer is text.
 LONGEST_CALL = 2**18

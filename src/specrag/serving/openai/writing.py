@@ -19,33 +19,27 @@ class AnswerWriter:
     Args:
         body: the request's.
         answering: runs its texts.
-        names: the names of tokens.
-        model: the model's name in requests.
         prefix: the beginning of the answer's id.
         objects: the ``object`` field of the whole answer and of a chunk.
     """
 
     def __init__(
-        self,
-        body: GenerationBody,
-        answering: Answering,
-        names: TokenNames,
-        model: str,
-        prefix: str,
-        objects: tuple[str, str],
+        self, body: GenerationBody, answering: Answering, prefix: str, objects: tuple[str, str]
     ) -> None:
+        tokenizer = answering.tokenizer
         self.answering = answering
-        self.names = names
-        self.ends = answering.ends
+        self.names = TokenNames(tokenizer)
+        #: Tokens that end a text and are not part of it.
+        self.ends: frozenset[int] = frozenset() if tokenizer is None else tokenizer.eos_tokens
         self._choices = body.n or 1
         self._counted = body.stream_options is not None and body.stream_options.include_usage
         self._asked = body.specrag is not None
-        self._wish = body.wish
+        self._extension = body.extension
         self._objects = objects
         self._head = {
             "id": f"{prefix}-{uuid.uuid4().hex}",
             "created": int(time.time()),
-            "model": model,
+            "model": body.model,
             "system_fingerprint": answering.fingerprint,
         }
 
@@ -80,7 +74,7 @@ class AnswerWriter:
     @property
     def tells_events(self) -> bool:
         """Whether the request asks for events."""
-        return self._wish.events
+        return self._extension.events
 
 
 def add_up(results: Sequence[Result], choices: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from specrag.methods.registry import method_names
+from specrag.methods import method_names
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 

@@ -27,7 +27,7 @@ from specrag.serving.page.routes import page_routes
 from specrag.serving.settings import Settings
 
 if TYPE_CHECKING:
-    from specrag.retrieval.encoder.loaded import Encoders
+    from specrag.retrieval.encoder import Encoders
     from specrag.serving.service import Service
 
 _SPARE_BYTES = 32 * 2**20

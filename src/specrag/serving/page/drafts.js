@@ -3,7 +3,7 @@
 import { element, figure } from "./dom.js";
 
 const FACTORS = {
-  draft: "Drafter's own", self_consistency: "Self-consistency", self_reflection: "Self-reflection", total: "Together",
+  draft: "Drafter's own", self_consistency: "Self-containment", self_reflection: "Self-reflection", total: "Together",
 };
 
 export class Drafts {

@@ -9,7 +9,7 @@ const FAMILIES = {
   corpus: { label: "Copied from the corpus", hint: "drafted from the static corpus" },
   drafter: { label: "Guessed by a drafter", hint: "a small model, a head, or recycled tokens" },
   draft: { label: "The chosen draft", hint: "one of the drafts below" },
-  given: { label: "Given", hint: "the beginning that every answer gets; no model wrote it" },
+  given: { label: "Given", hint: "text that no model wrote, such as the sentence that nothing was found" },
 };
 
 const FAMILY_OF = {

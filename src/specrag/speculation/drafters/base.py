@@ -68,7 +68,7 @@ class Drafter(Protocol):
         """Return a drafter in the same state, for a fork of the session."""
 
     def close(self) -> None:
-        """Release memory. The drafter's creator calls this, since one drafter may serve several decoding loops."""
+        """Release memory. The decoding loop calls this at its end; a second call changes nothing."""
 
 
 class NoDrafter:

@@ -8,24 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from specrag.checks import check_whole
-from specrag.engine import (
-    LOGITS,
-    NOTHING,
-    Coroutine,
-    Outputs,
-    Row,
-    SamplingParams,
-    Session,
-    SessionModel,
-    warp,
-)
+from specrag.engine import NOTHING, Coroutine, Outputs, Row, Session, SessionModel
 from specrag.errors import InputError
 from specrag.speculation.drafters.base import ANY_DEPTH
-from specrag.speculation.target import draw_guess
 from specrag.speculation.tree import EMPTY, DraftTree, Round
 
 #: Source of a draft model's tokens.
@@ -71,11 +57,10 @@ def check_same_vocabulary(target: Vocabulary, draft: Vocabulary) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """A token, its probability under the draft model, and, if it was drawn, the distribution it was drawn from."""
+    """A token and its probability under the draft model."""
 
     token: int
     confidence: float
-    probs: NDArray[np.float64] | None = None
 
 
 def likeliest(row: Row) -> Guess:
@@ -95,40 +80,24 @@ def grades_of(guesses: Sequence[Guess], drawn: bool) -> tuple[int, ...]:
 class DraftModel:
     """A draft model that follows the target's tokens in a session of its own; guesses a chain.
 
-    A guess is the draft model's likeliest token or, with ``sampling``, a draw from its distribution. The tree then
-    carries that distribution (``draft_probs``), which ratio-based rejection needs. Nothing is proposed beyond the draft
-    model's context. After :meth:`truncate` the drafter behaves as if it had never seen the removed tokens.
+    A guess is the draft model's likeliest token. Nothing is proposed beyond the draft model's context. After
+    :meth:`truncate` the drafter behaves as if it had never seen the removed tokens.
 
     Args:
         model: the draft model, with the target's vocabulary (:func:`check_same_vocabulary`).
         max_tokens: longest chain.
-        min_confidence: end a chain after a token whose draft model probability is lower than this; 0: never.
-        sampling: how guesses are drawn; ``None``: take the likeliest. Penalties and biases are ignored.
 
     Raises:
-        InputError: a value is out of range, or ``min_confidence`` is set for drawn guesses: rejection preserves the
-            target's law only if what is verified does not depend on what was drawn.
+        InputError: ``max_tokens`` is out of range.
     """
 
     outputs: Outputs = NOTHING
     runs_passes = True
 
-    def __init__(
-        self,
-        model: SessionModel,
-        max_tokens: int = 16,
-        min_confidence: float = 0.0,
-        sampling: SamplingParams | None = None,
-    ) -> None:
+    def __init__(self, model: SessionModel, max_tokens: int = 16) -> None:
         check_whole("max_tokens", max_tokens, remedy="give an integer, at least 1")
-        if not 0 <= min_confidence <= 1:
-            raise InputError("min_confidence", min_confidence, "give a probability, 0 for no early end")
-        if sampling is not None and min_confidence > 0:
-            raise InputError("min_confidence", min_confidence, "leave it at 0 where guesses are drawn")
         self._model = model
         self._max_tokens = max_tokens
-        self._min_confidence = min_confidence
-        self._sampling = sampling
         self._session = Session(model)
         self._followed = 0  # leading tokens of the own session that are not guesses
 
@@ -148,21 +117,19 @@ class DraftModel:
             missing = []
         # The last guess is not fed, so it needs no room.
         room = self._model.context_length - len(session) + 1
-        outputs = _TOP if self._sampling is None else LOGITS
         guesses: list[Guess] = []
         while len(guesses) < min(budget, depth, self._max_tokens, room):
-            rows = yield from self._session.score(DraftTree.chain(missing, DRAFT_MODEL), outputs)
-            guess = self._guess(rows[-1], len(session) + len(guesses), session.model.vocab_size)
+            rows = yield from self._session.score(DraftTree.chain(missing, DRAFT_MODEL), _TOP)
+            guess = likeliest(rows[-1])
             if guess.token >= session.model.vocab_size:  # a column that pads the logits
                 break
             # It is fed with the next guess, or with the target's next tokens.
             self._session.commit(range(len(missing)), guess.token)
             missing = []
             guesses.append(guess)
-            if guess.confidence < self._min_confidence:
-                break
         self._followed = min(len(self._session), len(session))
-        return self._tree(guesses)
+        tokens = [guess.token for guess in guesses]
+        return DraftTree.chain(tokens, DRAFT_MODEL, grades_of(guesses, drawn=False))
 
     def observe(self, round: Round) -> None:
         del round  # the tokens are read from the session when they are needed
@@ -173,7 +140,7 @@ class DraftModel:
         self._followed = min(self._followed, length)
 
     def fork(self) -> DraftModel:
-        other = DraftModel(self._model, self._max_tokens, self._min_confidence, self._sampling)
+        other = DraftModel(self._model, self._max_tokens)
         other._session = self._session.fork()
         other._followed = self._followed
         return other
@@ -196,20 +163,3 @@ class DraftModel:
     def _can_read(self, session: Session, missing: Sequence[int]) -> bool:
         fits = len(session) <= self._model.context_length
         return fits and max(missing, default=0) < self._model.vocab_size
-
-    def _guess(self, row: Row, position: int, vocab_size: int) -> Guess:
-        if self._sampling is None:
-            return likeliest(row)
-        assert row.logits is not None
-        probs = warp(row.logits[:vocab_size], self._sampling).dense(vocab_size)
-        token = draw_guess(probs, self._sampling.seed, position)
-        return Guess(token, float(probs[token]), probs)
-
-    def _tree(self, guesses: Sequence[Guess]) -> DraftTree:
-        return DraftTree(
-            tuple(guess.token for guess in guesses),
-            tuple(range(-1, len(guesses) - 1)),
-            (DRAFT_MODEL,) * len(guesses),
-            grades_of(guesses, drawn=self._sampling is not None),
-            tuple(guess.probs for guess in guesses if guess.probs is not None),
-        )

@@ -298,7 +298,6 @@ class RagDrafter:
             tuple(range(-1, len(guesses) - 1)),
             (RAG,) * len(guesses),
             grades_of(guesses, drawn=not self._guessing.sampling.greedy),
-            tuple(opinions[: len(guesses)]),
             tuple(opinions),
         )
 
@@ -337,7 +336,7 @@ class RagDrafter:
         copies = copies[: len(opinions) - 1]
         grades = tuple(copy_grade(matched + depth, 0, None) for depth in range(len(copies)))
         chain = DraftTree.chain(copies, SUFFIX, grades)
-        return DraftTree(chain.tokens, chain.parents, chain.sources, chain.grades, (), tuple(opinions))
+        return DraftTree(chain.tokens, chain.parents, chain.sources, chain.grades, tuple(opinions))
 
 
 class TranslatedRagDrafter:

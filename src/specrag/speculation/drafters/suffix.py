@@ -20,8 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.typing import NDArray
 
-from specrag.engine import NOTHING, Coroutine, Outputs, Row, Session
-from specrag.engine.compiling import compiled
+from specrag.engine import NOTHING, Coroutine, Outputs, Row, Session, compiled
 from specrag.errors import InputError
 from specrag.speculation.drafters.base import ANY_DEPTH
 from specrag.speculation.suffix.automaton import SuffixAutomaton

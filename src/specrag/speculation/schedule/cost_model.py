@@ -17,8 +17,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from specrag.engine import Others, SessionModel
-from specrag.engine.compiling import compiled
+from specrag.engine import Others, SessionModel, compiled
 
 #: A pass with nothing else in it.
 ALONE = Others()

@@ -18,6 +18,8 @@ from specrag.speculation.schedule.cost_model import StrideCosts, passages_per_se
 
 #: A larger stride gains little (3 % at a match rate of 0.95 and a search of 20 steps) and holds text back for long.
 MAX_STRIDE = 16
+#: Rounds that OS3 estimates the match rate from.
+WINDOW = 5
 #: What other requests saw is worth at most this many look-ups to a new request.
 SHARED_WEIGHT = 20.0
 #: Number of look-ups after which an observation's weight has fallen to about a third.
@@ -174,9 +176,7 @@ class OS3:
 
     Args:
         asynchronous: whether the last step of a round runs during its search.
-        window: rounds that the match rate is estimated from.
         max_match: the cap, above 0 and below 1; ``None`` for the confidence bound.
-        max_stride: the largest stride.
         shared: what requests learn together; by default a request learns alone.
 
     Raises:
@@ -186,21 +186,15 @@ class OS3:
     def __init__(
         self,
         asynchronous: bool = False,
-        window: int = 5,
         max_match: float | None = 0.6,
-        max_stride: int = MAX_STRIDE,
         shared: SharedStrides | None = None,
     ) -> None:
-        check_whole("window", window)
-        check_whole("max_stride", max_stride)
         if max_match is not None and not 0 < max_match < 1:
             raise InputError("max_match", max_match, "give a number between 0 and 1, or none for no cap")
         self._asynchronous = asynchronous
         self._max_match = max_match
-        self._max_stride = max_stride
         self._shared = shared or SharedStrides()
-        self._window = window
-        self._rounds: deque[StrideRound] = deque(maxlen=window)
+        self._rounds: deque[StrideRound] = deque(maxlen=WINDOW)
         # The state before the request, so that its own rounds do not count twice.
         self._before = self._shared.matches.diluted(SHARED_WEIGHT)
 
@@ -208,7 +202,7 @@ class OS3:
         match, costs = self._match(), self._shared.costs
         if not match or not costs.measured:
             return 1
-        seconds = costs.verification(self._max_stride)
+        seconds = costs.verification(MAX_STRIDE)
         rates = passages_per_second(match, costs.step(), seconds, self._asynchronous)
         return int(np.argmax(rates)) + 1
 
@@ -222,7 +216,7 @@ class OS3:
         looked_up = float(sum(map(looked_up_in, self._rounds)))
         if self._max_match is not None:
             return min(matched / looked_up, self._max_match) if looked_up else 0.0
-        lacking = 1.0 - len(self._rounds) / self._window
+        lacking = 1.0 - len(self._rounds) / WINDOW
         matched += lacking * self._before.matched
         looked_up += lacking * self._before.looked_up
         return wilson_lower_bound(matched, looked_up) if looked_up else 0.0

@@ -22,7 +22,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from specrag.engine.compiling import compiled
+from specrag.engine import compiled
 
 # -- the arrays: one row of int32 a state, an edge, a piece or a position ---------------------------------------
 

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydivsufsort import divsufsort
 
-from specrag.engine.compiling import compiled
+from specrag.engine import compiled
 
 Ints = NDArray[np.int32]
 Tail = NDArray[np.int64]

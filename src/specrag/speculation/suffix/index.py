@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from specrag.engine.compiling import compiled
+from specrag.engine import compiled
 from specrag.errors import InputError
 
 #: Token ids, as a list or as an array of integers of shape ``[tokens]``.

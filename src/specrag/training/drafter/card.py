@@ -8,7 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from specrag.models.adapters import DRAFTER_RECORD
+from specrag.models import DRAFTER_RECORD
 from specrag.training import card
 from specrag.training.card import LOSS, draw, settings_table, write_history
 from specrag.training.drafter.objective import Drafted, DrafterProgress, Measured

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from specrag.bench.metrics import normalize_answer
+from specrag.bench import normalize_answer
 from specrag.errors import InputError
-from specrag.methods.prompts import FEWEST_WORDS, cut_passage, most_that_fit
+from specrag.methods import FEWEST_WORDS, cut_passage, most_that_fit
 from specrag.methods.speculative_rag.cited import cited_prompt, write_cited
 from specrag.methods.speculative_rag.drafting import Form
 from specrag.methods.speculative_rag.form import (
@@ -22,7 +22,7 @@ from specrag.methods.speculative_rag.form import (
     write_draft,
 )
 from specrag.methods.wording import wording
-from specrag.models.tokenizer import Tokenizer, encode_text
+from specrag.models import Tokenizer, encode_text
 from specrag.training.drafter.rows import DrafterRow
 from specrag.training.drafter.run import TuningSettings
 
@@ -47,7 +47,7 @@ class Example:
     shortened: bool
 
 
-class Encoder:
+class ExampleEncoder:
     """Turns rows into examples.
 
     Args:
@@ -96,7 +96,8 @@ class Encoder:
         """What the drafter should write after the prompt, the end of the turn included.
 
         The cue and the text after it are tokenised separately, as they are when a drafter is kept to the form
-        (:class:`~specrag.models.roles.Cue`): some vocabularies would merge a full stop with the line end after it.
+        (:class:`~specrag.models.roles.AnswerFormat`): some vocabularies would merge a full stop with the line end after
+        it.
         """
         rationale = row.rationale if self._rationales else NO_RATIONALE
         if rationale is None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from specrag.bench.metrics import contains_answer
-from specrag.engine.passes import gather
+from specrag.bench import contains_answer
+from specrag.engine import gather
 from specrag.language_model import LanguageModel, load
-from specrag.methods.generator import LocalGenerator
+from specrag.methods import LocalGenerator
 from specrag.methods.speculative_rag.cited import says_not_here
 from specrag.methods.speculative_rag.drafting import Drafting, Form, drafting
 from specrag.methods.speculative_rag.result import Draft

@@ -14,10 +14,8 @@ from typing import Any
 import torch
 
 from specrag.errors import InputError
-from specrag.models.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from specrag.models import ADAPTER_CONFIG, ADAPTER_WEIGHTS, build_module, read_config, read_weights
 from specrag.models.catalog import ModelFiles
-from specrag.models.loading import build_module
-from specrag.models.weights import read_config, read_weights
 from specrag.training.drafter.run import TuningSettings
 from specrag.training.files import replace_json, replace_tensors, write_errors
 

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specrag.bench.data import read_text
-from specrag.bench.metrics import contains_answer, normalize_answer
+from specrag.bench import contains_answer, normalize_answer, read_text
 from specrag.errors import InputError
 from specrag.methods.speculative_rag.task import TASK_KINDS, Task
-from specrag.retrieval.passage import Passage
+from specrag.retrieval import Passage
 from specrag.training.exclusion import EvaluationRows
 
 #: Metadata key that marks a passage as holding the answer; optional.

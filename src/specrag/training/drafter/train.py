@@ -19,14 +19,11 @@ from pathlib import Path
 
 import torch
 
-from specrag.models.catalog import ModelFiles, resolve
-from specrag.models.catalog.store import sha256_of
-from specrag.models.loading import find_device
-from specrag.models.tokenizer import Tokenizer
-from specrag.models.weights import weight_files
+from specrag.models import Tokenizer, find_device, weight_files
+from specrag.models.catalog import ModelFiles, resolve, sha256_of
 from specrag.training.card import check_plotting
 from specrag.training.drafter.card import DataFile, Provenance, RowCounts, write_card, write_curves
-from specrag.training.drafter.examples import Encoder, Example, Split, split
+from specrag.training.drafter.examples import Example, ExampleEncoder, Split, split
 from specrag.training.drafter.measure import measure_drafts
 from specrag.training.drafter.model import Tuned, build, write_tuned
 from specrag.training.drafter.objective import (
@@ -116,7 +113,7 @@ class _Run:
         self._device = device
         self._clock = clock
         self._checksums = {path.name: sha256_of(path) for path in weight_files(files.folder)}
-        self._encoder = Encoder(
+        self._encoder = ExampleEncoder(
             Tokenizer(files),
             length=run.settings.length,
             rationales=run.settings.rationales,

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from specrag.models.eagle_files import CONFIG, TOKENS, VOCABULARY, WEIGHTS, HeadConfig
+from specrag.models import CONFIG, TOKENS, VOCABULARY, WEIGHTS, HeadConfig
 from specrag.training import card
 from specrag.training.card import LOSS, draw, settings_table, write_history
 from specrag.training.eagle.measure import ChainResult

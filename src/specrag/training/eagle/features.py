@@ -17,8 +17,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from specrag.engine.outputs import Outputs
-from specrag.engine.passes import Segment, SessionModel
+from specrag.engine import Outputs, Segment, SessionModel
 from specrag.errors import SpecragError
 from specrag.training.eagle.answers import Answer
 from specrag.training.files import replace_tensors, write_errors

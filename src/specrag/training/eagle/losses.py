@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from specrag.errors import InputError
+from specrag.models import read_weights
 from specrag.models.catalog import ModelFiles
-from specrag.models.weights import read_weights
 from specrag.training.eagle.features import Batch, Text
 from specrag.training.eagle.module import Estimate, KeysValues, TrainableHead
 

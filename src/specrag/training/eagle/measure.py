@@ -7,20 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specrag.engine.outputs import Row
-from specrag.engine.passes import Coroutine
-from specrag.engine.session import Session
-from specrag.engine.stopping import FinishReason
+from specrag.engine import Coroutine, FinishReason, Row, Session
 from specrag.language_model import LanguageModel
-from specrag.methods.base import PromptNeeds
-from specrag.models.eagle_head import EagleHead, load_head
-from specrag.speculation.acceptance import Matching
-from specrag.speculation.decode import Settings, Speculation, TextSink, decode
-from specrag.speculation.drafters.eagle import PROMPT_ROWS, Eagle
-from specrag.speculation.schedule.base import FixedBudget
+from specrag.methods import PromptNeeds
+from specrag.models import EagleHead, load_head
+from specrag.speculation import Matching, Settings, Speculation, TextSink
+from specrag.speculation.decode import decode
+from specrag.speculation.drafters import PROMPT_ROWS, Eagle
+from specrag.speculation.schedule import FixedBudget
 
 if TYPE_CHECKING:
-    from specrag.models.loading import LoadedModel
+    from specrag.models import LoadedModel
 
 
 class _Chains:
@@ -48,11 +45,8 @@ class _Chains:
         prompt_rows: Sequence[Row] = (),
     ) -> Coroutine[FinishReason]:
         drafter = Eagle(self._head, depth=self._length, top_k=1, min_gain=0)
-        try:
-            speculation = Speculation(drafter, Matching(), FixedBudget(self._length))
-            return (yield from decode(session, settings, text, speculation, clock, prompt_rows))
-        finally:
-            drafter.close()
+        speculation = Speculation(drafter, Matching(), FixedBudget(self._length))
+        return decode(session, settings, text, speculation, clock, prompt_rows)
 
 
 @dataclass(frozen=True, slots=True)

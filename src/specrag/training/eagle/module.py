@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from specrag.models.eagle_files import HeadConfig
+from specrag.models import HeadConfig
 
 
 def head_config(target: Any) -> HeadConfig:

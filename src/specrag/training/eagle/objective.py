@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from specrag.models.eagle_files import HeadConfig
+from specrag.models import HeadConfig
 from specrag.training.checkpoint import Progress
 from specrag.training.eagle.features import FeatureCache, make_batch, plan_epoch
 from specrag.training.eagle.losses import Hits, TargetMatrices, count_hits, losses

@@ -10,11 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specrag.bench.data import read_text
+from specrag.bench import read_text
 from specrag.errors import InputError
-from specrag.retrieval.documents.chunking import Chunker
-from specrag.retrieval.documents.files import SourceFile, find_files
-from specrag.retrieval.documents.reader import Document, read_file
+from specrag.retrieval.documents import Chunker, Document, SourceFile, find_files, read_file
 from specrag.training.exclusion import SHARED_WORDS
 
 #: Tokens of the longest passage.

@@ -20,8 +20,7 @@ import torch
 
 from specrag.errors import InputError
 from specrag.language_model import LanguageModel
-from specrag.models.decoder import LeanDecoder
-from specrag.models.eagle_files import HeadConfig
+from specrag.models import HeadConfig, LeanDecoder
 from specrag.training.card import check_plotting
 from specrag.training.eagle.answers import AnswerStore, make_answers
 from specrag.training.eagle.card import Provenance, Training, write_card, write_curves, write_head

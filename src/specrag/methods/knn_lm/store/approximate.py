@@ -23,7 +23,7 @@ from specrag.methods.knn_lm.store.index import (
     checked_queries,
     nearest_of,
 )
-from specrag.retrieval.index.scoring import Floats
+from specrag.retrieval.index import Floats, read_faiss, share_storage
 
 _HALVES = faiss.ScalarQuantizer.QT_fp16
 _GRAPH_BLOCK = 16_384
@@ -51,9 +51,8 @@ class GraphKeys:
         self.flat = flat
         self.settings = settings
         self._graph = graph
-        self._storage = _shared_storage(flat)  # the graph does not keep it alive
-        graph.storage = self._storage
-        graph.own_fields = False
+        storage = faiss.IndexScalarQuantizer(flat.keys.shape[1], _HALVES, faiss.METRIC_L2)
+        self._storage = share_storage(graph, storage, flat.keys)
 
     @classmethod
     def build(cls, flat: FlatKeys, settings: GraphSettings, path: Path) -> None:
@@ -73,13 +72,7 @@ class GraphKeys:
         Raises:
             InputError: the file is not a graph of these keys.
         """
-        try:
-            graph = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
-        except RuntimeError as error:
-            raise InputError(
-                "graph", str(path), "build the index again: faiss cannot read the file"
-            ) from error
-        return cls(graph, flat, settings)
+        return cls(read_faiss("graph", path, faiss.IO_FLAG_MMAP_IFC), flat, settings)
 
     def search(self, queries: Floats, k: int, most: int | None = None) -> list[Neighbours]:
         """See :class:`~specrag.methods.knn_lm.store.index.KeyIndex`; ``most`` is limited to what the walk found."""
@@ -97,17 +90,6 @@ class GraphKeys:
             else self.flat.search(query[None], k, most)[0]
             for query, ids in zip(checked, walked, strict=True)
         ]
-
-
-def _shared_storage(flat: FlatKeys) -> Any:
-    """A faiss index that reads these keys in place. The caller keeps both alive."""
-    nobody = faiss.MaybeOwnedVectorUInt8().owner  # nothing for faiss to free
-    address = faiss.cast_integer_to_uint8_ptr(flat.keys.ctypes.data)
-    storage = faiss.IndexScalarQuantizer(flat.keys.shape[1], _HALVES, faiss.METRIC_L2)
-    storage.codes = faiss.MaybeOwnedVectorUInt8.create_view(address, flat.keys.nbytes, nobody)
-    storage.ntotal = len(flat)
-    storage.is_trained = True
-    return storage
 
 
 _CODES_BLOCK = 65_536
@@ -170,11 +152,7 @@ class QuantisedKeys:
         Raises:
             InputError: the file does not hold codes of these keys.
         """
-        try:
-            codes = faiss.read_index(str(path))
-        except RuntimeError as error:
-            raise InputError("pq", str(path), "build the index again: faiss cannot read the file") from error
-        return cls(codes, flat, settings)
+        return cls(read_faiss("pq", path), flat, settings)
 
     def search(self, queries: Floats, k: int, most: int | None = None) -> list[Neighbours]:
         """See :class:`~specrag.methods.knn_lm.store.index.KeyIndex`; ``most`` is limited to the candidates."""

@@ -30,10 +30,7 @@ from specrag.artifacts import (
     publish_generation,
     remove_generations,
 )
-from specrag.engine.executor import Executor
-from specrag.engine.outputs import NOTHING, Outputs
-from specrag.engine.passes import Coroutine, SessionModel
-from specrag.engine.session import Session
+from specrag.engine import NOTHING, Coroutine, Executor, Outputs, Session, SessionModel
 from specrag.errors import InputError
 from specrag.methods.knn_lm.store.datastore import Datastore, build_index, index_file
 from specrag.methods.knn_lm.store.index import IndexSettings, check_size
@@ -49,9 +46,8 @@ from specrag.methods.knn_lm.store.manifest import (
 )
 from specrag.methods.knn_lm.store.scoring import squared_norms
 from specrag.methods.knn_lm.store.windows import WINDOW_TYPE, Tokens, Window, entries_of, value_type, windows
-from specrag.retrieval.index.scoring import Floats
-from specrag.retrieval.manifest import write_errors, writer_lock
-from specrag.retrieval.progress import Progress, Reporter
+from specrag.retrieval import Progress, Reporter, write_errors, writer_lock
+from specrag.retrieval.index import Floats
 
 #: Entries between two checkpoints: the most that a kill can cost, some seconds of reading.
 CHECKPOINT = 16_384

@@ -14,8 +14,7 @@ from specrag.checks import check_whole
 from specrag.methods.knn_lm.store.datastore import Datastore
 from specrag.methods.knn_lm.store.index import Neighbours, checked_queries, nearest_in
 from specrag.methods.knn_lm.store.scoring import Halves, distance_slack
-from specrag.retrieval.index.base import norms
-from specrag.retrieval.index.scoring import Floats, Longs
+from specrag.retrieval.index import Floats, Longs, norms
 
 #: Entries after each neighbour, as in the paper.
 FOLLOWERS = 10

@@ -31,11 +31,11 @@ from specrag.methods.knn_lm.store.manifest import (
 )
 from specrag.methods.knn_lm.store.scoring import Halves
 from specrag.methods.knn_lm.store.windows import value_type
-from specrag.retrieval.encoder.settings import checksums
-from specrag.retrieval.index.scoring import Floats, Longs
+from specrag.retrieval.encoder import checksums
+from specrag.retrieval.index import Floats, Longs
 
 if TYPE_CHECKING:
-    from specrag.models.loading import LoadedModel
+    from specrag.models import LoadedModel
 
 
 class Datastore:

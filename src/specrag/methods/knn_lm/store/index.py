@@ -12,8 +12,7 @@ import numpy as np
 from specrag.checks import check_whole, plain
 from specrag.errors import InputError
 from specrag.methods.knn_lm.store.scoring import GROUP, Halves, distance_slack, distances, scan
-from specrag.retrieval.index.base import norms
-from specrag.retrieval.index.scoring import LONGEST, Doubles, Floats, Longs
+from specrag.retrieval.index import LONGEST, Doubles, Floats, Longs, norms
 
 IndexName: TypeAlias = Literal["flat", "hnsw", "pq"]
 INDEXES: tuple[IndexName, ...] = ("flat", "hnsw", "pq")
@@ -184,7 +183,6 @@ class FlatKeys:
         return len(self.keys)
 
     def search(self, queries: Floats, k: int, most: int | None = None) -> list[Neighbours]:
-        """See :class:`~specrag.methods.knn_lm.store.index.KeyIndex`."""
         k = check_k(k, len(self))
         wanted = min(max(k, most or k), len(self))
         checked = checked_queries(queries, self.keys.shape[1])

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Self
 
 from specrag.artifacts import BUILDING, MANIFEST, FileRecord, GenerationManifest
 from specrag.checks import check_whole
-from specrag.engine.outputs import HiddenState
+from specrag.engine import HiddenState
 from specrag.errors import SpecragError
 
 FORMAT = 1

@@ -19,8 +19,8 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.extending import intrinsic
 
-from specrag.engine.compiling import compiled
-from specrag.retrieval.index.scoring import UNIT_ROUNDOFF, Doubles, Floats, Longs, inner_products
+from specrag.engine import compiled
+from specrag.retrieval.index import UNIT_ROUNDOFF, Doubles, Floats, Longs, inner_products
 
 #: Half-precision numbers as their bits.
 Halves: TypeAlias = npt.NDArray[np.uint16]

@@ -13,10 +13,9 @@ import numpy.typing as npt
 
 from specrag.errors import InputError
 from specrag.methods.knn_lm.store.manifest import WindowSettings
-from specrag.models.tokenizer import Tokenizer
-from specrag.retrieval.documents.files import Skipped, find_files
-from specrag.retrieval.documents.reader import read_file
-from specrag.retrieval.progress import Progress, Reporter
+from specrag.models import Tokenizer
+from specrag.retrieval import Progress, Reporter
+from specrag.retrieval.documents import Skipped, find_files, read_file
 
 Tokens: TypeAlias = npt.NDArray[np.int32]
 

@@ -20,12 +20,10 @@ import numpy as np
 from specrag.checks import check_choice, check_number, check_whole
 from specrag.errors import InputError
 from specrag.methods.rapid.context.scores import ChunkScores, ContextIndex, Pooling, Scoring, TextVectors
-from specrag.retrieval.documents.chunking import Chunker
-from specrag.retrieval.documents.contexts import ContextChunk, Message, cut_documents, cut_messages
-from specrag.retrieval.documents.reader import Document
+from specrag.retrieval.documents import Chunker, ContextChunk, Document, Message, cut_documents, cut_messages
 
 if TYPE_CHECKING:
-    from specrag.retrieval.encoder.encoder import Encoder
+    from specrag.retrieval.encoder import Encoder
 
 #: Number of contexts that stay cut and encoded for later questions.
 MOST_CONTEXTS = 8
@@ -169,7 +167,7 @@ class ContextRetriever:
             return self._cutters[tokenizer_file]
 
     def _text_vectors(self) -> TextVectors:
-        from specrag.retrieval.encoder.encoder import DEFAULT_ENCODER, load_encoder
+        from specrag.retrieval.encoder import DEFAULT_ENCODER, load_encoder
 
         with self._lock:
             if self._vectors is None:

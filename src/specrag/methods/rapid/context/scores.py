@@ -24,17 +24,12 @@ import numpy as np
 import xxhash
 
 from specrag.errors import InputError
-from specrag.retrieval.documents.chunking import Chunker
-from specrag.retrieval.documents.contexts import ContextChunk
-from specrag.retrieval.documents.converters import Part
-from specrag.retrieval.documents.reader import Document
-from specrag.retrieval.manifest import write_errors
-from specrag.retrieval.passage import passage_text
+from specrag.retrieval import passage_text, write_errors
+from specrag.retrieval.documents import Chunker, ContextChunk, Document, Part
 
 if TYPE_CHECKING:
-    from specrag.retrieval.encoder.encoder import Encoder
-    from specrag.retrieval.index.bm25 import BM25Index
-    from specrag.retrieval.index.scoring import Bools, Floats, Longs
+    from specrag.retrieval.encoder import Encoder
+    from specrag.retrieval.index import BM25Index, Bools, Floats, Longs
 
 Scoring = Literal["dense", "bm25", "hybrid"]
 Pooling = Literal["max", "mean"]
@@ -114,7 +109,7 @@ class ContextIndex:
         dense = self._dense(question)
         if scoring == "dense":
             return ChunkScores(dense, dense >= threshold)
-        from specrag.retrieval.index.scoring import hybrid_scores
+        from specrag.retrieval.index import hybrid_scores
 
         sparse, bound = self._sparse(question)
         fused = np.empty_like(dense)
@@ -122,7 +117,7 @@ class ContextIndex:
         return ChunkScores(fused, (dense >= threshold) | (sparse > 0))
 
     def _dense(self, question: str) -> Floats:
-        from specrag.retrieval.index.scoring import dense_scores
+        from specrag.retrieval.index import dense_scores
 
         query = self._encoder.encode_queries([question])[0]
         vectors, owners = self._encoded
@@ -134,7 +129,7 @@ class ContextIndex:
 
     def _sparse(self, question: str) -> tuple[Floats, float]:
         """BM25 scores of the chunks, and the maximum that the question's terms could give."""
-        from specrag.retrieval.index.base import Query
+        from specrag.retrieval.index import Query
 
         terms = self._bm25.terms(question)
         ids = np.arange(len(self.chunks), dtype=np.int64)
@@ -143,7 +138,7 @@ class ContextIndex:
 
     @cached_property
     def _bm25(self) -> BM25Index:
-        from specrag.retrieval.index.bm25 import BM25Index
+        from specrag.retrieval.index import BM25Index
 
         return BM25Index.build([passage_text(chunk.title, chunk.text) for chunk in self.chunks])
 

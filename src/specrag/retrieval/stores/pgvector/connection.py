@@ -68,13 +68,13 @@ class TimedConnection(psycopg.Connection[TupleRow]):
 
     def _bounded(self, waiting: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
         try:
-            wish = next(waiting)
+            wanted = next(waiting)
             while True:
-                ready = yield wish
+                ready = yield wanted
                 if not ready and time.monotonic() > self.deadline:
                     self.close()  # its state is unknown, so it must not be used again
                     raise _OutOfTime
-                wish = waiting.send(ready)
+                wanted = waiting.send(ready)
         except StopIteration as end:
             return end.value
 

@@ -119,7 +119,6 @@ class PgVectorStore:
 
     @classmethod
     def check(cls, address: str | None, loading: Loading) -> None:
-        """See :class:`~specrag.retrieval.stores.base.StoreType`."""
         database, table = _database(address, loading.limits)
         with database.connect() as own, own.transaction():
             job = _Loading(own, table, database.words.place)
@@ -172,7 +171,6 @@ class PgVectorStore:
     # -- what there is ----------------------------------------------------------------------------------------
 
     def info(self) -> StoreInfo:
-        """See :class:`~specrag.retrieval.stores.base.Store`."""
         with self._database.connect() as own:
             info, oid = _find(own, self.table, self.place)
         if self._oid not in (None, oid):
@@ -181,7 +179,6 @@ class PgVectorStore:
         return info
 
     def fetch(self, ids: Sequence[int]) -> list[Fetched]:
-        """See :class:`~specrag.retrieval.stores.base.Store`."""
         rows = self._database.rows(self._statements.lookup(), {"ids": list(ids)}, LOOKUP_SETTINGS)
         return [self._fetched(row) for row in rows]
 
