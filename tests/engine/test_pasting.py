@@ -159,6 +159,12 @@ def test_what_was_pasted_neither_hides_nor_replaces_what_was_read(one_layer: Lea
     pasted.pasted = 30
     cache.keep(pasted, pasted=True)
     assert len(cache.start(one_layer, [*tokens, 1])) == 50
+    shorter = read(one_layer, tokens[:60])
+    shorter.pasted = 20
+    cache.keep(shorter, pasted=True)
+    assert (
+        len(cache.start(one_layer, [*tokens[:60], 1], pasted=True)) == 60
+    )  # a prefix of a pasted one is kept too
     cache.keep(read(one_layer, tokens))
     assert len(cache.start(one_layer, [*tokens, 1])) == 80
     assert cache.start(one_layer, [*tokens, 1], pasted=True).pasted == 0

@@ -22,6 +22,11 @@ class _Known:
     session: Session
     shared: int
 
+    @property
+    def rank(self) -> tuple[int, bool]:
+        """The more tokens the better; of as many, those that were read rather than pasted."""
+        return self.shared, not self.session.pasted
+
 
 class PrefixCache:
     """An LRU cache of sessions: prompts, with the answers behind them. Tenants never share entries.
@@ -82,15 +87,18 @@ class PrefixCache:
             return
         if _nbytes([session]) > self.limit_bytes or len(tokens) < MIN_SHARED_TOKENS:
             return
-        exact = not session.pasted
         for key, (owner, other) in list(self._entries.items()):
-            if owner != tenant or other.model is not session.model:
+            if (
+                owner != tenant
+                or other.model is not session.model
+                or bool(other.pasted) != bool(session.pasted)
+            ):
                 continue
-            if other.tokens[: len(tokens)] == tokens and exact <= (not other.pasted):
+            if other.tokens == tokens or (not session.pasted and other.tokens[: len(tokens)] == tokens):
                 self._entries.move_to_end(key)
                 return
-            # An entry that is a prefix of the new one adds nothing, unless it is exact and the new one is not.
-            if tokens[: len(other)] == other.tokens and (not other.pasted) <= exact:
+            # An entry that is a prefix of the new one adds nothing, unless it is found only as a whole.
+            if not session.pasted and tokens[: len(other)] == other.tokens:
                 del self._entries[key]
         self._entries[self._next] = (tenant, session.fork(len(tokens)))
         self._next += 1
@@ -119,8 +127,9 @@ class PrefixCache:
                 shared = _common(session.tokens, tokens)
                 if session.pasted and not (pasted and shared == len(session)):
                     continue
-                if shared >= (MIN_SHARED_TOKENS if best is None else best.shared + 1):
-                    best = _Known(key, session, shared)
+                found = _Known(key, session, shared)
+                if shared >= MIN_SHARED_TOKENS and (best is None or found.rank > best.rank):
+                    best = found
         return best
 
     def _shrink(self) -> None:
