@@ -2,12 +2,12 @@
 
 ``python -m benchmarks.rag.blocks OUT --data FOLDER [--model NAME] [--rows N] [--sets S ...] [--ways W ...]``
 
-Every way answers the same questions from the same five passages (``longbench``: twelve of a long text), whose keys and
-values are known: ``exact`` reads the
-prompt; ``none``, ``first 16`` (what ``reuse=blocks`` does) and ``first 32`` read so many tokens of each passage again;
-``deviation 15 %`` and ``30 %`` those whose keys and values differ most from exact ones, an upper bound of what
-CacheBlend (Yao et al. 2025) chooses, since the exact ones are known here; ``disk`` is ``first 16`` from 8 bits, as
-``specrag index --read`` keeps them. Records go to ``OUT/blocks.jsonl`` as they come; a run that was stopped goes on.
+Every way answers the same questions from the same five passages (``longbench``: twelve of a long text), whose keys
+and values are known: ``exact`` reads the prompt; ``none``, ``first 16`` (what ``reuse=blocks`` does) and ``first 32``
+read so many tokens of each passage again; ``deviation 15 %`` and ``30 %`` those whose keys and values differ most
+from exact ones, an upper bound of what CacheBlend (Yao et al. 2025) chooses, since the exact ones are known here;
+``disk`` is ``first 16`` from 8 bits, as ``specrag index --read`` keeps them. Records go to ``OUT/blocks.jsonl`` as
+they come; a run that was stopped goes on.
 """
 
 from __future__ import annotations

@@ -372,7 +372,7 @@ def test_a_corpus(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def _second_time(engine: Engine, first: Any, second: Any) -> Asked:
     """The accepted guesses of a request whose answer another was given before."""
-    answer = text(60, 300)
+    answer = random.sample(range(300, 1300), 60)  # no token twice, so that nothing can be copied from itself
     engine.add(Asked("one", text(30, 1000), answer, first))
     engine.run()
     engine.add(Asked("between", text(30, 3000), text(5, 4000)))
@@ -405,7 +405,7 @@ def test_earlier_answers_stay_with_their_tenant(
     assert (again.accepted > 30) == copies
     assert ("answers" in engine.drafter.stats.sources) == copies
     if not copies:
-        assert again.accepted < 3  # under load it may guess from its own text, and be lucky
+        assert again.accepted == 0
 
 
 def test_an_answer_of_a_row_that_was_preempted_is_kept_once() -> None:
