@@ -62,6 +62,8 @@ def headed(model: str) -> Mapping[str, Callable[[], Decoder]]:
     sam = partial(baselines.Drafted, "sam-decoding", head, baselines.EAGLE_NODES, copy_first=True)
     return {
         RESPEC: lambda: _published(drafter=head),  # the paper's own drafter
+        "respec+relaxed": lambda: _published(drafter=head, relaxed=True),
+        "respec+recycling": _published,
         "eagle-2": lambda: baselines.eagle(model),
         "sam-decoding+eagle-2": sam,
         "prompt-lookup+eagle-2": lambda: _LookupFirst(head),
