@@ -44,7 +44,7 @@ def main() -> None:
     records = given.out / "texts.jsonl"
     methods = lossless(given.model) if given.methods is None else given.methods
     if methods:
-        prompts = _prompts(given.data, given.most)
+        prompts = _prompts(given.data, given.most, given.longest)
         with records.open("a", encoding="utf-8") as file:
             for record in _write(given, methods, prompts, read_records(records)):
                 file.write(json.dumps(record) + "\n")
@@ -61,6 +61,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--model", default=default_model())
     parser.add_argument("--methods", nargs="*", help="all that are lossless")
     parser.add_argument("--most", type=int, default=200, help="prompts")
+    parser.add_argument("--longest", type=int, default=1_500, help="characters of a prompt")
     parser.add_argument("--new", type=int, default=24, help="most tokens of a text")
     return parser.parse_args()
 
@@ -71,10 +72,10 @@ def lossless(model: str) -> list[str]:
     return [*_LOSSLESS, *own, *([] if model == _DRAFTER else ["draft-model"])]
 
 
-def _prompts(data: Path, most: int) -> list[str]:
-    """First turns of at most 1,500 characters, evenly spread."""
+def _prompts(data: Path, most: int, longest: int) -> list[str]:
+    """First turns of at most so many characters, evenly spread."""
     turns = [row.turns[0] for row in load_spec_bench(find_file(data, _DATA))]
-    short = [turn for turn in turns if len(turn) <= 1_500]
+    short = [turn for turn in turns if len(turn) <= longest]
     return [short[place * len(short) // most] for place in range(min(most, len(short)))]
 
 

@@ -4,11 +4,11 @@
 
 All servers get the same prompts, in the order of the passages' scores, and may keep what they have read. With
 ``--methods "knowledge base" "knowledge base, blocks"`` ours finds the passages itself and has read each when it was
-indexed; ``--openvino PYTHON FOLDER`` and ``--llama FOLDER GGUF`` add those engines, for one client. With ``--rate R``
-questions come at random, R a second on average, however fast they are answered. Every server is a process of its own,
-and all but the one that is measured are stopped. Each answer is recorded in
-``OUT/answers.jsonl`` as a round ends, so that a bench that was stopped goes on with the next round; what servers had
-read before is then read anew. With ``--rounds 0`` the records are only counted.
+indexed; ``--openvino PYTHON FOLDER`` and ``--llama FOLDER GGUF`` add those engines, for one client. ``--alone`` asks
+Spec-Bench's first turns, without passages. With ``--rate R`` questions come at random, R a second on average, however
+fast they are answered. Every server is a process of its own, and all but the one that is measured are stopped. Each
+answer is recorded in ``OUT/answers.jsonl`` as a round ends, so that a bench that was stopped goes on with the next
+round; what servers had read before is then read anew. With ``--rounds 0`` the records are only counted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.rag.questions import Draw, RagQuestion, drawn, load
+from benchmarks.rag.questions import Draw, RagQuestion, drawn, load, load_alone
 from benchmarks.rag.subjects import OURS, Subjects
 from benchmarks.records import read_records
 from benchmarks.server.clients import Answered, Run, answers_at, answers_of
@@ -70,12 +70,15 @@ def main() -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     records = given.out / "answers.jsonl"
     setting = {"model": given.model, "new": given.new, "each": given.each}
+    if given.alone:
+        setting["alone"] = True
     if given.rounds:
         with records.open("a", encoding="utf-8") as file:
             for answers in measure(given, setting, read_records(records)):
                 file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in answers)
                 file.flush()
-    sys.stdout.write(table([record for record in read_records(records) if record["setting"] == setting]))
+    mine = [record for record in read_records(records) if record["setting"] == setting]
+    sys.stdout.write(table(mine, beside=given.beside))
 
 
 def _arguments() -> argparse.Namespace:
@@ -89,9 +92,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 8, 16])
     parser.add_argument("--rate", type=float, default=0.0, help="questions a second, in place of clients")
     parser.add_argument("--methods", nargs="+", default=[*OURS, VLLM, VLLM_SUFFIX])
+    parser.add_argument("--beside", default=VLLM, metavar="METHOD", help="whose times the table compares with")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--each", type=int, default=4, help="prompts of each client in a round")
     parser.add_argument("--new", type=int, default=64, help="most tokens of an answer")
+    parser.add_argument("--alone", action="store_true", help="Spec-Bench's first turns, without passages")
     parser.add_argument("--openvino", nargs=2, metavar=("PYTHON", "FOLDER"))
     parser.add_argument("--llama", nargs=2, metavar=("FOLDER", "GGUF"))
     return parser.parse_args()
@@ -106,7 +111,7 @@ def measure(
     available = subjects.available()
     methods = [one for one in given.methods if one in available]
     load_of_others = ProcessorLoad()
-    planned = list(rounds(given, load(given.data)))
+    planned = list(rounds(given, (load_alone if given.alone else load)(given.data)))
     everything = [question for _, _, asked in planned for question in asked]
     with contextlib.ExitStack() as stack:
         servers: dict[str, ServerProcess] = {}
@@ -168,19 +173,23 @@ def _record(place: int, question: RagQuestion, answer: Answered) -> dict[str, An
     }
 
 
-def table(records: Iterable[Mapping[str, Any]]) -> str:
-    """A line for each draw, number of clients and method; times are compared with vLLM's, question by question."""
+def table(records: Iterable[Mapping[str, Any]], beside: str = VLLM) -> str:
+    """A line for each draw, number of clients and method.
+
+    Args:
+        beside: the method with whose times the others are compared, question by question.
+    """
     cells: dict[Cell, dict[str, dict[tuple[int, int], Mapping[str, Any]]]] = defaultdict(
         lambda: defaultdict(dict)
     )
     for one in records:
         cells[_cell(one)][one["method"]][one["round"], one["place"]] = one
     heads = ["draw", "clients", "method", "n", "first, median / p95, s", "whole, median / p95, s"]
-    heads += ["of vLLM's time", "tokens/s", "prompt known", "right"]
+    heads += [f"of {beside}'s time", "tokens/s", "prompt known", "right"]
     lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
     for cell, methods in cells.items():
         for method, found in methods.items():
-            compared = _ratio(found, methods.get(VLLM, {}))
+            compared = _ratio(found, methods.get(beside, {}))
             asked = f"{cell.rate:g} a second" if cell.rate else str(cell.clients)
             row = [cell.draw, asked, method, *_times(found), compared, *_shares(found)]
             lines.append(f"| {' | '.join(row)} |")
@@ -212,7 +221,7 @@ def _spread(seconds: Sequence[float]) -> str:
 
 
 def _ratio(own: Mapping[Any, Mapping[str, Any]], theirs: Mapping[Any, Mapping[str, Any]]) -> str:
-    """The time of whole answers beside vLLM's to the same questions, with its 95 % interval."""
+    """The time of whole answers beside theirs to the same questions, with its 95 % interval."""
     both = sorted(own.keys() & theirs.keys())
     if len(both) < 2 or own is theirs:
         return ""

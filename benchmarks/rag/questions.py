@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from specrag.bench.data import find_file, read_json_lines
+from specrag.bench.data import find_file, load_spec_bench, read_json_lines
 from specrag.methods.prompts import build_prompt
 from specrag.retrieval.passage import Passage
 
@@ -65,6 +65,20 @@ def load(folder: Path) -> list[RagQuestion]:
             build_prompt(row.question, row.passages),
         )
         for row in load_found(folder, PASSAGES)
+    ]
+
+
+def load_alone(folder: Path) -> list[RagQuestion]:
+    """The first turns of Spec-Bench's questions with even identifiers, as prompts without passages.
+
+    Raises:
+        InputError: the file is not there.
+    """
+    rows = load_spec_bench(find_file(folder, "specbench_480.jsonl"))
+    return [
+        RagQuestion(row.identifier, row.turns[0], (), (), ({"role": "user", "content": row.turns[0]},))
+        for row in rows
+        if int(row.identifier) % 2 == 0
     ]
 
 

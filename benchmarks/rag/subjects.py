@@ -27,6 +27,7 @@ from specrag.models.tokenizer import Tokenizer
 
 #: Ours; the last two find the passages themselves, in a knowledge base of those that are asked for.
 OURS = (PLAIN, ADAPTIVE)
+PLAIN_BF16 = "plain+bf16"
 KB, BLOCKS = "knowledge base", "knowledge base, blocks"
 OPENVINO, LLAMA = "openvino", "llama.cpp"
 
@@ -54,7 +55,7 @@ class Subjects:
     def available(self) -> tuple[str, ...]:
         """The methods that can be measured here."""
         peers = ((OPENVINO, self.openvino), (LLAMA, self.llama))
-        return (*OURS, KB, BLOCKS, *vllm_methods(), *(name for name, given in peers if given))
+        return (*OURS, PLAIN_BF16, KB, BLOCKS, *vllm_methods(), *(name for name, given in peers if given))
 
     def server(self, method: str, asked: Sequence[RagQuestion]) -> ServerProcess:
         """A method's server.
@@ -64,6 +65,8 @@ class Subjects:
         """
         if method in OURS:  # each keeps its own prompts
             return our_server(self.model, "cpu")
+        if method == PLAIN_BF16:
+            return our_server(self.model, "cpu", ["--dtype", "bf16"])
         if method in (KB, BLOCKS):
             return our_server(self.model, "cpu", ["--kb", f"passages={self._knowledge_base(asked)}"])
         if method == OPENVINO:
@@ -83,8 +86,8 @@ class Subjects:
             new: most tokens of the answer.
         """
         body = {"messages": list(question.messages), "max_tokens": new, "temperature": 0}
-        if method in OURS:
-            return {**body, "model": self.model, "specrag": {"method": method}}
+        if method in (*OURS, PLAIN_BF16):
+            return {**body, "model": self.model, "specrag": {"method": method.removesuffix("+bf16")}}
         if method in (KB, BLOCKS):
             asked = [{"role": "user", "content": question.question}]
             options = {"reuse": "blocks" if method == BLOCKS else "exact"}

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.rag.__main__ import Cell, main, rounds, table
-from benchmarks.rag.questions import SETS, RagQuestion, drawn, load
-from benchmarks.rag.subjects import BLOCKS, OPENVINO, Subjects
+from benchmarks.rag.questions import SETS, RagQuestion, drawn, load, load_alone
+from benchmarks.rag.subjects import BLOCKS, OPENVINO, PLAIN_BF16, Subjects
 from benchmarks.server.clients import answers_at
 from benchmarks.server.subjects import PLAIN, VLLM
 from specrag.errors import InputError
@@ -62,6 +62,14 @@ def test_a_prompt_holds_the_five_best_passages_in_their_order(data: Path) -> Non
         load(data)
 
 
+def test_prompts_without_passages_are_spec_bench_s_even_ones(tmp_path: Path) -> None:
+    rows = [{"question_id": number, "category": "rag", "turns": [f"Q{number}", "more"]} for number in (81, 82, 84)]
+    (tmp_path / "specbench_480.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = load_alone(tmp_path)
+    assert [one.identifier for one in found] == ["82", "84"]
+    assert found[0].messages == ({"role": "user", "content": "Q82"},)
+
+
 def test_uniform_questions_come_once_each_before_any_comes_again() -> None:
     asked = [one.identifier for one in islice(drawn(questions(30), "uniform"), 60)]
     assert set(asked[:30]) == set(asked[30:]) == {str(number) for number in range(30)}
@@ -95,6 +103,7 @@ def test_the_table_compares_answers_to_the_same_questions() -> None:
     assert lines[2] == "| zipf | 4 | vllm | 4 | 1.75 / 2.42 | 3.50 / 4.85 |  | 20.0 | 0% | 100% |"
     assert lines[3].startswith("| zipf | 4 | plain | 5 | 1.00 / 1.45 | 2.00 / 2.90 | 0.50 (0.50 to 0.50) |")
     assert lines[3].endswith("| 20.0 | 25% | 60% |")
+    assert "| 2.00 (2.00 to 2.00) |" in table(records, beside=PLAIN).splitlines()[2]
 
 
 def test_it_asks_a_server_and_goes_on_where_it_was_stopped(
@@ -147,6 +156,12 @@ def test_the_rate_of_a_cell() -> None:
     with slow_server(0.0) as port:
         run = cell.run(port, 0, [{}] * 40)
     assert 0.4 < run.answers[-1].sent - run.started < 1.4  # 40 gaps of 0.02 s on average
+
+
+def test_our_engine_in_bf16_is_asked_for_plain_decoding(tmp_path: Path) -> None:
+    asked = RagQuestion("1", "Who?", ("x",), (), ({"role": "user", "content": "Who?"},))
+    body = Subjects("smollm2-135m", tmp_path).body(PLAIN_BF16, asked, 8)
+    assert body["specrag"] == {"method": "plain"}
 
 
 def test_engines_that_read_tokens_get_those_of_the_template(smollm2: Path, tmp_path: Path) -> None:

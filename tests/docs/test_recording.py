@@ -44,3 +44,19 @@ def test_failed_command_leaves_no_picture(tmp_path: Path) -> None:
     assert done.returncode != 0
     assert "exit code 3" in done.stderr
     assert not picture.exists()
+
+
+def test_rows_appear_when_they_were_printed(tmp_path: Path) -> None:
+    picture = tmp_path / "picture.svg"
+    code = "import time; print('at once', flush=True); time.sleep(0.6); print('later', flush=True)"
+    done = _record(picture, sys.executable, "-c", code)
+    assert done.returncode == 0, done.stderr
+    tree = ElementTree.parse(picture)
+    svg = "{http://www.w3.org/2000/svg}"
+    begins = [
+        float(one.attrib["keyTimes"].split(";")[1]) * float(one.attrib["dur"].removesuffix("s"))
+        for one in tree.iter(f"{svg}animate")
+    ]
+    typed, first, last = begins[0], begins[-2], begins[-1]
+    assert typed == 0 < first
+    assert 0.5 < last - first < 5

@@ -260,7 +260,7 @@ def test_whatever_vllm_does_each_row_has_its_own_text(moves: list[int], named: b
         texts = engine.step()
         assert len(texts) == len(before)
         known = engine.drafter._rows._present
-        if engine.drafter._pace.reason == "rests":
+        if engine.drafter._pace.reason == "paused":
             continue
         for asked, row in zip(before, known, strict=True):
             tokens = row.text.automaton.tokens[row.text.offset :]

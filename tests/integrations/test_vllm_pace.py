@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from specrag.integrations.vllm.pace import MEASURES, NOTHING, PAYS, RESTS, Pace
+from specrag.integrations.vllm.pace import MEASURES, NOTHING, PAYS, PAUSED, Pace
 from tests.integrations.vllm_batches import Asked, Engine, config
 
 Seconds = Callable[[int, int, int], float]
@@ -97,7 +97,7 @@ def _steps(
         ]
         lengths = [length + new for length, new in zip(lengths, each, strict=True)]
         pace.arrive([[1] * count for count in each], lengths)
-        guesses = 0 if pace.rests(rows) else sum(pace.choose([chance ** np.arange(1.0, 9)] * rows, lengths))
+        guesses = 0 if pace.pauses(rows) else sum(pace.choose([chance ** np.arange(1.0, 9)] * rows, lengths))
         pace.leave(lengths, guesses)
         clock.now += seconds(rows, guesses, 0)
         sent.append(guesses)
@@ -173,12 +173,12 @@ def test_looking_where_nothing_is_found_takes_next_to_no_time() -> None:
     for _ in range(500):
         lengths = [length + 1 for length in lengths]
         pace.arrive([[1]] * 4, lengths)
-        if not pace.rests(4):
+        if not pace.pauses(4):
             clock.now += 0.004
             looking += 0.004
             pace.choose([np.empty(0)] * 4, lengths)
         pace.leave(lengths, 0)
         clock.now += 0.02
         reasons.append(pace.reason)
-    assert set(reasons) == {NOTHING, RESTS}
+    assert set(reasons) == {NOTHING, PAUSED}
     assert looking < 0.012 * clock.now

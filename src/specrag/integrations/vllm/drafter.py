@@ -151,7 +151,7 @@ class Drafter:
         began = self._clock()
         self._pace.arrive(sampled_token_ids, lengths)
         guesses: list[list[int]] = [[] for _ in range(count)]
-        if count and not self._pace.rests(count):
+        if count and not self._pace.pauses(count):
             try:
                 guesses = self._guess(batch)
             except Exception as error:  # nothing else catches it, and the server would end

@@ -39,7 +39,7 @@ _SMOOTHING = 0.1
 
 #: Why there are guesses in a step, or none.
 PAYS = "pays"
-NOTHING, MEASURES, COSTS, RESTS = "nothing to copy", "measures without", "would cost", "rests"
+NOTHING, MEASURES, COSTS, PAUSED = "nothing to copy", "measures without", "would cost", "paused"
 
 
 @dataclass(slots=True)
@@ -155,13 +155,13 @@ class Pace:
             costs.since_plain = 0
             costs.since_guessed += 1
 
-    def rests(self, rows: int) -> bool:
+    def pauses(self, rows: int) -> bool:
         """Whether nothing need be looked for: it has not paid lately, and looking takes time itself."""
         costs = self._of(rows)
         if not costs.pause:
             return False
         costs.pause -= 1
-        self.reason = RESTS
+        self.reason = PAUSED
         return True
 
     def choose(self, chances: Sequence[Floats], lengths: Sequence[int]) -> list[int]:

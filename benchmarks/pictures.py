@@ -1,0 +1,145 @@
+"""Draws the speed-ups that pages of ``docs/results`` show, from the records beside them.
+
+``python -m benchmarks.pictures [NAME ...]`` writes ``docs/results/NAME.png``; without a name all of :data:`PICTURES`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from specrag.bench.measurement import OVERALL, Measurement, from_json_lines
+from specrag.bench.plots import speedup_plot
+from specrag.errors import InputError, SpecragError
+
+_RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
+_LARGE = "qwen2.5-coder-1.5b"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """What is shown of a record.
+
+    Attributes:
+        record: its name without ``.jsonl.gz``.
+        title: of the picture.
+        baseline: what the ratios are over.
+        tasks, methods: what is shown, in this order, by its name in the record and in the picture.
+        model: the only one that is shown; empty for all.
+    """
+
+    record: str
+    title: str
+    baseline: str
+    tasks: Mapping[str, str]
+    methods: Mapping[str, str]
+    model: str = ""
+
+    def shown(self) -> list[Measurement]:
+        """The measurements, under their names in the picture.
+
+        Raises:
+            SpecragError: the record has none of them.
+        """
+        packed = _RESULTS / "records" / f"{self.record}.jsonl.gz"
+        found = {
+            (one.task, one.method): replace(one, task=self.tasks[one.task], method=self.methods[one.method])
+            for one in from_json_lines(gzip.decompress(packed.read_bytes()).decode())
+            if one.baseline == self.baseline
+            and one.task in self.tasks
+            and one.method in self.methods
+            and self.model in ("", one.model)
+        }
+        if not found:
+            raise SpecragError(f"{self.record}: it has nothing of what the picture shows")
+        wanted = [(task, method) for task in self.tasks for method in self.methods]
+        return [found[key] for key in wanted if key in found]
+
+
+_TOKENS = {
+    "adaptive": "adaptive",
+    "adaptive+eagle-2": "adaptive with EAGLE-2's head",
+    "adaptive+draft-model": "adaptive with SmolLM2",
+    "respec": "ReSpec as published",
+    "respec+recycling": "ReSpec, recycled tokens",
+    "prompt-lookup": "prompt lookup",
+    "prompt-lookup+eagle-2": "prompt lookup, head",
+    "sam-decoding": "SAM-Decoding",
+    "sam-decoding+eagle-2": "SAM-Decoding, head",
+    "token-recycling": "token recycling",
+    "eagle-2": "EAGLE-2, 60 nodes",
+    "eagle-2+cost-aware": "EAGLE-2, weighed",
+    "draft-model": "draft model, weighed",
+    "transformers": "transformers (bf16)",
+    "transformers-lookup": "transformers' lookup (bf16)",
+    "transformers-assisted": "transformers, assisted (bf16)",
+}
+
+PICTURES: Mapping[str, Picture] = {
+    "tokens-smollm2": Picture(
+        record="tokens-smollm2",
+        title="SmolLM2, 8 bits: tokens a second over plain decoding",
+        baseline="plain",
+        tasks={OVERALL: "all"},
+        methods=_TOKENS,
+    ),
+    "tokens-qwen": Picture(
+        record="tokens-qwen",
+        title="Qwen, 8 bits: tokens a second over plain decoding",
+        baseline="plain",
+        tasks={OVERALL: "all"},
+        methods=_TOKENS,
+    ),
+    "rapid": Picture(
+        record="longcontext-xeon",
+        title="Qwen behind 4,096 to 32,000 tokens: decoding over plain decoding",
+        baseline="long-context",
+        tasks={"speed/overall": "all"},
+        methods={
+            "rapid": "RAPID, cost-aware",
+            "rapid+smollm2-135m": "RAPID, cost-aware, SmolLM2 drafts",
+            "respec": "adaptive, no drafter",
+            "naive-sd": "RAPID as published",
+            "streaming-drafter": "StreamingLLM drafts",
+        },
+        model=_LARGE,
+    ),
+    "ralmspec": Picture(
+        record="passages-smollm2",
+        title="SmolLM2: RaLMSpec over sequential retrieval",
+        baseline="sequential-kv-reuse",
+        tasks={
+            f"{store}/overall": name
+            for store, name in (
+                ("BM25", "BM25"),
+                ("HNSW", "HNSW"),
+                ("exact dense", "exact"),
+                ("pgvector exact", "PostgreSQL"),
+                ("exact dense, 1,000,000 passages (synthetic distractors)", "a million"),
+            )
+        },
+        methods={
+            "ralmspec+P+cost-aware": "stride=cost-aware",
+            "ralmspec+PSA": "as published: OS3, prefetching, asynchronous",
+            "ralmspec": "stride=3",
+        },
+    ),
+}
+
+
+def main() -> None:
+    """Write those that are asked for."""
+    for name in sys.argv[1:] or PICTURES:
+        if name not in PICTURES:
+            raise InputError("NAME", name, f"use one of {', '.join(PICTURES)}")
+        drawn = speedup_plot(
+            _RESULTS / f"{name}.png", PICTURES[name].shown(), title=PICTURES[name].title
+        )
+        sys.stdout.write(f"{drawn}\n")
+
+
+if __name__ == "__main__":
+    main()
