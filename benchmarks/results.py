@@ -58,11 +58,18 @@ def _bench(suite: str, model: str, more: str = "") -> str:
     return f"specrag bench {suite} --model {model} --data DATA --out OUT {more}".strip()
 
 
+def _engines(model: str, rounds: int) -> str:
+    words = f"benchmarks.rag OUT --data DATA --alone --model {model} --clients 1 --draws uniform --rounds {rounds}"
+    return f"{words} --each 5 --methods plain plain+bf16 vllm --beside plain"
+
+
 STEPS: Mapping[str, Step] = {
     "engine-smollm2": Step(
         "engine", _bench("engine", _SMALL), _bench("engine", _SMALL, "--quick"), "engine-smollm2"
     ),
     "engine-qwen": Step("engine", _bench("engine", _LARGE, "--quick")),
+    "engines-smollm2": Step("engine", _engines(_SMALL, 10), needs=_ENVIRONMENT),
+    "engines-qwen": Step("engine", _engines(_LARGE, 6), needs=_ENVIRONMENT),
     "tokens-smollm2": Step(
         "tokens",
         _bench("tokens", _SMALL, "--dtype int8 --rows 17 --repeats 1"),

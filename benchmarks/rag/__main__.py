@@ -169,7 +169,7 @@ def _record(place: int, question: RagQuestion, answer: Answered) -> dict[str, An
         "prompt_tokens": answer.prompt_tokens,
         "cached_tokens": answer.cached_tokens,
         "text": answer.text,
-        "right": contains_answer(answer.text, question.answers),
+        "right": bool(question.answers) and contains_answer(answer.text, question.answers),
     }
 
 

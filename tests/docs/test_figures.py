@@ -19,12 +19,11 @@ PAGES = sorted(RESULTS.glob("*.md"))
 #: What is no list of measurements: single answers, and rows to train on.
 OTHERS = {"answers-650-records", "drafter-rows"}
 
-#: Rows of README's table whose page has measurements of their own: record, task and method. When they were measured,
-#: `adaptive` was called `respec`.
+#: Rows of README's table whose page has measurements of their own: record, task and method.
 ROWS = {
-    "adaptive": ("tokens-smollm2", "ablation/overall", "respec"),
-    "ReSpec": ("tokens-smollm2", "ablation/overall", "respec+published"),
-    "EAGLE-2 head": ("tokens-smollm2", "overall", "respec+eagle-2"),
+    "adaptive": ("tokens-smollm2", "overall", "adaptive"),
+    "ReSpec": ("tokens-smollm2", "overall", "respec"),
+    "EAGLE-2 head": ("tokens-smollm2", "overall", "adaptive+eagle-2"),
 }
 
 
