@@ -23,34 +23,32 @@ def main(url: str, kb: str) -> None:
     arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=arguments)
-        take(browser, url, kb, "answer", 1280, "light", "adaptive")
-        take(browser, url, kb, "comparison", 1280, "light", "adaptive", "plain", height=1420)
-        take(browser, url, kb, "narrow", 390, "dark", "adaptive", height=1500)
-        take(browser, url, kb, "drafts", 390, "light", "speculative-rag", height=1400)
+        take(browser, url, kb, "answer", (1280, 1000), "light", "adaptive")
+        take(browser, url, kb, "comparison", (1280, 1420), "light", "adaptive", "plain")
+        take(browser, url, kb, "narrow", (390, 900), "dark", "adaptive")
+        take(browser, url, kb, "drafts", (390, 1300), "light", "speculative-rag")
         browser.close()
 
 
 def take(
-    browser: Browser, url: str, kb: str, name: str, width: int, scheme: str, *methods: str, height: int = 0
+    browser: Browser, url: str, kb: str, name: str, size: tuple[int, int], scheme: str, *methods: str
 ) -> None:
-    """Ask by one or two methods and keep what is seen from the answer on; 0 for the whole height."""
-    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)  # type: ignore[arg-type]
+    """Ask by one or two methods in a window of this size, and keep what it shows."""
+    width, height = size
+    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)  # type: ignore[arg-type]
     page = context.new_page()
     page.goto(url)
     page.wait_for_selector("#method-1 option", state="attached")
+    page.evaluate("document.querySelector('#choices').open = true")
     page.select_option("#kb", kb)
     for place, method in enumerate(methods, 1):
         page.select_option(f"#method-{place}", method)
-    ask(page)
+    page.evaluate("document.querySelector('#choices').open = false")
     ask(page)  # the first answer also compiles and measures
+    page.evaluate("document.querySelector('#new-chat').click()")
+    ask(page)
     page.mouse.move(0, 0)
-    path = FOLDER / f"page-{name}.png"
-    page.screenshot(path=path, full_page=True)
-    if height:
-        whole = page.evaluate("document.documentElement.scrollHeight")
-        page.screenshot(
-            path=path, full_page=True, clip={"x": 0, "y": 0, "width": width, "height": min(height, whole)}
-        )
+    page.screenshot(path=FOLDER / f"page-{name}.png")
     context.close()
 
 

@@ -31,10 +31,10 @@ KV8 = "plain+kv8"
 
 #: Variants of our engine: how each is loaded.
 _OURS: Mapping[str, Mapping[str, Any]] = {
-    PLAIN: {},
+    PLAIN: {"dtype": "bf16"},
     INT8: {"dtype": "int8"},
-    INVARIANT: {"batch_invariant": True},
-    KV8: {"kv_dtype": "int8"},
+    INVARIANT: {"dtype": "bf16", "batch_invariant": True},
+    KV8: {"dtype": "bf16", "kv_dtype": "int8"},
 }
 _PASS_ROWS = (1, 2, 4, 8, 16, 32, 64)
 _NEW_TOKENS = 32

@@ -92,7 +92,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 8, 16])
     parser.add_argument("--rate", type=float, default=0.0, help="questions a second, in place of clients")
     parser.add_argument("--methods", nargs="+", default=[*OURS, VLLM, VLLM_SUFFIX])
-    parser.add_argument("--beside", default=VLLM, metavar="METHOD", help="whose times the table compares with")
+    parser.add_argument(
+        "--beside", default=VLLM, metavar="METHOD", help="whose times the table compares with"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--each", type=int, default=4, help="prompts of each client in a round")
     parser.add_argument("--new", type=int, default=64, help="most tokens of an answer")

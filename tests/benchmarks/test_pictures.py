@@ -31,13 +31,23 @@ def test_the_bars_are_those_of_the_cell_with_most_methods_and_one_client(tmp_pat
         return {**told, "method": method, "first": total / 2, "total": total}
 
     records = [answer(ADAPTIVE, 1.0), answer(ADAPTIVE, 3.0), answer(VLLM, 4.0), answer(PLAIN, 9.0)]
-    records += [answer(ADAPTIVE, 7.0, new=8), answer(ADAPTIVE, 7.0, clients=4), answer(OPENVINO, 7.0, clients=4)]
+    records += [
+        answer(ADAPTIVE, 7.0, new=8),
+        answer(ADAPTIVE, 7.0, clients=4),
+        answer(OPENVINO, 7.0, clients=4),
+    ]
     found = bars(records)
     assert found == {("m", "uniform"): {"specrag, 8 bits": (1.0, 2.0), "vLLM, bf16": (2.0, 4.0)}}
     assert draw(tmp_path / "picture.png", found).stat().st_size > 5_000
 
 
 def test_without_passages_plain_decoding_stands_for_specrag() -> None:
-    told = {"setting": {"model": "m", "alone": True}, "draw": "uniform", "clients": 1, "first": 1.0, "total": 2.0}
+    told = {
+        "setting": {"model": "m", "alone": True},
+        "draw": "uniform",
+        "clients": 1,
+        "first": 1.0,
+        "total": 2.0,
+    }
     records = [{**told, "method": method} for method in (PLAIN, ADAPTIVE, VLLM)]
     assert set(bars(records)["m", "uniform"]) == {"specrag, 8 bits", "vLLM, bf16"}

@@ -63,7 +63,9 @@ def test_a_prompt_holds_the_five_best_passages_in_their_order(data: Path) -> Non
 
 
 def test_prompts_without_passages_are_spec_bench_s_even_ones(tmp_path: Path) -> None:
-    rows = [{"question_id": number, "category": "rag", "turns": [f"Q{number}", "more"]} for number in (81, 82, 84)]
+    rows = [
+        {"question_id": number, "category": "rag", "turns": [f"Q{number}", "more"]} for number in (81, 82, 84)
+    ]
     (tmp_path / "specbench_480.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = load_alone(tmp_path)
     assert [one.identifier for one in found] == ["82", "84"]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from specrag.integrations.vllm.pace import MEASURES, NOTHING, PAYS, PAUSED, Pace
+from specrag.integrations.vllm.pace import MEASURES, NOTHING, PAUSED, PAYS, Pace
 from tests.integrations.vllm_batches import Asked, Engine, config
 
 Seconds = Callable[[int, int, int], float]
