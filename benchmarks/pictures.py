@@ -95,7 +95,7 @@ PICTURES: Mapping[str, Picture] = {
     ),
     "rapid": Picture(
         record="longcontext-xeon",
-        title="Qwen behind 4,096 to 32,000 tokens: decoding over plain decoding",
+        title="Qwen, long contexts: decoding",
         baseline="long-context",
         tasks={"speed/overall": "all"},
         methods={

@@ -22,7 +22,7 @@ from specrag.methods.citations import find_citations
 from specrag.methods.citing import CitedText
 from specrag.retrieval.passage import passage_text
 
-RECORDS = Path("docs/results/records/answers-650-records.jsonl.gz")
+RECORDS = Path("benchmarks/answers/answers-650-records.jsonl.gz")
 FILES = {
     "hotpotqa": "hotpotqa_dev_100x10",
     "popqa": "popqa_dev_500x5",

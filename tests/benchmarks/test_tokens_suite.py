@@ -52,7 +52,7 @@ def test_a_quick_run_of_exactness_finds_no_difference(
     monkeypatch.setattr("benchmarks.exactness.suite._NEW_TOKENS", 64)
     found = bench("exactness", tmp_path)
     assert {entry.method for entry in found} == {
-        "adaptive", "respec", "prompt-lookup", "token-recycling", "sam-decoding",
+        "adaptive", "respec", "respec+recycling", "prompt-lookup", "token-recycling", "sam-decoding",
         "eagle-2", "eagle-2+cost-aware", "adaptive+eagle-2", "sam-decoding+eagle-2", "prompt-lookup+eagle-2",
     }  # fmt: skip
     assert {entry.task.split("/")[1] for entry in found} == {"greedy", "temperature 0.8"}

@@ -16,8 +16,8 @@ RESULTS = ROOT / "docs" / "results"
 RECORDS = RESULTS / "records"
 PAGES = sorted(RESULTS.glob("*.md"))
 
-#: What is no list of measurements: single answers, and rows to train on.
-OTHERS = {"answers-650-records", "drafter-rows"}
+#: What is no list of measurements: rows to train on.
+OTHERS = {"drafter-rows"}
 
 #: Rows of README's table whose page has measurements of their own: record, task and method.
 ROWS = {
