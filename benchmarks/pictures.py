@@ -5,17 +5,16 @@
 
 from __future__ import annotations
 
-import gzip
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from specrag.bench.measurement import OVERALL, Measurement, from_json_lines
+from benchmarks.records import read_packed
+from benchmarks.results import RECORDS
+from specrag.bench.measurement import OVERALL, Measurement
 from specrag.bench.plots import speedup_plot
 from specrag.errors import InputError, SpecragError
 
-_RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
 _LARGE = "qwen2.5-coder-1.5b"
 
 
@@ -44,10 +43,9 @@ class Picture:
         Raises:
             SpecragError: the record has none of them.
         """
-        packed = _RESULTS / "records" / f"{self.record}.jsonl.gz"
         found = {
             (one.task, one.method): replace(one, task=self.tasks[one.task], method=self.methods[one.method])
-            for one in from_json_lines(gzip.decompress(packed.read_bytes()).decode())
+            for one in read_packed(RECORDS / f"{self.record}.jsonl.gz")
             if one.baseline == self.baseline
             and one.task in self.tasks
             and one.method in self.methods
@@ -78,21 +76,20 @@ _TOKENS = (
     "transformers-assisted",
 )
 
+
+def _tokens(record: str, model: str) -> Picture:
+    return Picture(
+        record=record,
+        title=f"{model}, 8 bits: tokens a second over plain decoding",
+        baseline="plain",
+        tasks={OVERALL: "all"},
+        methods={name: name for name in _TOKENS},
+    )
+
+
 PICTURES: Mapping[str, Picture] = {
-    "tokens-smollm2": Picture(
-        record="tokens-smollm2",
-        title="SmolLM2, 8 bits: tokens a second over plain decoding",
-        baseline="plain",
-        tasks={OVERALL: "all"},
-        methods={name: name for name in _TOKENS},
-    ),
-    "tokens-qwen": Picture(
-        record="tokens-qwen",
-        title="Qwen, 8 bits: tokens a second over plain decoding",
-        baseline="plain",
-        tasks={OVERALL: "all"},
-        methods={name: name for name in _TOKENS},
-    ),
+    "tokens-smollm2": _tokens("tokens-smollm2", "SmolLM2"),
+    "tokens-qwen": _tokens("tokens-qwen", "Qwen"),
     "rapid": Picture(
         record="longcontext-xeon",
         title="Qwen, long contexts: decoding",
@@ -135,7 +132,9 @@ def main() -> None:
     for name in sys.argv[1:] or PICTURES:
         if name not in PICTURES:
             raise InputError("NAME", name, f"use one of {', '.join(PICTURES)}")
-        drawn = speedup_plot(_RESULTS / f"{name}.png", PICTURES[name].shown(), title=PICTURES[name].title)
+        drawn = speedup_plot(
+            RECORDS.parent / f"{name}.png", PICTURES[name].shown(), title=PICTURES[name].title
+        )
         sys.stdout.write(f"{drawn}\n")
 
 

@@ -14,7 +14,6 @@ and a million passages.
 from __future__ import annotations
 
 import argparse
-import gzip
 import os
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.records import read_packed
 from specrag.bench.measurement import Measurement, from_json_lines
 from specrag.bench.runner import code_version
 from specrag.errors import InputError, SpecragError
@@ -165,8 +165,8 @@ def compare(name: str, out: Path) -> Iterator[str]:
     if not written:
         raise SpecragError(f"{name}: there is no record in {out}: see {out}.log")
     now = ratios(from_json_lines(written[0].read_text(encoding="utf-8")))
-    kept = gzip.decompress((RECORDS / f"{STEPS[name].record}.jsonl.gz").read_bytes()).decode()
-    for key, before in ratios(from_json_lines(kept)).items():
+    kept = read_packed(RECORDS / f"{STEPS[name].record}.jsonl.gz")
+    for key, before in ratios(kept).items():
         if key in now:
             holds = 1 / _HOLDS <= now[key] / before <= _HOLDS
             task, method, baseline = key
