@@ -5,8 +5,8 @@ results-quick``. A step that is done is not run again, one that was stopped goes
 said. All steps are of one version of the code: the folder remembers it, and refuses another. What was measured lies in
 ``OUT/STEP``; the pages are written by hand from it, since which of it tells something is a judgement.
 
-The pages of RAPID, RaLMSpec and kNN-LM name commands of their own, of hours; so do the server under load, the gateway
-and a million passages.
+The pages of RAPID, RaLMSpec and kNN-LM name commands of their own, of hours; only their exactness is a step here. So do
+the gateway and a million passages.
 
 ``--quick`` takes ten minutes: it runs the short form of a few steps and compares their ratios with the pages' records.
 """
@@ -33,6 +33,7 @@ _SMALL, _LARGE = "smollm2-135m", "qwen2.5-coder-1.5b"
 #: A quick ratio holds if it is within this factor of the page's: it rests on a handful of prompts.
 _HOLDS = 1.3
 _ENVIRONMENT = "SPECRAG_VLLM_PYTHON"
+_LONG_PROMPTS = "--longest 6000 --most 60 --new 64"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,13 @@ STEPS: Mapping[str, Step] = {
     "tokens-qwen": Step("tokens", _bench("tokens", _LARGE, "--dtype int8 --rows 5 --repeats 1")),
     "exactness-smollm2": Step("exactness", f"benchmarks.exactness.defaults OUT --data DATA --model {_SMALL}"),
     "exactness-qwen": Step("exactness", f"benchmarks.exactness.defaults OUT --data DATA --model {_LARGE}"),
+    "exactness-long": Step(
+        "exactness", f"benchmarks.exactness.defaults OUT --data DATA --model {_SMALL} {_LONG_PROMPTS}"
+    ),
+    "exactness-ralmspec": Step("exactness", _bench("passages", _SMALL, "--task exactness* --no-plots")),
+    "exactness-knnlm": Step("exactness", _bench("knnlm", _SMALL, "--task exactness* --no-plots")),
+    "exactness-rapid": Step("exactness", _bench("longcontext", _SMALL, "--task exactness* --no-plots")),
+    "server": Step("server", _bench("server", _SMALL, "--dtype int8"), needs=_ENVIRONMENT),
     "retrieval": Step("retrieval", _bench("retrieval", _SMALL)),
     "documents": Step("answering", f"benchmarks.documents OUT --model {_LARGE}"),
     "blocks-smollm2": Step("reading", f"benchmarks.rag.blocks OUT --data DATA --model {_SMALL}"),

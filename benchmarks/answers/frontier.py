@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.answers.data import Question, load_sets
 from benchmarks.answers.figures import first_sentence
-from benchmarks.answers.frontier_figures import draw, table
+from benchmarks.answers.frontier_figures import draw, label_table, table
 from benchmarks.answers.passage_reading import PassageReading
 from benchmarks.answers.trials import Models, found_in
 from benchmarks.records import read_records
@@ -74,7 +74,7 @@ def main() -> None:
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
             file.flush()
     records = read_records(path)
-    sys.stdout.write(table(records))
+    sys.stdout.write(f"{table(records)}\n{label_table(records)}")
     draw(records, given.out / "frontier.png")
 
 
@@ -136,6 +136,7 @@ class Asked:
         return {
             "large": lambda question: self._read(question, LARGE),
             "large, best 5": lambda question: self._read(question, LARGE, 5),
+            "large, best 2": lambda question: self._read(question, LARGE, 2),
             "small": lambda question: self._read(question, self.small),
             "small, best 5": lambda question: self._read(question, self.small, 5),
             "small, best 2": lambda question: self._read(question, self.small, 2),

@@ -9,10 +9,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from benchmarks.answers.figures import label_figures
 from specrag.bench.plots import COLOURS, new_figure, save_figure
 from specrag.bench.statistics import paired_bootstrap
 
 BASELINE, CONTROL = "large", "small, best 2"
+CLAIM_SETS = ("healthver", "climate-fever")
 _CASCADE, _DOUBTED = "cascade", "cascade, doubted"
 #: From which probability of Yes on an answer is taken: those of the table, and the line of the picture.
 LEVELS = (0.5, 0.7, 0.8, 0.9)
@@ -115,6 +117,27 @@ def _against(own: Mapping[Question, Answered], other: Mapping[Question, Answered
         return ""
     found = paired_bootstrap([a for a, _ in both], [b for _, b in both])
     return f"{100 * found.difference:+.1f} [{100 * found.low:+.1f}, {100 * found.high:+.1f}]"
+
+
+def label_table(records: Sequence[Mapping[str, Any]]) -> str:
+    """Mean recall and Matthews' correlation, by which naming always the commonest label gains nothing.
+
+    Of the sets of claims: their labels are the same in every question, where choices are other ones each time.
+    """
+    claims: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
+    for one in records:
+        if one["set"] in CLAIM_SETS and "said" in one:
+            claims[one["set"], one["way"]].append(one)
+    if not claims:
+        return ""
+    lines = ["| set | way | n | right | mean recall | Matthews |", "|---|---|---:|---:|---:|---:|"]
+    for (name, way), group in claims.items():
+        balanced, matthews = label_figures([one["gold"] for one in group], [one["said"] for one in group])
+        right = 100 * fmean(one["right"] for one in group)
+        lines.append(
+            f"| {name} | {way} | {len(group)} | {right:.1f} % | {100 * balanced:.1f} % | {matthews:.2f} |"
+        )
+    return "\n".join(lines) + "\n"
 
 
 def draw(records: Sequence[Mapping[str, Any]], path: Path) -> Path | None:

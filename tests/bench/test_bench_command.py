@@ -258,7 +258,8 @@ def test_drafters_to_compare_are_checked_before_anything_runs(tmp_path: Path) ->
 
 
 def test_a_dtype_is_checked_before_anything_runs() -> None:
-    with pytest.raises(InputError, match="small chooses its dtypes itself, answers and tokens do not"):
+    said = "small chooses its dtypes itself, answers, server and tokens do not"
+    with pytest.raises(InputError, match=said):
         run("small", "--dtype", "int8")
     with pytest.raises(InputError, match="use bf16 or int8"):
         run("answers", "--dtype", "fp32", suites=built_in_suites())

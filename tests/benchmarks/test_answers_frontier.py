@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.answers import frontier
 from benchmarks.answers.data import load_sets
-from benchmarks.answers.frontier_figures import BASELINE, CONTROL, by_way, draw, spared, table
+from benchmarks.answers.frontier_figures import BASELINE, CONTROL, by_way, draw, label_table, spared, table
 
 
 def record(way: str, number: int, right: bool, seconds: float, **more: Any) -> dict[str, Any]:
@@ -54,6 +54,20 @@ def test_the_table_compares_question_by_question() -> None:
     assert "| 0.20 | 0.05 |" in lines[CONTROL]
     assert "| 3 | 100.0 % | +33.3 [" in lines["cascade at 0.7"]
     assert "| 2.20 | 0.55 |" in lines["cascade at 0.7"]
+
+
+def test_a_label_that_is_always_named_gains_nothing() -> None:
+    gold = ["SUPPORTS", "SUPPORTS", "REFUTES"]
+    claims = [
+        {**record(way, number, said == label, 1.0), "set": "healthver", "said": said, "gold": label}
+        for way, labels in (("large", ["SUPPORTS"] * 3), ("drafts", ["SUPPORTS", "REFUTES", "REFUTES"]))
+        for number, (said, label) in enumerate(zip(labels, gold, strict=True))
+    ]
+    assert label_table([*RECORDS, *claims]).splitlines()[2:] == [
+        "| healthver | large | 3 | 66.7 % | 50.0 % | 0.00 |",
+        "| healthver | drafts | 3 | 66.7 % | 75.0 % | 0.50 |",
+    ]
+    assert label_table(RECORDS) == ""
 
 
 def test_a_question_that_a_way_has_not_answered_is_no_part_of_the_picture(tmp_path: Path) -> None:

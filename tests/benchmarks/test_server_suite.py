@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from benchmarks.server.clients import Answered
 from benchmarks.server.suite import suite
 from specrag.bench.measurement import Measurement, check_method, from_json_lines
 from specrag.cli.main import app
+from specrag.errors import SpecragError
 
 
 def bench(out: Path, *words: str) -> list[Measurement]:
@@ -44,14 +46,29 @@ def test_a_quick_run_measures_both_methods_and_resumes(smollm2: Path, tmp_path: 
     assert bench(tmp_path, "--repeats", "1") == found
 
 
+@pytest.mark.parametrize(("words", "dtype"), [((), "bf16"), (("--dtype", "int8"), "int8")])
+def test_our_server_holds_its_weights_as_asked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: tuple[str, ...], dtype: str
+) -> None:
+    """Not as it chooses: 8 bits are its own default on many CPUs, and a page names what it compares."""
+    asked: list[Sequence[str]] = []
+
+    def refused(model: str, device: str, more: Sequence[str]) -> subjects.ServerProcess:
+        asked.append(more)
+        raise SpecragError("not today")
+
+    monkeypatch.setattr(subjects, "our_server", refused)
+    assert all("failures" in entry.extra for entry in bench(tmp_path, *words))
+    assert asked
+    assert all(more == ["--dtype", dtype] for more in asked)
+
+
 def test_an_answer_counts_until_a_client_is_idle() -> None:
     answer = Answered("text", tokens=40, sent=100.0, first=1.0, total=5.0)
     assert [answer.until(moment) for moment in (99.0, 101.0, 102.0, 105.0, 110.0)] == [0, 0, 10, 40, 40]
 
 
 def test_a_server_that_does_not_start_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    from specrag.errors import SpecragError
-
     with (
         pytest.raises(SpecragError, match="did not start: no such thing"),
         subjects.ServerProcess(["/bin/sh", "-c", "echo no such thing; exit 3"]),

@@ -199,6 +199,27 @@ def test_a_model_without_a_chat_template_gets_a_text(llm: LanguageModel, kb: Kno
     assert answer.citations.numbers
 
 
+@pytest.mark.parametrize(
+    ("question", "label"), [(QUESTION, "Question"), ("Wer hat das Radium entdeckt?", "Frage")]
+)
+def test_a_small_model_s_answer_ends_before_a_question_of_its_own(
+    llm: LanguageModel, kb: KnowledgeBase, monkeypatch: pytest.MonkeyPatch, question: str, label: str
+) -> None:
+    seen: list[Any] = []
+    generating = llm.generating
+
+    def seeing(prompt: Any, options: Any, *more: Any) -> Any:
+        seen.append(options)
+        return generating(prompt, options, *more)
+
+    monkeypatch.setattr(llm, "generating", seeing)
+    answer_of(standard(llm, kb, k=2), question, max_tokens=8, stop="Pierre")
+    assert seen[0]["stop"] == ("Pierre", f"\n\n{label}:", f"\n{label}:")
+    monkeypatch.setattr("specrag.methods.standard_rag.pipeline.is_small", lambda _: False)
+    answer_of(standard(llm, kb, k=2), question, max_tokens=8)
+    assert "stop" not in seen[1]
+
+
 class Waiting(GivenPassages):
     """Finds nothing before somebody else's text has come."""
 

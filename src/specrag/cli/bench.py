@@ -23,6 +23,8 @@ _QUICK_OUT = Path("build/bench-quick")
 _DEFAULT_MODEL = "smollm2-135m"
 _STDOUT = "-"
 _DEFAULT_DTYPE = "bf16"
+#: Suites that take ``--dtype``.
+_WITH_DTYPE = ("answers", "server", "tokens")
 _BUILT_IN = built_in_suites()
 _SUITE_NAMES = ", ".join(_BUILT_IN.names) or "none in this version"
 
@@ -92,7 +94,8 @@ def bench_command(registry: SuiteRegistry) -> Callable[..., None]:
         dtype: Annotated[
             str,
             typer.Option(
-                metavar="DTYPE", help="answers, tokens: bf16, or int8 for our models' weights in 8 bits."
+                metavar="DTYPE",
+                help="answers, server, tokens: bf16, or int8 for our models' weights in 8 bits.",
             ),
         ] = _DEFAULT_DTYPE,
         plots: Annotated[bool, typer.Option(help="Draw pictures.")] = True,
@@ -191,10 +194,9 @@ def _find_adapters(suite: str, model: str, given: Sequence[str]) -> tuple[Path, 
 def _check_dtype(suite: str, dtype: str) -> str:
     if dtype not in (_DEFAULT_DTYPE, "int8"):
         raise InputError("--dtype", dtype, f"use {_DEFAULT_DTYPE} or int8")
-    if dtype != _DEFAULT_DTYPE and suite not in ("answers", "tokens"):
-        raise InputError(
-            "--dtype", dtype, f"leave it out: {suite} chooses its dtypes itself, answers and tokens do not"
-        )
+    if dtype != _DEFAULT_DTYPE and suite not in _WITH_DTYPE:
+        others = "answers, server and tokens do not"
+        raise InputError("--dtype", dtype, f"leave it out: {suite} chooses its dtypes itself, {others}")
     return dtype
 
 

@@ -211,13 +211,14 @@ class EncodedPrompt:
 
 
 def encode_prompt(
-    llm: Generator, messages: Sequence[Message], options: Options, lead: str = ""
+    llm: Generator, messages: Sequence[Message], options: Options, lead: str = "", label: str = ""
 ) -> EncodedPrompt:
     """The conversation in the model's chat template, or as text if it has none.
 
     Args:
         options: of the generation; ``raw`` asks for the text.
         lead: how the answer begins.
+        label: in front of the question. A small model's answer ends where it goes on with a question of its own.
 
     Raises:
         InputError: there is a lead, and the model's tokenizer is not here.
@@ -228,11 +229,18 @@ def encode_prompt(
         return EncodedPrompt(messages, llm.count(messages), options)
     if not options.get("raw") and _has_chat_template(llm):
         tokens = [*llm.encode(messages), *_continuation(llm, lead)]
-        return EncodedPrompt(tokens, len(tokens), options)
+        return EncodedPrompt(tokens, len(tokens), _ending_at(label, options) if label else options)
     # Without end-of-turn tokens such a model would continue with another question of its own.
     plain: Options = {"stop": "\n", **options}
     tokens = llm.encode(as_text(messages, lead), raw=True)
     return EncodedPrompt(tokens, len(tokens), plain)
+
+
+def _ending_at(label: str, options: Options) -> Options:
+    stop = options.get("stop", ())
+    own = (stop,) if isinstance(stop, str) else tuple(stop)
+    # Both: a stream would show the first line's end, which the second string alone leaves in the text.
+    return {**options, "stop": (*own, f"\n\n{label}:", f"\n{label}:")}
 
 
 def _has_chat_template(llm: EncodesPrompts) -> bool:

@@ -161,12 +161,14 @@ class StandardPipeline:
         if abstained:
             yield Emit(_text_step(words.abstention, "stop"))
             return _sum_up(event, None, words.abstention, ())
-        prompt = encode_prompt(self.llm, fitted.messages, options, words.lead)
+        formed = bool(options.get("processors"))  # by a grammar, which knows where the text ends
+        label = words.question if is_small(self.llm) and not formed else ""
+        prompt = encode_prompt(self.llm, fitted.messages, options, words.lead, label)
         # Answers quote their passages, including those that did not fit in the prompt.
         more: Options = {"references": [hit.passage.text for hit in found.hits]}
         passages = [hit.passage for hit in found.hits[:kept]]
         generating = self._generating(prompt.prompt, {**more, **prompt.options}, passages)
-        if options.get("processors"):  # a grammar's, which citations would break
+        if formed:  # citations would break it
             generation = yield from generating
             return _sum_up(event, generation, f"{words.lead}{generation.text}".strip(), ())
         read = [passage_text(hit.passage.title, hit.passage.text) for hit in found.hits[:kept]]
