@@ -358,7 +358,7 @@ def _by_label(own: Sequence[Case]) -> dict[str, Extra]:
     return {"balanced_accuracy": balanced, "matthews": matthews}
 
 
-def label_figures(gold: Sequence[str], said: Sequence[str]) -> tuple[float, float]:
+def label_figures(gold: Sequence[str], said: Sequence[str | None]) -> tuple[float, float]:
     """Of labels: the mean recall of those that are right somewhere, and Matthews' correlation."""
     from sklearn.metrics import matthews_corrcoef, recall_score  # a second to import
 
