@@ -40,6 +40,8 @@ class Answered:
 
 def open_knowledge_base(folder: Path, console: Console) -> KnowledgeBase:
     """The knowledge base in ``folder``, brought up to date; seconds where nothing has changed."""
+    if not console.is_terminal and not folder.exists():  # where no bar is shown
+        console.print("Fetching and building a knowledge base: some three minutes, once.")
     summaries = wikipedia_summaries(progress=console.is_terminal)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:

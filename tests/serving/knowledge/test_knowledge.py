@@ -277,6 +277,8 @@ def test_search_checks_what_it_is_asked(metals: httpx.Client) -> None:
         return metals.post("/v1/kb/metals/search", json={"query": "copper", "index": "bm25", **body})
 
     assert search(query="melts", where={"source": "tin.md"}).json()["data"][0]["source"] == "tin.md"
+    both = search(query="melts", where=["source=tin.md,copper.md", "not source=copper.md"])
+    assert {hit["source"] for hit in both.json()["data"]} == {"tin.md"}
     assert len(search(k=100).json()["data"]) <= 100
     bodies: list[dict[str, Any]] = [
         {"query": ""},
@@ -293,6 +295,7 @@ def test_search_checks_what_it_is_asked(metals: httpx.Client) -> None:
         {"where": {"source": {"~": 1}}},
         {"where": {"source'; DROP TABLE passages; --": 1}},
         {"where": []},
+        {"where": ["nothing=1"]},
         {"unknown": 1},
     ]
     for body in bodies:

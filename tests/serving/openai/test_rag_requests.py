@@ -299,6 +299,7 @@ def test_conditions_narrow_the_search(server: LiveServer, answer: dict[str, Any]
     title = answer["specrag"]["sources"][0]["title"]
     narrowed = ask(server, where=[f"title={title}"], k=1)["specrag"]["sources"]
     assert {source["title"] for source in narrowed} == {title}
+    assert ask(server, where=f"title={title}", k=1)["specrag"]["sources"] == narrowed
 
 
 @pytest.mark.parametrize(

@@ -123,8 +123,8 @@ class SearchBody(Body):
         query: a question.
         k: how many passages.
         index: ``flat`` and ``hnsw`` compare meaning, ``bm25`` words, ``hybrid`` both; of a table its own.
-        where: conditions on the passages' fields, such as ``{"year": {">=": 2000}, "source": "a.md"}`` or the text
-            ``year >= 2000 and not source = a.md``.
+        where: conditions on the passages' fields, such as ``{"year": {">=": 2000}, "source": "a.md"}``, the text
+            ``year >= 2000 and not source = a.md``, or a list of texts that must all hold.
         rerank: a cross-encoder of this server that orders the best ones anew.
     """
 
@@ -134,6 +134,9 @@ class SearchBody(Body):
     where: (
         Annotated[dict[Annotated[str, Field(max_length=200)], Any], Field(max_length=16, fail_fast=True)]
         | Annotated[str, Field(min_length=1, max_length=20_000)]
+        | Annotated[
+            list[Annotated[str, Field(max_length=1000)]], Field(min_length=1, max_length=32, fail_fast=True)
+        ]
         | None
     ) = None
     rerank: Annotated[str, Field(max_length=128)] | None = None

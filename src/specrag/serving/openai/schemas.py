@@ -34,9 +34,11 @@ MAX_STOPS, MAX_STOP_LENGTH = 16, 256
 _MOST_UNKNOWN = 8  # unknown fields that are reported one by one
 
 Count: TypeAlias = Annotated[int, Field(ge=1, le=1_000_000)]
+_ConditionText: TypeAlias = Annotated[str, Field(max_length=1000)]
 #: A list, since JSON has no tuples.
 Conditions: TypeAlias = (
-    Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_length=32, fail_fast=True)]
+    _ConditionText
+    | Annotated[list[_ConditionText], Field(max_length=32, fail_fast=True)]
     | Annotated[dict[Annotated[str, Field(max_length=200)], JsonValue], Field(max_length=16, fail_fast=True)]
 )
 StopText: TypeAlias = Annotated[str, Field(max_length=MAX_STOP_LENGTH)]
@@ -75,8 +77,8 @@ class SpecragField(Body, SearchOptions):
     )
     where: Conditions = Field(  # type: ignore[assignment]
         default_factory=list,
-        description='Conditions on metadata: texts such as "year>=2000 and not title=A,B", or an object such as '
-        '{"year": {">=": 2000}}.',
+        description='Conditions on metadata: a text such as "year>=2000 and not title=A,B", a list of texts that must '
+        'all hold, or an object such as {"year": {">=": 2000}}.',
     )
     fresh: bool = Field(
         False, description="Read the whole prompt, whatever earlier requests left of it; to compare methods."
