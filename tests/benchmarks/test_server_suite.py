@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -13,7 +16,7 @@ pytest.importorskip("fastapi")
 
 from benchmarks.server import subjects
 from benchmarks.server.clients import Answered
-from benchmarks.server.suite import suite
+from benchmarks.server.suite import _Servers, suite
 from specrag.bench.measurement import Measurement, check_method, from_json_lines
 from specrag.cli.main import app
 from specrag.errors import SpecragError
@@ -61,6 +64,23 @@ def test_our_server_holds_its_weights_as_asked(
     assert all("failures" in entry.extra for entry in bench(tmp_path, *words))
     assert asked
     assert all(more == ["--dtype", dtype] for more in asked)
+
+
+def test_no_method_finds_what_another_has_had_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are asked the same prompts, and a server keeps what it has read."""
+    started: list[nullcontext[object]] = []
+
+    def made(*_: object) -> nullcontext[object]:
+        started.append(nullcontext(object()))
+        return started[-1]
+
+    monkeypatch.setattr(subjects, "our_server", made)
+    context: Any = SimpleNamespace(model="smollm2-135m", device="cpu", dtype="bf16")
+    with ExitStack() as stack:
+        servers = _Servers(context, stack)
+        assert servers._get("plain") is servers._get("plain")
+        assert servers._get("plain") is not servers._get("adaptive")
+    assert len(started) == 2
 
 
 def test_an_answer_counts_until_a_client_is_idle() -> None:
