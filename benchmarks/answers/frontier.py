@@ -250,7 +250,12 @@ class Asked:
         answer = method.executor.run(method.executor.submit(method.answering(question.task)))
         told = _told(question, answer.text, time.perf_counter() - started)
         drafts = [
-            {"text": one.answer, "right": bool(one.answer) and question.is_right(one.answer)}
+            {
+                "text": one.answer,
+                "right": bool(one.answer) and question.is_right(one.answer),
+                "held": one.held,
+                "score": None if one.scores is None else round(one.scores.total, 5),
+            }
             for one in answer.drafts
         ]
         phases = {"drafting": answer.timing.drafting, "verification": answer.timing.verification}

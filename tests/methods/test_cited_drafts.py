@@ -17,7 +17,7 @@ from specrag.methods.prompts import LEAD
 from specrag.methods.speculative_rag import SpeculativeRAG
 from specrag.methods.speculative_rag.cited import NOT_HERE, cited_lead, cited_prompt, read_cited
 from specrag.methods.speculative_rag.form import MalformedDraft, ParsedDraft
-from specrag.methods.speculative_rag.result import SpeculativeAnswer
+from specrag.methods.speculative_rag.result import DraftsScored, SpeculativeAnswer
 from specrag.methods.speculative_rag.scoring import JUDGED, Scoring
 from specrag.methods.speculative_rag.steps import judge
 from specrag.methods.speculative_rag.task import Task
@@ -99,6 +99,32 @@ def test_there_is_no_answer_where_every_draft_says_so(
     assert found.text == ABSTENTION
     assert found.fallback == "every draft says that its passages do not hold the answer"
     assert {draft.malformed for draft in found.drafts} == {NOT_HERE}
+
+
+def test_a_sentence_that_its_citation_does_not_hold_is_told_from_one_that_it_does() -> None:
+    for text, held in (
+        (" 1], Marie Curie discovered radium in 1898.", True),
+        (" 1], Marie Curie discovered helium beside Otto Hahn in Vienna, Austria, in 1912.", False),
+    ):
+        found = read_cited(TASK, text, PASSAGES[:1], (1,), LEAD)
+        assert isinstance(found, ParsedDraft)
+        assert found.cited == (1,)
+        assert found.held is held
+
+
+def test_a_draft_that_its_citations_do_not_hold_is_the_answer_only_if_there_is_no_other(
+    answer: SpeculativeAnswer,
+) -> None:
+    first, second, *others = answer.ranked
+    assert first.held
+    assert second.scores
+    assert judge([replace(first, held=False), second]).best == second.number
+    assert judge([replace(first, held=False), replace(second, held=False)]).best == first.number
+    assert judge([replace(first, held=False), replace(second, scores=None)]).best == first.number
+    found = replace(answer, drafts=(replace(first, held=False), second, *others))
+    assert [draft.number for draft in found.ranked][:1] == [second.number]
+    scored = DraftsScored(found.drafts).describe()
+    assert scored["winner"] == second.number - 1
 
 
 def test_the_answer_cites_what_it_rests_on(answer: SpeculativeAnswer) -> None:

@@ -80,13 +80,15 @@ def read_cited(
     answer = said.text.strip()
     if not answer:
         return MalformedDraft("it holds no sentence")
-    cited = find_citations(answer, read).numbers
+    citations = find_citations(answer, read)
+    cited = citations.numbers
     if not cited:
         return MalformedDraft("none of its passages holds what it says")
-    held = _held(task, answer, [read[number - 1] for number in cited])
+    rationale = _held(task, answer, [read[number - 1] for number in cited])
+    held = any(citation.supported for citation in citations.found)
     shown = _MARK.sub(lambda mark: f"[{numbers[int(mark[1]) - 1]}]", answer)
     used = tuple(sorted(numbers[own - 1] for own in cited))
-    return ParsedDraft(held, shown, Span(0, 0), Span(0, len(line)), used)
+    return ParsedDraft(rationale, shown, Span(0, 0), Span(0, len(line)), used, held)
 
 
 def _held(task: Task, answer: str, sources: Sequence[str]) -> str:

@@ -238,8 +238,15 @@ def _read(form: DraftForm, number: int, subset: Sequence[int], fit: _Fitted, tex
     )
     if isinstance(found, MalformedDraft):
         return Written(replace(draft, malformed=found.reason), None)
-    read = replace(draft, rationale=found.rationale, answer=found.answer, measured=measure(text, found))
-    return Written(read if found.cited is None else replace(read, cited=found.cited), found)
+    read = replace(
+        draft,
+        rationale=found.rationale,
+        answer=found.answer,
+        measured=measure(text, found),
+        cited=found.cited,
+        held=found.held,
+    )
+    return Written(read, found)
 
 
 def measure(text: GeneratedText, parsed: ParsedDraft) -> Measured:

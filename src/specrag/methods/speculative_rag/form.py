@@ -45,6 +45,7 @@ class ParsedDraft:
         answer: the letter or the label as the task gives it, if it has them.
         rationale_span, answer_span: where they stand in the text; a rationale that is not the drafter's has no place.
         cited: numbers of the sources that the answer cites; ``None`` for a form without citations.
+        held: whether a source that it cites holds what it says; true for a form without citations.
     """
 
     rationale: str
@@ -52,6 +53,7 @@ class ParsedDraft:
     rationale_span: Span
     answer_span: Span
     cited: tuple[int, ...] | None = None
+    held: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ class Draft:
         passes: passes of the drafter; 0 if it does not report them.
         seconds: from the beginning of drafting to the text's end.
         drafted_by, accepted_by: tokens by the token drafter that guessed them for this draft.
+        held: whether a passage that its answer cites holds it; true in a form without citations.
     """
 
     number: int
@@ -59,6 +60,12 @@ class Draft:
     drafted_by: Mapping[str, int] = field(default_factory=dict)
     accepted_by: Mapping[str, int] = field(default_factory=dict)
     cited: tuple[int, ...] | None = None
+    held: bool = True
+
+    @property
+    def standing(self) -> tuple[bool, float]:
+        """What drafts are compared by: whether their citations hold them, then their scores; malformed ones are last."""
+        return (False, float("-inf")) if self.scores is None else (self.held, self.scores.total)
 
     @property
     def used(self) -> tuple[int, ...]:
@@ -290,7 +297,7 @@ class SpeculativeAnswer(Details):
     @property
     def ranked(self) -> tuple[Draft, ...]:
         """The drafts, best first; malformed ones last."""
-        return tuple(sorted(self.drafts, key=lambda d: -d.scores.total if d.scores else float("inf")))
+        return tuple(sorted(self.drafts, key=lambda draft: draft.standing, reverse=True))
 
 
 def _describe(draft: Draft) -> dict[str, Any]:
@@ -380,7 +387,7 @@ class DraftsScored(Event):
 
     def describe(self) -> dict[str, Any]:
         scored = [(draft, draft.scores) for draft in self.drafts if draft.scores is not None]
-        best = max(scored, key=lambda pair: pair[1].total, default=None)
+        best = max(scored, key=lambda pair: pair[0].standing, default=None)
         return {
             "winner": None if best is None else best[0].number - 1,
             "scores": [

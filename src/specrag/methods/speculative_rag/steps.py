@@ -180,11 +180,12 @@ class Judged:
 def judge(drafts: Sequence[Draft]) -> Judged:
     """The best draft's answer, the first among equals; if none follows the form, the first that holds any text.
 
+    One that its own citations do not hold is the answer only if there is no other.
     If all of them say that their passages do not hold the answer, there is none.
     """
     scored = [draft for draft in drafts if draft.scores is not None]
     if scored:
-        best = max(scored, key=lambda draft: draft.scores.total if draft.scores else 0.0)
+        best = max(scored, key=lambda draft: draft.standing)
         return Judged(best.answer, best.number)
     if drafts and all(draft.malformed == NOT_HERE for draft in drafts):
         reason = "every draft says that its passages do not hold the answer"
