@@ -64,7 +64,7 @@ class Draft:
 
     @property
     def standing(self) -> tuple[bool, float]:
-        """What drafts are compared by: whether their citations hold them, then their scores; malformed ones are last."""
+        """What drafts are compared by: whether their citations hold them, then scores; malformed ones come last."""
         return (False, float("-inf")) if self.scores is None else (self.held, self.scores.total)
 
     @property
