@@ -95,7 +95,7 @@ def bench_command(registry: SuiteRegistry) -> Callable[..., None]:
             str,
             typer.Option(
                 metavar="DTYPE",
-                help="answers, server, tokens: bf16, or int8 for our models' weights in 8 bits.",
+                help=f"{', '.join(_WITH_DTYPE)}: bf16, or int8 for our models' weights in 8 bits.",
             ),
         ] = _DEFAULT_DTYPE,
         plots: Annotated[bool, typer.Option(help="Draw pictures.")] = True,
@@ -195,7 +195,8 @@ def _check_dtype(suite: str, dtype: str) -> str:
     if dtype not in (_DEFAULT_DTYPE, "int8"):
         raise InputError("--dtype", dtype, f"use {_DEFAULT_DTYPE} or int8")
     if dtype != _DEFAULT_DTYPE and suite not in _WITH_DTYPE:
-        others = "answers, server and tokens do not"
+        *most, last = _WITH_DTYPE
+        others = f"{', '.join(most)} and {last} do not"
         raise InputError("--dtype", dtype, f"leave it out: {suite} chooses its dtypes itself, {others}")
     return dtype
 

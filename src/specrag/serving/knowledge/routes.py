@@ -22,7 +22,7 @@ from specrag.serving.keys import ApiKey
 from specrag.serving.knowledge.bases import Base
 from specrag.serving.knowledge.places import Description, is_name
 from specrag.serving.knowledge.uploads import disk_error
-from specrag.serving.openai.schemas import Body
+from specrag.serving.openai.schemas import Body, ConditionText
 from specrag.serving.operation.limits import JsonRoute
 
 if TYPE_CHECKING:
@@ -134,9 +134,7 @@ class SearchBody(Body):
     where: (
         Annotated[dict[Annotated[str, Field(max_length=200)], Any], Field(max_length=16, fail_fast=True)]
         | Annotated[str, Field(min_length=1, max_length=20_000)]
-        | Annotated[
-            list[Annotated[str, Field(max_length=1000)]], Field(min_length=1, max_length=32, fail_fast=True)
-        ]
+        | Annotated[list[ConditionText], Field(min_length=1, max_length=32, fail_fast=True)]
         | None
     ) = None
     rerank: Annotated[str, Field(max_length=128)] | None = None

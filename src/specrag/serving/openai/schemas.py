@@ -34,11 +34,11 @@ MAX_STOPS, MAX_STOP_LENGTH = 16, 256
 _MOST_UNKNOWN = 8  # unknown fields that are reported one by one
 
 Count: TypeAlias = Annotated[int, Field(ge=1, le=1_000_000)]
-_ConditionText: TypeAlias = Annotated[str, Field(max_length=1000)]
+ConditionText: TypeAlias = Annotated[str, Field(max_length=1000)]
 #: A list, since JSON has no tuples.
 Conditions: TypeAlias = (
-    _ConditionText
-    | Annotated[list[_ConditionText], Field(max_length=32, fail_fast=True)]
+    ConditionText
+    | Annotated[list[ConditionText], Field(max_length=32, fail_fast=True)]
     | Annotated[dict[Annotated[str, Field(max_length=200)], JsonValue], Field(max_length=16, fail_fast=True)]
 )
 StopText: TypeAlias = Annotated[str, Field(max_length=MAX_STOP_LENGTH)]
