@@ -6,6 +6,7 @@ import json
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,6 +46,26 @@ def test_index_reports_what_it_did(model_home: Path, tmp_path: Path) -> None:
     assert len(report["skipped"]) == 25
     assert report["skipped"][0]["source"] == "bad 00.pdf"
     assert report["seconds"] > 0
+
+
+def test_what_a_library_prints_is_not_in_the_json(
+    model_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from specrag.cli.main import run
+    from specrag.retrieval.encoder import Encoder
+
+    encode = Encoder.encode_passages
+
+    def chatty(self: Encoder, *given: Any) -> Any:
+        print("(raylet) The node has been marked dead")
+        return encode(self, *given)
+
+    monkeypatch.setattr(Encoder, "encode_passages", chatty)
+    write_rows(tmp_path / "rows.jsonl", [{"text": "Tin is a soft metal."}])
+    assert run(["index", str(tmp_path / "rows.jsonl"), "--kb", str(tmp_path / "kb"), "--json"]) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)["encoded"] == 1
+    assert "(raylet)" in told.err
 
 
 def test_documents_in_another_language_are_noted(model_home: Path, tmp_path: Path) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -266,8 +267,8 @@ def _index_documents(
     """Bring a knowledge base up to date, and load it into a store if one is named."""
     if target is not None:
         target.check()
-    bar = Bar()
-    try:
+    # Ray prints to standard output when a node dies, which would stand before the JSON.
+    with redirect_stdout(sys.stderr), closing(Bar()) as bar:
         report = None
         if paths:
             from specrag.retrieval import BuildSettings
@@ -278,8 +279,6 @@ def _index_documents(
             report = build(paths, kb, chosen, bar.show, encoder=encoder)
         loaded = None if target is None else target.load(kb, bar.show)
         read = None if reading is None else reading.read(kb, bar.show)
-    finally:
-        bar.close()
     if as_json:
         described = {} if report is None else asdict(report)
         if target is not None and loaded is not None:
