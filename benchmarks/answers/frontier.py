@@ -1,10 +1,11 @@
 """Accuracy against seconds: a large model, a small one, and what the two do together, question by question.
 
-``python -m benchmarks.answers.frontier OUT --data FOLDER [--sets S ...] [--rows N] [--part odd|even] [--ways W ...]``
+``python -m benchmarks.answers.frontier OUT --data FOLDER [--sets S ...] [--rows N] [--part P] [--ways W ...]``
 
 Every way answers the same questions of :mod:`benchmarks.answers.data` from the same passages, one after the other.
-Settings are chosen on odd rows; even ones are for the table. Answers are recorded in ``OUT/answers.jsonl`` as they
-come, so that a run that was stopped goes on. ``--ways`` with nothing behind it only draws the table and the picture.
+Settings are chosen on odd rows; even ones are for the table. Of ``longbench``, ten long passages a question, nothing
+was chosen on any row. Answers are recorded in ``OUT/answers.jsonl`` as they come, so that a run that was stopped goes
+on. ``--ways`` with nothing behind it only draws the table and the picture.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from benchmarks.answers.figures import first_sentence
 from benchmarks.answers.frontier_figures import draw, label_table, table
 from benchmarks.answers.passage_reading import PassageReading
 from benchmarks.answers.trials import Models, found_in
+from benchmarks.rag import longbench
 from benchmarks.records import read_records
 from specrag.bench.metrics import token_f1
 from specrag.methods.citations import find_citations, without_citations
@@ -54,6 +56,9 @@ SETS = (
 )
 _TOKENS, _CHOICE_TOKENS = 64, 24
 _MANY = 20
+#: Of LongBench's texts: how many passages, and the most characters of one, some 550 tokens.
+_LONG = {"passages": 10, "characters": 2400}
+_PARTS = {"odd": slice(1, None, 2), "even": slice(0, None, 2), "all": slice(None)}
 
 #: Speculative RAG as it comes; as the paper has it; with a verifier that is asked whether a draft is right, and one of
 #: which counts what the passages add to that.
@@ -86,7 +91,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--sets", nargs="+", default=SETS)
     parser.add_argument("--rows", type=int, default=100, help="of each set, of both parts")
-    parser.add_argument("--part", choices=("odd", "even"), default="even")
+    parser.add_argument("--part", choices=_PARTS, default="even")
     parser.add_argument("--ways", nargs="*")
     parser.add_argument("--small", default=SMALL)
     parser.add_argument("--adapter", type=Path, help="of the smaller model: the drafter of 'drafts, tuned'")
@@ -110,8 +115,10 @@ def _write(given: argparse.Namespace, known: Sequence[Mapping[str, Any]]) -> Ite
 
 def _questions(given: argparse.Namespace) -> Iterator[tuple[Question, int]]:
     """The first row of each set, then the second ones, so that a run that is stopped has all sets alike."""
-    sets = load_sets(given.data, given.sets, given.rows)
-    for row in range(given.part == "odd", given.rows, 2):
+    sets = load_sets(given.data, [name for name in given.sets if name != longbench.NAME], given.rows)
+    if longbench.NAME in given.sets:
+        sets[longbench.NAME] = longbench.load(given.data, **_LONG)
+    for row in range(given.rows)[_PARTS[given.part]]:
         for questions in sets.values():
             if row < len(questions):
                 yield questions[row], row

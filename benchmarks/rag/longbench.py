@@ -21,24 +21,29 @@ TASKS = ("hotpotqa", "2wikimqa", "musique", "multifieldqa_en", "qasper")
 PASSAGES, CHARACTERS = 12, 800
 
 
-def load(folder: Path) -> list[Question]:
+def load(folder: Path, passages: int = PASSAGES, characters: int = CHARACTERS) -> list[Question]:
     """All rows, each with its best passages, best first.
+
+    Args:
+        folder: where the data sets are.
+        passages: of a text.
+        characters: most of a passage.
 
     Raises:
         InputError: the file is missing or of another form.
     """
-    return list(_questions(find_file(folder, "longbench_v1_mini.jsonl")))
+    return list(_questions(find_file(folder, "longbench_v1_mini.jsonl"), passages, characters))
 
 
-def _questions(path: Path) -> Iterator[Question]:
+def _questions(path: Path, passages: int, characters: int) -> Iterator[Question]:
     encoder = load_encoder()
     for row in load_long_bench(path):
         if row.task not in TASKS:
             continue
         text, question = split(row.prompt)
-        parts = TextSplitter(CHARACTERS).chunks(text)
+        parts = TextSplitter(characters).chunks(text)
         scores = encoder.encode_passages(parts) @ encoder.encode_queries([question])[0]
-        best = np.argsort(-scores, kind="stable")[:PASSAGES]
+        best = np.argsort(-scores, kind="stable")[:passages]
         yield Question(
             set=NAME,
             identifier=row.identifier,

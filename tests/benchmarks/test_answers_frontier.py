@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ import pytest
 from benchmarks.answers import frontier
 from benchmarks.answers.data import load_sets
 from benchmarks.answers.frontier_figures import BASELINE, CONTROL, by_way, draw, label_table, spared, table
+
+LONG = {"passages": 10, "characters": 2400}
 
 
 def record(way: str, number: int, right: bool, seconds: float, **more: Any) -> dict[str, Any]:
@@ -77,6 +81,21 @@ def test_a_question_that_a_way_has_not_answered_is_no_part_of_the_picture(tmp_pa
     others = [record("drafts", number, True, 1.0) for number in (7, 8)]
     assert draw([*RECORDS, others[0]], tmp_path / "few.png") is not None  # of a way that was hardly run
     assert draw([*RECORDS, *others], tmp_path / "none.png") is None
+
+
+@pytest.mark.parametrize(("part", "rows"), [("odd", [1, 3]), ("even", [0, 2]), ("all", [0, 1, 2, 3])])
+def test_parts_are_rows_of_each_set_in_turn(
+    part: str, rows: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    words = ["frontier", str(tmp_path), "--data", str(tmp_path), "--rows", "4", "--part", part]
+    monkeypatch.setattr(sys, "argv", [*words, "--sets", "sample", "longbench"])
+    free, *_ = questions = load_sets(None, ["sample"])["sample"]
+    monkeypatch.setattr(frontier, "load_sets", lambda *_: {"sample": questions})
+    long = [replace(free, set="longbench", identifier=str(number)) for number in range(5)]
+    monkeypatch.setattr(frontier.longbench, "load", lambda *_, **size: long if size == LONG else [])
+    asked = list(frontier._questions(frontier._arguments()))
+    assert [row for question, row in asked if question.set == "longbench"] == rows
+    assert [row for question, row in asked if question.set != "longbench"] == [row for row in rows if row < 3]
 
 
 def test_every_way_answers(monkeypatch: pytest.MonkeyPatch, smollm2: Path) -> None:

@@ -85,6 +85,11 @@ def test_a_long_text_gives_the_passages_nearest_to_its_question(tmp_path: Path) 
     assert found.is_right("It is in Wales.")
     assert len(found.passages) > 1
     assert "Rhosgoch" in found.passages[0].text
+    [longer] = longbench.load(tmp_path, passages=1, characters=2400)
+    assert len(longer.passages) == 1
+    assert max(len(passage.text) for passage in found.passages) <= longbench.CHARACTERS
+    assert longbench.CHARACTERS < len(longer.passages[0].text) <= 2400
+    assert [len(one.passages) for one in longbench.load(tmp_path, passages=2)] == [2]
 
 
 def test_the_windows_that_deviate_most_are_chosen() -> None:

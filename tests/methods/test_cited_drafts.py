@@ -17,15 +17,17 @@ from specrag.methods.prompts import LEAD
 from specrag.methods.speculative_rag import SpeculativeRAG
 from specrag.methods.speculative_rag.cited import NOT_HERE, cited_lead, cited_prompt, read_cited
 from specrag.methods.speculative_rag.form import MalformedDraft, ParsedDraft
-from specrag.methods.speculative_rag.result import DraftsScored, SpeculativeAnswer
+from specrag.methods.speculative_rag.result import DraftDone, DraftsScored, SpeculativeAnswer
 from specrag.methods.speculative_rag.scoring import JUDGED, Scoring
 from specrag.methods.speculative_rag.steps import judge
 from specrag.methods.speculative_rag.task import Task
 from specrag.models.roles import ScoringRequest, TextPart
 from specrag.models.scoring import LocalScorer
 from specrag.request import ABSTENTION
+from specrag.retrieval.passage import passage_text
 from tests.methods.rag_toys import PASSAGES, QUESTION, make
-from tests.methods.run import answer_of
+from tests.methods.run import answer_of, play
+from tests.methods.scripted_drafter import ScriptedDrafter
 
 if TYPE_CHECKING:
     from specrag import LanguageModel
@@ -219,6 +221,40 @@ def test_a_claim_is_checked_in_the_papers_form(exact_llm: LanguageModel) -> None
     task = Task("Marie Curie discovered radium.", "claim-checking")
     found = answer_of(make(exact_llm, **CITED), task)
     assert found.text in {"SUPPORTED", "REFUTED", "NOT ENOUGH INFORMATION"} or found.fallback
+
+
+CHOICES = Task(QUESTION, "multiple-choice", {"A": "Isaac Newton", "B": "Marie Curie", "C": "Nobody"})
+
+
+def test_choices_are_weighed_and_nobody_drafts(exact_llm: LanguageModel) -> None:
+    drafter = ScriptedDrafter([])
+    played = play(make(exact_llm, drafter=drafter, form="cited"), CHOICES)
+    found = played.answer
+    assert [(draft.answer, draft.sources, draft.rationale) for draft in found.drafts] == [
+        (letter, (1, 2, 3, 4, 5), "") for letter in "ABC"
+    ]
+    assert not drafter.requests
+    texts = "\n".join(passage_text(passage.title, passage.text) for passage in PASSAGES)
+    asked = [{"role": "user", "content": f"{texts}\n\n{CHOICES.asked}"}]
+    parts = [(TextPart("choice", CHOICES.written(letter)),) for letter in "ABC"]
+    own = run(LocalScorer(exact_llm.loaded).scoring([ScoringRequest(asked, part) for part in parts]))
+    means = [one.parts["choice"].mean for one in own]
+    assert [draft.scores.total for draft in found.drafts if draft.scores] == pytest.approx(means)
+    assert found.text == "ABC"[means.index(max(means))]
+    assert (found.sampling, found.timing.drafting, found.malformed) == (None, 0.0, 0)
+    assert found.notes() == ["smollm2-135m weighed each choice; nobody had to draft"]
+    told = [event for event in played.events if isinstance(event, DraftDone)]
+    assert [event.draft.answer for event in told] == ["A", "B", "C"]
+
+
+@pytest.mark.parametrize("values", [{"evidence": "passages"}, {"without": ("self-reflect",)}])
+def test_choices_are_drafted_where_the_verifier_alone_does_not_decide(
+    values: dict[str, Any], exact_llm: LanguageModel
+) -> None:
+    drafter = ScriptedDrafter([" She found it.\nAnswer: B"])
+    found = answer_of(make(exact_llm, drafter=drafter, form="cited", drafts=1, **values), CHOICES)
+    assert [draft.rationale for draft in found.drafts] == ["She found it."]
+    assert found.sampling is not None
 
 
 def test_a_small_model_chooses_a_passage_first(exact_llm: LanguageModel) -> None:

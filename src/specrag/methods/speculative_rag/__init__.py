@@ -134,9 +134,14 @@ class SpeculativeRAG(Method):
             description="How drafts are decoded: a method's name.",
             json_schema_extra={"resource": "decoders"},
         )
-        claim: bool = Field(False, description="What is asked is a claim to be checked.")
+        claim: bool = Field(
+            False,
+            description="What is asked is a claim to be checked; by default the verifier weighs its labels, undrafted.",
+        )
         choices: tuple[Annotated[str, Field(max_length=1000)], ...] = Field(
-            (), max_length=26, description="Options of a multiple choice, such as A=Lyon,B=Oslo."
+            (),
+            max_length=26,
+            description="Options of a multiple choice, such as A=Lyon,B=Oslo; weighed as a claim's labels are.",
         )
 
         def settled(self, form: Form | None = None) -> Self:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from specrag.engine import Coroutine, Emit, Executor, Search
@@ -19,7 +19,7 @@ from specrag.methods.evidence import is_about_nothing, least_similarity
 from specrag.methods.generator import SharingModel, as_generator, as_scorer
 from specrag.methods.retriever import is_remote
 from specrag.methods.speculative_rag import steps
-from specrag.methods.speculative_rag.drafting import drafting
+from specrag.methods.speculative_rag.drafting import Written, drafting
 from specrag.methods.speculative_rag.result import (
     DraftDelta,
     DraftDone,
@@ -39,8 +39,20 @@ from specrag.retrieval.encoder import HasEncoder, QuestionVectors
 if TYPE_CHECKING:
     from specrag.methods.passages import Retrieval
     from specrag.methods.speculative_rag import SpeculativeRAG
+    from specrag.retrieval import Passage
 
 Event: TypeAlias = Sources | SubsetsDrawn | DraftDelta | DraftDone | DraftsScored | Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class _Drafted:
+    """Drafts, how their passages were dealt out, and seconds; nothing is dealt out to choices."""
+
+    written: Sequence[Written]
+    sampling: Sampling | None = None
+    embedding: float = 0.0
+    clustering: float = 0.0
+    seconds: float = 0.0
 
 
 class SpeculativeRAGPipeline:
@@ -115,7 +127,7 @@ class SpeculativeRAGPipeline:
     def answering(self, question: str | Task) -> Coroutine[SpeculativeAnswer]:
         """A coroutine for :attr:`executor` that answers a question.
 
-        Emits sources, subsets, drafts as they grow and end, scores, the verdict.
+        Emits sources, subsets, drafts as they grow and end, scores, the verdict; of choices no subsets.
 
         Args:
             question: in words, or a task of another kind.
@@ -154,23 +166,39 @@ class SpeculativeRAGPipeline:
             total = self._clock() - started
             return self._sum_up(task, sources, SpeculativeTiming(retrieval, 0.0, 0.0, 0.0, 0.0, total))
         read = [source.passage for source in sources]
-        dealt: steps.Dealt = yield Search(
-            lambda: steps.deal(task.text, read, self._dealing, found.duplicates, self._clock)
-        )
-        numbers = tuple(tuple(index + 1 for index in subset) for subset in dealt.subsets)
-        yield Emit(SubsetsDrawn(numbers, dealt.sampling))
-        dealt_at = self._clock()
-        written = yield from drafting(self.drafter, task, read, dealt.subsets, self.drafting)
-        drafted = self._clock()
-        scored = yield from steps.scoring_drafts(self.verifier, task, read, written, self.scoring)
+        drafted: _Drafted = yield from self._drafting(task, read, found.duplicates)
+        verifying = self._clock()
+        scored = yield from steps.scoring_drafts(self.verifier, task, read, drafted.written, self.scoring)
         yield Emit(DraftsScored(scored.drafts))
         judged = steps.judge(scored.drafts)
         yield Emit(Verdict(judged.text, judged.best, judged.fallback))
         ended = self._clock()
         timing = SpeculativeTiming(
-            retrieval, dealt.embedding, dealt.clustering, drafted - dealt_at, ended - drafted, ended - started
+            retrieval,
+            drafted.embedding,
+            drafted.clustering,
+            drafted.seconds,
+            ended - verifying,
+            ended - started,
         )
-        return self._sum_up(task, sources, timing, scored, judged, dealt.sampling)
+        return self._sum_up(task, sources, timing, scored, judged, drafted.sampling)
+
+    def _drafting(self, task: Task, read: Sequence[Passage], duplicates: int) -> Coroutine[_Drafted]:
+        """Drafts of the drafter; of choices that the verifier weighs, each as it is."""
+        if task.choices and self.scoring.weighs_choices:
+            choices = steps.each_choice(task, len(read))
+            for one in choices:
+                yield Emit(DraftDone(one.draft))
+            return _Drafted(choices)
+        dealt: steps.Dealt = yield Search(
+            lambda: steps.deal(task.text, read, self._dealing, duplicates, self._clock)
+        )
+        numbers = tuple(tuple(index + 1 for index in subset) for subset in dealt.subsets)
+        yield Emit(SubsetsDrawn(numbers, dealt.sampling))
+        started = self._clock()
+        written = yield from drafting(self.drafter, task, read, dealt.subsets, self.drafting)
+        seconds = self._clock() - started
+        return _Drafted(written, dealt.sampling, dealt.embedding, dealt.clustering, seconds)
 
     def _sum_up(
         self,

@@ -23,8 +23,8 @@ class Draft:
     """An answer from a few passages.
 
     Attributes:
-        number: from 1, in the order of the subsets.
-        sources: numbers of the passages that it was written from.
+        number: from 1, in the order of the subsets, or of the choices if nobody drafted.
+        sources: numbers of the passages that it was written from, or that the verifier read.
         cited: those of them that its answer cites; ``None`` in a form without citations.
         text: as the drafter wrote it.
         rationale, answer: what it says; empty if the draft is malformed.
@@ -158,7 +158,7 @@ class SpeculativeAnswer(Details):
         abstained: nothing relevant was found and nothing was drafted, or every draft says that there is no answer.
         fallback: why the answer is not a scored draft, for people; ``None`` if it is one.
         scoring: how drafts were scored.
-        sampling: how the passages were dealt out; ``None`` if nothing was drafted.
+        sampling: how the passages were dealt out; ``None`` if nobody drafted.
         drafter, verifier: the models' names; no verifier if only the drafter's confidence counts.
     """
 
@@ -241,7 +241,9 @@ class SpeculativeAnswer(Details):
 
     def notes(self) -> list[str]:
         notes = [*(self.sampling.notes if self.sampling is not None else ())]
-        if self.drafts and self.verifies_itself:
+        if self.drafts and self.sampling is None:
+            notes.append(f"{self.verifier} weighed each choice; nobody had to draft")
+        elif self.drafts and self.verifies_itself:
             notes.append(
                 f"one model, {self.drafter}, drafted and verified; a larger verifier (--model) chooses better"
             )

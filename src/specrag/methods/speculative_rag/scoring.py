@@ -22,7 +22,7 @@ from specrag.retrieval import Passage, passage_text
 Evidence: TypeAlias = Literal["rationale", "passages", "both", "all-passages", "best-passages"]
 
 #: Passages that a verifier reads as it would to answer.
-_BEST = 5
+BEST = 5
 
 #: Self-reflection statements R; the first is the paper's, the others are ours, replacing those of Table 7, which are
 #: not printed.
@@ -93,6 +93,11 @@ class Scoring:
     def reflects(self) -> bool:
         """Whether the verifier is asked for the paper's rho_SR."""
         return self.self_reflect and not self.judge
+
+    @property
+    def weighs_choices(self) -> bool:
+        """Whether choices need no drafter: only how probable the verifier itself finds each counts."""
+        return self.evidence == "best-passages" and self.verifies and not self.draft
 
     @property
     def sentence(self) -> str:
@@ -244,7 +249,7 @@ def scoring_request(
     if scoring.evidence == "best-passages":
         said = TextPart(_ANSWER, answer, scored=wanted)
         return ScoringRequest(
-            _own_prompt(task, passages[:_BEST]), (said, *(statement if scoring.reflects else ()))
+            _own_prompt(task, passages[:BEST]), (said, *(statement if scoring.reflects else ()))
         )
     parts = [
         TextPart("before answer", "Answer:" if scoring.chat else "\nAnswer:", scored=False),
@@ -282,7 +287,7 @@ def _evidence(claim: Claim, scoring: Scoring, passages: Sequence[Passage]) -> st
         "passages": _texts(claim.passages),
         "both": f"{_texts(claim.passages)}\n\n{claim.draft.rationale}",
         "all-passages": _texts(passages),
-        "best-passages": _texts(passages[:_BEST]),
+        "best-passages": _texts(passages[:BEST]),
     }[scoring.evidence]
 
 

@@ -11,6 +11,7 @@ from specrag.errors import InputError
 from specrag.methods.retriever import VectorRetriever, similarities
 from specrag.methods.speculative_rag.cited import NOT_HERE
 from specrag.methods.speculative_rag.drafting import Written
+from specrag.methods.speculative_rag.form import ParsedDraft, Span
 from specrag.methods.speculative_rag.perspectives import (
     Sampled,
     Strategy,
@@ -19,7 +20,7 @@ from specrag.methods.speculative_rag.perspectives import (
     sample_subsets,
 )
 from specrag.methods.speculative_rag.result import NO_DRAFT, Draft, Sampling
-from specrag.methods.speculative_rag.scoring import Claim, Scoring, score, verifying
+from specrag.methods.speculative_rag.scoring import BEST, Claim, Measured, Scoring, score, verifying
 from specrag.methods.speculative_rag.task import Task
 from specrag.models import TextScorer
 from specrag.request import ABSTENTION
@@ -116,6 +117,37 @@ def deal(
     shared = tuple(index + 1 for index in sampled.shared)
     sampling = Sampling(dealing.strategy, encoder, sampled.clusters, sampled.possible, notes, shared)
     return Dealt(sampled.subsets, sampling, embedded - started, clock() - embedded)
+
+
+def each_choice(task: Task, passages: int) -> list[Written]:
+    """A draft of each choice, which nobody has to write.
+
+    Args:
+        passages: how many there are; the verifier reads the first few.
+    """
+    return [
+        Written(
+            Draft(
+                number=number,
+                sources=tuple(range(1, min(passages, BEST) + 1)),
+                text=choice,
+                rationale="",
+                answer=choice,
+                malformed=None,
+                measured=Measured(None, None),
+                scores=None,
+                shortened=False,
+                finish_reason="stop",
+                prompt_tokens=0,
+                read_tokens=0,
+                completion_tokens=0,
+                passes=0,
+                seconds=0.0,
+            ),
+            ParsedDraft("", choice, Span(0, 0), Span(0, len(choice))),
+        )
+        for number, choice in enumerate(task.choices, 1)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
