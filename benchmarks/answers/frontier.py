@@ -149,6 +149,9 @@ class Asked:
             "small, best 2": lambda question: self._read(question, self.small, 2),
             "cascade": lambda question: self._cascade(question, 0.0),
             "cascade, doubted": lambda question: self._cascade(question, 1.0),
+            "cascade, best 5": lambda question: self._cascade(
+                replace(question, passages=question.passages[:5]), 0.0
+            ),
             "drafts": lambda question: self._draft(question, _OURS, self.small),
             "drafts, paper": lambda question: self._draft(question, _PAPER, self.small),
             "drafts, tuned": lambda question: self._draft(question, _OURS, self.small, self._adapter),
@@ -170,7 +173,7 @@ class Asked:
         if way == "drafts by large":
             return len(question.passages) >= _MANY
         return not way.startswith("cascade") or (
-            question.task.kind == "free-form" and (way == "cascade" or row % 10 < 2)
+            question.task.kind == "free-form" and (way != "cascade, doubted" or row % 10 < 2)
         )
 
     def warm(

@@ -16,6 +16,8 @@ from specrag.bench.statistics import paired_bootstrap
 BASELINE, CONTROL = "large", "small, best 2"
 CLAIM_SETS = ("healthver", "climate-fever")
 _CASCADE, _DOUBTED = "cascade", "cascade, doubted"
+#: Which answer of the large model a cascade gives where it doubts.
+_CASCADES = {_CASCADE: BASELINE, "cascade, best 5": "large, best 5"}
 #: From which probability of Yes on an answer is taken: those of the table, and the line of the picture.
 LEVELS = (0.5, 0.7, 0.8, 0.9)
 _ALL_LEVELS = tuple(step / 20 for step in range(1, 20))
@@ -40,16 +42,18 @@ def by_way(records: Sequence[Mapping[str, Any]], levels: Sequence[float] = LEVEL
     found: dict[str, dict[Question, Answered]] = defaultdict(dict)
     for one in records:
         found[one["way"]][one["set"], one["id"]] = Answered(one["right"], one["seconds"], one["held"])
-    drafted = [one for one in records if one["way"] == _CASCADE]
     saved = spared(records)
-    for level in levels:
-        for one in drafted:
-            key = one["set"], one["id"]
-            if key in found[BASELINE]:
-                found[f"{_CASCADE} at {level}"][key] = _decided(one, found[BASELINE][key], level, saved)
-    found.pop(_CASCADE, None)
-    found.pop(_DOUBTED, None)
-    return found
+    for way, own in _CASCADES.items():
+        drafted = [one for one in records if one["way"] == way and (one["set"], one["id"]) in found[own]]
+        for level in levels:
+            for one in drafted:
+                key = one["set"], one["id"]
+                found[_at(way, level)][key] = _decided(one, found[own][key], level, saved)
+    return {way: answers for way, answers in found.items() if answers and way not in (*_CASCADES, _DOUBTED)}
+
+
+def _at(cascade: str, level: float) -> str:
+    return f"{cascade}, at {level}"
 
 
 def spared(records: Sequence[Mapping[str, Any]]) -> float:
@@ -159,9 +163,10 @@ def draw(records: Sequence[Mapping[str, Any]], path: Path) -> Path | None:
         for way, answers in ways.items()
     }
     figure, axes = new_figure(7.2, 4.4)
-    line = [places[f"{_CASCADE} at {level}"] for level in _ALL_LEVELS if f"{_CASCADE} at {level}" in places]
-    if line:
-        axes.plot(*zip(*line, strict=True), color=COLOURS[1], linewidth=1.6, label="cascade, by its level")
+    for cascade, colour in zip(_CASCADES, COLOURS[1::2], strict=False):
+        line = [places[_at(cascade, level)] for level in _ALL_LEVELS if _at(cascade, level) in places]
+        if line:
+            axes.plot(*zip(*line, strict=True), color=colour, linewidth=1.6, label=f"{cascade}, by its level")
     width = max(seconds for seconds, _ in places.values())
     named: list[tuple[float, float]] = []
     for way, (seconds, right) in sorted(places.items(), key=lambda one: one[1]):
@@ -179,7 +184,7 @@ def draw(records: Sequence[Mapping[str, Any]], path: Path) -> Path | None:
     axes.set_ylabel("right answers, %")
     axes.set_xlim(left=0)
     axes.margins(x=0.15, y=0.15)
-    if line:
+    if axes.get_legend_handles_labels()[0]:
         axes.legend(loc="lower right", frameon=False, fontsize=8.5)
     axes.set_title(f"{len(common)} questions that every way has answered", loc="left", fontsize=11)
     return save_figure(figure, path)
