@@ -12,6 +12,7 @@ import pytest
 from benchmarks.answers import frontier
 from benchmarks.answers.data import load_sets
 from benchmarks.answers.frontier_figures import BASELINE, CONTROL, by_way, draw, label_table, spared, table
+from benchmarks.rag import longbench
 
 LONG = {"passages": 10, "characters": 2400}
 
@@ -103,7 +104,7 @@ def test_parts_are_rows_of_each_set_in_turn(
     free, *_ = questions = load_sets(None, ["sample"])["sample"]
     monkeypatch.setattr(frontier, "load_sets", lambda *_: {"sample": questions})
     long = [replace(free, set="longbench", identifier=str(number)) for number in range(5)]
-    monkeypatch.setattr(frontier.longbench, "load", lambda *_, **size: long if size == LONG else [])
+    monkeypatch.setattr(longbench, "load", lambda *_, **size: long if size == LONG else [])
     asked = list(frontier._questions(frontier._arguments()))
     assert [row for question, row in asked if question.set == "longbench"] == rows
     assert [row for question, row in asked if question.set != "longbench"] == [row for row in rows if row < 3]
