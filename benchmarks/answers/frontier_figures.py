@@ -53,7 +53,7 @@ def by_way(records: Sequence[Mapping[str, Any]], levels: Sequence[float] = LEVEL
 
 
 def _at(cascade: str, level: float) -> str:
-    return f"{cascade}, at {level}"
+    return f"{cascade} at {level}"
 
 
 def spared(records: Sequence[Mapping[str, Any]]) -> float:
