@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.answers.data import Question, load_sets
+from benchmarks.answers.data import Question
 from benchmarks.answers.figures import first_sentence
 from benchmarks.answers.frontier_figures import draw, label_table, table
 from benchmarks.answers.passage_reading import PassageReading
@@ -115,9 +115,7 @@ def _write(given: argparse.Namespace, known: Sequence[Mapping[str, Any]]) -> Ite
 
 def _questions(given: argparse.Namespace) -> Iterator[tuple[Question, int]]:
     """The first row of each set, then the second ones, so that a run that is stopped has all sets alike."""
-    sets = load_sets(given.data, [name for name in given.sets if name != longbench.NAME], given.rows)
-    if longbench.NAME in given.sets:
-        sets[longbench.NAME] = longbench.load(given.data, **_LONG)
+    sets = longbench.load_among(given.data, given.sets, given.rows, **_LONG)
     for row in range(given.rows)[_PARTS[given.part]]:
         for questions in sets.values():
             if row < len(questions):

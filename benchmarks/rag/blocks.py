@@ -24,7 +24,7 @@ from statistics import fmean, median
 from typing import Any
 
 import specrag
-from benchmarks.answers.data import Question, load_sets
+from benchmarks.answers.data import Question
 from benchmarks.rag import longbench
 from benchmarks.records import read_records
 from specrag.bench.statistics import paired_bootstrap
@@ -73,9 +73,7 @@ def main() -> None:
     path = given.out / "blocks.jsonl"
     known = read_records(path)
     done = {(one["model"], one["set"], one["id"]) for one in known}
-    sets = load_sets(given.data, [name for name in given.sets if name != longbench.NAME], given.rows)
-    if longbench.NAME in given.sets:
-        sets[longbench.NAME] = longbench.load(given.data)
+    sets = longbench.load_among(given.data, given.sets, given.rows)
     asked = [row[place] for place in range(given.rows) for row in sets.values() if place < len(row)]
     left = [one for one in asked if (given.model, one.set, one.identifier) not in done]
     if left:

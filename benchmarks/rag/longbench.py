@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 from semantic_text_splitter import TextSplitter
 
-from benchmarks.answers.data import Question
+from benchmarks.answers.data import Question, load_sets
 from specrag.bench.data import find_file, load_long_bench
 from specrag.methods.speculative_rag.task import Task
 from specrag.retrieval.encoder.encoder import load_encoder
@@ -33,6 +33,18 @@ def load(folder: Path, passages: int = PASSAGES, characters: int = CHARACTERS) -
         InputError: the file is missing or of another form.
     """
     return list(_questions(find_file(folder, "longbench_v1_mini.jsonl"), passages, characters))
+
+
+def load_among(
+    folder: Path, names: Sequence[str], rows: int, passages: int = PASSAGES, characters: int = CHARACTERS
+) -> dict[str, list[Question]]:
+    """Sets of :func:`benchmarks.answers.data.load_sets`, of which :data:`NAME` may be one: it comes last and whole.
+
+    Raises:
+        InputError: a file is missing or of another form.
+    """
+    sets = load_sets(folder, [name for name in names if name != NAME], rows)
+    return {**sets, NAME: load(folder, passages, characters)} if NAME in names else sets
 
 
 def _questions(path: Path, passages: int, characters: int) -> Iterator[Question]:

@@ -102,9 +102,9 @@ def test_parts_are_rows_of_each_set_in_turn(
     words = ["frontier", str(tmp_path), "--data", str(tmp_path), "--rows", "4", "--part", part]
     monkeypatch.setattr(sys, "argv", [*words, "--sets", "sample", "longbench"])
     free, *_ = questions = load_sets(None, ["sample"])["sample"]
-    monkeypatch.setattr(frontier, "load_sets", lambda *_: {"sample": questions})
+    monkeypatch.setattr(longbench, "load_sets", lambda *_: {"sample": questions})
     long = [replace(free, set="longbench", identifier=str(number)) for number in range(5)]
-    monkeypatch.setattr(longbench, "load", lambda *_, **size: long if size == LONG else [])
+    monkeypatch.setattr(longbench, "load", lambda _, *size: long if size == tuple(LONG.values()) else [])
     asked = list(frontier._questions(frontier._arguments()))
     assert [row for question, row in asked if question.set == "longbench"] == rows
     assert [row for question, row in asked if question.set != "longbench"] == [row for row in rows if row < 3]

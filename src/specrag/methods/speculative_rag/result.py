@@ -47,16 +47,16 @@ class Draft:
     text: str
     rationale: str
     answer: str
-    malformed: str | None
-    measured: Measured | None
-    scores: Scores | None
-    shortened: bool
-    finish_reason: FinishReason
-    prompt_tokens: int
-    read_tokens: int
-    completion_tokens: int
-    passes: int
-    seconds: float
+    malformed: str | None = None
+    measured: Measured | None = None
+    scores: Scores | None = None
+    shortened: bool = False
+    finish_reason: FinishReason = "stop"
+    prompt_tokens: int = 0
+    read_tokens: int = 0
+    completion_tokens: int = 0
+    passes: int = 0
+    seconds: float = 0.0
     drafted_by: Mapping[str, int] = field(default_factory=dict)
     accepted_by: Mapping[str, int] = field(default_factory=dict)
     cited: tuple[int, ...] | None = None

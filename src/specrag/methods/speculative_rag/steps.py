@@ -125,25 +125,11 @@ def each_choice(task: Task, passages: int) -> list[Written]:
     Args:
         passages: how many there are; the verifier reads the first few.
     """
+    read = tuple(range(1, min(passages, BEST) + 1))
+    nothing = Measured(None, None)
     return [
         Written(
-            Draft(
-                number=number,
-                sources=tuple(range(1, min(passages, BEST) + 1)),
-                text=choice,
-                rationale="",
-                answer=choice,
-                malformed=None,
-                measured=Measured(None, None),
-                scores=None,
-                shortened=False,
-                finish_reason="stop",
-                prompt_tokens=0,
-                read_tokens=0,
-                completion_tokens=0,
-                passes=0,
-                seconds=0.0,
-            ),
+            Draft(number, read, choice, "", choice, measured=nothing),
             ParsedDraft("", choice, Span(0, 0), Span(0, len(choice))),
         )
         for number, choice in enumerate(task.choices, 1)
