@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from specrag.asking import Answerer
 from specrag.engine.executor import run
 from specrag.errors import InputError
 from specrag.methods.generator import LocalGenerator
 from specrag.methods.prompts import LEAD
+from specrag.methods.resources import Resources
 from specrag.methods.speculative_rag import SpeculativeRAG
 from specrag.methods.speculative_rag.cited import NOT_HERE, cited_lead, cited_prompt, read_cited
 from specrag.methods.speculative_rag.form import MalformedDraft, ParsedDraft
+from specrag.methods.speculative_rag.pipeline import SpeculativeRAGPipeline
 from specrag.methods.speculative_rag.result import DraftDone, DraftsScored, SpeculativeAnswer
 from specrag.methods.speculative_rag.scoring import JUDGED, Scoring
 from specrag.methods.speculative_rag.steps import judge
@@ -25,7 +28,7 @@ from specrag.models.roles import ScoringRequest, TextPart
 from specrag.models.scoring import LocalScorer
 from specrag.request import ABSTENTION
 from specrag.retrieval.passage import passage_text
-from tests.methods.rag_toys import PASSAGES, QUESTION, make
+from tests.methods.rag_toys import PASSAGES, QUESTION, among, make
 from tests.methods.run import answer_of, play
 from tests.methods.scripted_drafter import ScriptedDrafter
 
@@ -245,6 +248,36 @@ def test_choices_are_weighed_and_nobody_drafts(exact_llm: LanguageModel) -> None
     assert found.notes() == ["smollm2-135m weighed each choice; nobody had to draft"]
     told = [event for event in played.events if isinstance(event, DraftDone)]
     assert [event.draft.answer for event in told] == ["A", "B", "C"]
+
+
+class NoDrafter(Resources):
+    """Resources that load no drafter."""
+
+    def writer(self, name: str | None = None, adapter: str | None = None, form: str = "paper") -> Any:
+        raise InputError("drafter", name, "none is loaded here")
+
+
+@pytest.mark.parametrize("asked", [{"claim": True}, {"choices": ("A=Isaac Newton", "B=Marie Curie")}])
+def test_no_drafter_is_loaded_for_choices(asked: dict[str, Any], exact_llm: LanguageModel) -> None:
+    host = Answerer(NoDrafter(exact_llm))
+    found = host.generate(QUESTION, method=SpeculativeRAG(**asked), passages=PASSAGES)
+    details = found.details
+    assert isinstance(details, SpeculativeAnswer)
+    assert details.drafter is None
+    assert details.best is not None
+    assert found.text == details.drafts[details.best - 1].answer
+    for drafted in ({}, {"evidence": "passages", **asked}, {"decoder": "adaptive", **asked}):
+        with pytest.raises(InputError, match="drafter"):
+            host.generate(QUESTION, method=SpeculativeRAG(**drafted), passages=PASSAGES)
+
+
+def test_without_a_drafter_only_choices_are_answered(exact_llm: LanguageModel) -> None:
+    pipeline = SpeculativeRAGPipeline(
+        None, LocalScorer(exact_llm.loaded), among(PASSAGES), SpeculativeRAG.Options()
+    )
+    assert answer_of(pipeline, CHOICES).best is not None
+    with pytest.raises(InputError, match="drafter"):
+        answer_of(pipeline, QUESTION)
 
 
 @pytest.mark.parametrize("values", [{"evidence": "passages"}, {"without": ("self-reflect",)}])

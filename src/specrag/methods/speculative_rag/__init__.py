@@ -214,10 +214,10 @@ class SpeculativeRAG(Method):
         task = self.options.task(request.question)
         if self.options.drafter is not None and "://" in self.options.drafter:
             self._check_plain()
-        writer = self._writer(given)
+        writer = None if self._weighs(task, given) else self._writer(given)
         options = self.options.settled(writer.loaded.drafter_form if hasattr(writer, "loaded") else None)
         pipeline = SpeculativeRAGPipeline(
-            self._generator(writer, request, given),
+            None if writer is None else self._generator(writer, request, given),
             given.scorer(options.verifier) if options.scoring().verifies else None,
             found,
             options,
@@ -231,6 +231,14 @@ class SpeculativeRAG(Method):
             return answer.result()
 
         return Plan(begin, _tokens(options, request, given, writer, found.k))
+
+    def _weighs(self, task: Task, given: Resources) -> bool:
+        """Whether the verifier only weighs choices, so that no drafter has to be loaded."""
+        own = self.options
+        # A drafter that was tuned for a form brings its own way of scoring.
+        tuned = given.has_model and given.llm.loaded.drafter_form
+        chosen = own.drafter or own.adapter or own.decoder != "plain" or given.drafter or tuned
+        return bool(task.choices) and not chosen and own.settled().scoring().weighs_choices
 
     def _writer(self, given: Resources) -> Any:
         """The model that drafts."""
@@ -258,7 +266,7 @@ def _tokens(
     options: SpeculativeRAG.Options, request: Request, given: Resources, writer: Any, passages: int
 ) -> int:
     """Tokens that sessions may hold, in the verifier's: per draft a session of the drafter and rows of its own pass."""
-    if not hasattr(writer, "loaded") or not given.has_model:
+    if not given.has_model or (writer is not None and not hasattr(writer, "loaded")):
         return 0  # what an endpoint holds is its own concern
     from specrag.engine import keys_values_bytes
 
@@ -266,8 +274,9 @@ def _tokens(
     said = [request.question, request.system or "", *(message["content"] for message in request.history)]
     length = min(sum(len(text.encode("utf-8", "replace")) for text in said), given.llm.context_length)
     prompt = (options.passages_per_draft + 1) * PASSAGE_TOKENS + length
-    each = min(prompt, writer.context_length) + 2 * options.draft_tokens
-    share: float = keys_values_bytes(writer.loaded.model, each) / keys_values_bytes(verifier, each)
+    each = min(prompt, (writer or given.llm).context_length) + 2 * options.draft_tokens
+    drafter = None if writer is None else keys_values_bytes(writer.loaded.model, each)
+    share: float = (drafter or 0) / keys_values_bytes(verifier, each)
     # What one more text reads: the draft of all passages, the verifier that has some of them in front.
     more = share if options.strategy == "anchored-whole" else 0.0
     more += options.evidence in ("all-passages", "best-passages")

@@ -60,7 +60,8 @@ class SpeculativeRAGPipeline:
 
     Args:
         drafter: writes drafts: a loaded language model, a :class:`~specrag.methods.generator.LocalGenerator`
-            that says how its tokens are decoded (such as by ReSpec), or an endpoint.
+            that says how its tokens are decoded (such as by ReSpec), or an endpoint; ``None`` if only choices are
+            weighed.
         verifier: scores them: a loaded language model or an endpoint, or the drafter again; ``None`` if only the
             drafter's confidence counts.
         retrieval: how the passages are found.
@@ -78,7 +79,7 @@ class SpeculativeRAGPipeline:
 
     def __init__(
         self,
-        drafter: TextGenerator | SharingModel,
+        drafter: TextGenerator | SharingModel | None,
         verifier: TextScorer | SharingModel | None,
         retrieval: Retrieval,
         options: SpeculativeRAG.Options,
@@ -93,7 +94,7 @@ class SpeculativeRAGPipeline:
         if verifier is None and self.scoring.verifies:
             remedy = "give a model, or a scoring of the drafter's confidence alone"
             raise InputError("verifier", None, remedy)
-        self.drafter = as_generator(drafter)
+        self.drafter = None if drafter is None else as_generator(drafter)
         self.verifier = as_scorer(verifier) if verifier is not None and self.scoring.verifies else None
         self.retrieval = retrieval
         self.drafting = own.drafting()
@@ -190,6 +191,10 @@ class SpeculativeRAGPipeline:
             for one in choices:
                 yield Emit(DraftDone(one.draft))
             return _Drafted(choices)
+        if self.drafter is None:
+            raise InputError(
+                "drafter", None, "give a model that drafts; only choices can be weighed without one"
+            )
         dealt: steps.Dealt = yield Search(
             lambda: steps.deal(task.text, read, self._dealing, duplicates, self._clock)
         )
@@ -222,7 +227,7 @@ class SpeculativeRAGPipeline:
             fallback=None if judged is None else judged.fallback,
             scoring=self.scoring,
             sampling=sampling,
-            drafter=self.drafter.name,
+            drafter=None if self.drafter is None else self.drafter.name,
             verifier=None if self.verifier is None else self.verifier.name,
             timing=timing,
             usage=SpeculativeUsage(

@@ -159,7 +159,8 @@ class SpeculativeAnswer(Details):
         fallback: why the answer is not a scored draft, for people; ``None`` if it is one.
         scoring: how drafts were scored.
         sampling: how the passages were dealt out; ``None`` if nobody drafted.
-        drafter, verifier: the models' names; no verifier if only the drafter's confidence counts.
+        drafter, verifier: the models' names; no drafter if choices were weighed and none was named, no verifier if only
+            the drafter's confidence counts.
     """
 
     text: str
@@ -171,7 +172,7 @@ class SpeculativeAnswer(Details):
     fallback: str | None
     scoring: Scoring
     sampling: Sampling | None
-    drafter: str
+    drafter: str | None
     verifier: str | None
     timing: SpeculativeTiming
     usage: SpeculativeUsage
