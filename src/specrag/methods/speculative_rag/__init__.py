@@ -214,7 +214,7 @@ class SpeculativeRAG(Method):
         task = self.options.task(request.question)
         if self.options.drafter is not None and "://" in self.options.drafter:
             self._check_plain()
-        writer = None if self._weighs(task, given) else self._writer(given)
+        writer: Any = None if self._weighs(task, given) else self._writer(given)
         options = self.options.settled(writer.loaded.drafter_form if hasattr(writer, "loaded") else None)
         pipeline = SpeculativeRAGPipeline(
             None if writer is None else self._generator(writer, request, given),
@@ -275,8 +275,8 @@ def _tokens(
     length = min(sum(len(text.encode("utf-8", "replace")) for text in said), given.llm.context_length)
     prompt = (options.passages_per_draft + 1) * PASSAGE_TOKENS + length
     each = min(prompt, (writer or given.llm).context_length) + 2 * options.draft_tokens
-    drafter = None if writer is None else keys_values_bytes(writer.loaded.model, each)
-    share: float = (drafter or 0) / keys_values_bytes(verifier, each)
+    drafter = 0 if writer is None else keys_values_bytes(writer.loaded.model, each)
+    share: float = drafter / keys_values_bytes(verifier, each)
     # What one more text reads: the draft of all passages, the verifier that has some of them in front.
     more = share if options.strategy == "anchored-whole" else 0.0
     more += options.evidence in ("all-passages", "best-passages")
