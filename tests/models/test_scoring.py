@@ -156,12 +156,37 @@ def test_a_tree_larger_than_a_pass_is_read_in_several(
     assert max(passes) == 17
 
 
+@pytest.mark.parametrize("beginning", [600, 1_100])
+def test_a_long_common_beginning_is_read_as_a_prompt(
+    exact_llm: LanguageModel, monkeypatch: pytest.MonkeyPatch, beginning: int
+) -> None:
+    common = " on" * beginning
+    ends = (
+        "",
+        "",
+        " in a city of the north",
+    )  # the third text parts from the others before anything is scored
+    long = [
+        request(f" {answer}", " It says so.", common + end) for answer, end in zip("ABC", ends, strict=True)
+    ]
+    alone = [score(exact_llm, [each])[0] for each in long]
+    rows = count_rows(exact_llm, monkeypatch)
+    for found, wanted in zip(score(exact_llm, long), alone, strict=True):
+        check(found, {name: part.log_probs for name, part in wanted.parts.items()})
+    assert max(rows) <= 512
+    # Behind the prompt only what each text has of its own is read as a tree.
+    assert rows[-1] < 100
+
+
 def test_an_invariant_model_gives_equal_bits_packed_and_alone(smollm2: Path) -> None:
     import specrag
 
     llm = specrag.load("smollm2-135m", device="cpu", batch_invariant=True)
     packed = score(llm, DRAFTS[:2])
     assert [score(llm, [draft])[0].parts for draft in DRAFTS[:2]] == [text.parts for text in packed]
+    long = [request(answer, " It says so.", " on" * 600) for answer in (" Paris", " Łódź")]
+    packed = score(llm, long)
+    assert [score(llm, [draft])[0].parts for draft in long] == [text.parts for text in packed]
     llm.close()
 
 

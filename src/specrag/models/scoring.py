@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from specrag.engine import NOTHING, Coroutine, Outputs, Pass, Row, Segment
+from specrag.engine import NOTHING, PREFILL_ROWS, Coroutine, Outputs, Pass, Row, Segment, Session
 from specrag.errors import ContextLengthError
 from specrag.models.loading import LoadedModel
 from specrag.models.roles import PartScore, ScoredText, ScoringRequest, TextPrompt, assign
@@ -78,22 +78,25 @@ class LocalScorer:
         return scored
 
     def _pass(self, tree: _TextTree) -> Coroutine[list[Row]]:
-        """Read the tree in one pass, or in a few if it is large."""
+        """Read the tree: a long trunk as a prompt, what follows in one pass, or in a few if it is large."""
         model = self.loaded.model
-        cache = model.new_cache()
-        outputs = tree.outputs()
+        session, outputs, trunk = Session(model), tree.outputs(), tree.trunk()
+        if trunk < PREFILL_ROWS:  # a pass of its own would cost more than its rows gain
+            trunk = 0
         # The summation order of a batch-invariant model rules out rows that are carried over from pass to pass.
         step = len(outputs) if getattr(model, "batch_invariant", False) else ROWS
-        rows: list[Row] = []
+        parents = [parent - trunk if parent >= trunk else -1 for parent in tree.parents[trunk:]]
         try:
-            for start in range(0, len(outputs), step):
+            rows = yield from session.extend(tree.tokens[: trunk + 1])
+            for start in range(trunk, len(outputs), step):
                 end = min(start + step, len(outputs))
                 segment = Segment(
-                    cache, tree.tokens[start:end], tree.parents[:end], outputs[start:end], written=start
-                )
+                    session.cache, tree.tokens[start:end], parents[: end - trunk], outputs[start:end],
+                    written=start - trunk,
+                )  # fmt: skip
                 rows += yield Pass(model, segment)
         finally:
-            cache.clear()
+            session.close()
         return rows
 
 
@@ -142,6 +145,11 @@ class _TextTree:
             node = child
             path.append(node)
         return _Path(path, len(self.tokens) - before)
+
+    def trunk(self) -> int:
+        """How many first nodes lie one behind the other, before texts part and before a log-probability is wanted."""
+        forks = [parent + 1 for node, parent in enumerate(self.parents) if parent != node - 1]
+        return min([max(len(self.tokens) - 1, 0), *forks, *self._wanted])
 
     def outputs(self) -> list[Outputs]:
         """What each node's row returns: the log-probabilities of the tokens that follow it in some sequence."""

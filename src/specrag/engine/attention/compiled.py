@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from specrag.engine.attention.segments import SegmentPlan
-from specrag.engine.cpu import row_attention
+from specrag.engine.cpu import bf16_attention, row_attention
 from specrag.engine.cpu.row_attention import BLOCK_KEYS, CHAIN_ROWS, AttendArguments, PathArguments
 from specrag.engine.cpu.row_attention import LoopArguments as At
 from specrag.engine.cpu.threads import LoopThreads
@@ -215,6 +215,16 @@ def _masks(plan: SegmentPlan) -> np.ndarray:
     return sums
 
 
+def invariant_loop(
+    shape: KeyValueShape, group: int, rows: int = 0, keys: int = 0
+) -> tuple[Any, tuple[int, int]]:
+    """The batch-invariant loop for this processor, and the room that it needs for rows times group, and keys."""
+    if not shape.int8 and bf16_attention.available(shape.head_dim):
+        return bf16_attention.attend_paths(shape.head_dim, group), bf16_attention.room(rows, keys)
+    loop = row_attention.attend_paths(shape.head_dim, group, shape.int8)
+    return loop, (rows, keys + BLOCK_KEYS - 1)
+
+
 class InvariantRows:
     """Batch-invariant attention of all segments of a pass.
 
@@ -240,8 +250,7 @@ class InvariantRows:
             PathArguments.PATH: np.concatenate(paths),
         }
         self._keys = max(plan.used for plan in plans)
-        room = int(rows.max()) * group, self._keys + BLOCK_KEYS - 1
-        loop = row_attention.attend_paths(shape.head_dim, group, shape.int8)
+        loop, room = invariant_loop(shape, group, int(rows.max()) * group, self._keys)
         self._loop = ThreadedLoop(
             loop, shape.kv_heads, rows * keys, room, arrays, (PathArguments.BUFFERS, buffers)
         )
