@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from specrag.engine import NOTHING, KeyValueCache, Segment
+from specrag.engine.attention import compiled
 from specrag.engine.attention.plan import AttentionPlan
 from specrag.engine.cpu import bf16_attention
+from specrag.engine.cpu.threads import openmp
 from tests.engine.test_compiled_rows import TREE, Pass, close, numbers
 
 
@@ -64,12 +66,32 @@ def test_what_the_buffers_held_before_changes_nothing() -> None:
     assert torch.equal(found, clean)
 
 
+@pytest.mark.usefixtures("loop")
+def test_threads_share_the_work_and_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    if openmp() is None:
+        pytest.skip("torch has no GNU OpenMP here")
+    monkeypatch.setattr(compiled, "SHARED_WORK", 0)
+    before = torch.get_num_threads()
+    answers = []
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            made = Pass(3, 3, 64)
+            for length in (0, 250, 31):
+                made.add(made.cache(length), 40, None)
+                made.add(made.cache(length), len(TREE), TREE)
+            answers.append(attend(made)[0])
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*answers)
+
+
 @pytest.mark.parametrize(("kv_heads", "group", "head_dim"), [(3, 3, 64), (2, 6, 128), (1, 4, 64)])
 @pytest.mark.usefixtures("loop")
 def test_a_token_has_the_same_bits_in_a_prompt_a_tree_and_alone(
     kv_heads: int, group: int, head_dim: int
 ) -> None:
-    length, count = 61, 40
+    length, count = 317, 40
     random = torch.Generator().manual_seed(3)
     keys = numbers(random, length + count, kv_heads, head_dim)
     values = numbers(random, length + count, kv_heads, head_dim)

@@ -248,7 +248,9 @@ def test_prefixes_on_disk_serve_another_process_and_damage_costs_time_only(
     assert answer_of(long, QUESTION, some, max_tokens=2).prefix_note == ""  # it was written anew
 
 
-def test_an_identity_tells_models_apart(loaded: LoadedModel, tmp_path: Path) -> None:
+def test_an_identity_tells_models_apart(
+    loaded: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     own = identity_of(loaded)
     assert own == identity_of(replace(loaded))
     (tmp_path / "adapter_model.safetensors").write_bytes(b"weights")
@@ -257,6 +259,9 @@ def test_an_identity_tells_models_apart(loaded: LoadedModel, tmp_path: Path) -> 
     merged = identity_of(replace(loaded, adapter=tmp_path))
     (tmp_path / "adapter_model.safetensors").write_bytes(b"others")
     assert identity_of(replace(loaded, adapter=tmp_path)) != merged
+    # A processor without bf16 products sums attention otherwise.
+    monkeypatch.setattr(type(loaded.model), "attention", "float32")
+    assert identity_of(loaded) != own
 
 
 # -- what does not fit --------------------------------------------------------------------------------------

@@ -178,7 +178,9 @@ def test_a_long_common_beginning_is_read_as_a_prompt(
     assert rows[-1] < 100
 
 
-def test_an_invariant_model_gives_equal_bits_packed_and_alone(smollm2: Path) -> None:
+def test_an_invariant_model_gives_equal_bits_packed_alone_and_in_several_passes(
+    smollm2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import specrag
 
     llm = specrag.load("smollm2-135m", device="cpu", batch_invariant=True)
@@ -187,6 +189,9 @@ def test_an_invariant_model_gives_equal_bits_packed_and_alone(smollm2: Path) -> 
     long = [request(answer, " It says so.", " on" * 600) for answer in (" Paris", " Łódź")]
     packed = score(llm, long)
     assert [score(llm, [draft])[0].parts for draft in long] == [text.parts for text in packed]
+    monkeypatch.setattr(scoring, "ROWS", 17)
+    assert [text.parts for text in score(llm, long)] == [text.parts for text in packed]
+    assert score(llm, [ScoringRequest("A", (TextPart("nothing", ""),))])[0].parts["nothing"].total == 0.0
     llm.close()
 
 

@@ -173,5 +173,6 @@ def identity_of(loaded: LoadedModel) -> dict[str, str]:
         "device": loaded.device.split(":")[0],
         "decoder": type(loaded.model).__name__,
         "batch_invariant": str(getattr(loaded.model, "batch_invariant", False)),
+        "attention": getattr(loaded.model, "attention", ""),
         "kv_dtype": loaded.kv_dtype,
     }

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from specrag.engine import HiddenState, KeyValueCache, KeyValueShape, Row, Segment
-from specrag.engine.attention import AttentionPlan, compile_loops, has_loops
+from specrag.engine.attention import AttentionPlan, compile_loops, has_bf16_products, has_loops
 from specrag.errors import InputError, ModelFilesError
 from specrag.models.linear import Int8Linear, Linear, build_gated, build_linear
 from specrag.models.logits import read_rows
@@ -90,6 +90,13 @@ class LeanDecoder:
         self._compiled = has_loops(self._shape) and not any(windows) and not batch_invariant
         if self._compiled:
             compile_loops(self._shape, self._group)
+
+    @property
+    def attention(self) -> str:
+        """How attention is summed where that depends on the processor and not on the pass; else nothing."""
+        if not self.batch_invariant:
+            return ""
+        return "bf16 products" if has_bf16_products(self._shape) else "float32"
 
     @property
     def vocab_size(self) -> int:

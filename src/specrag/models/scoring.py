@@ -83,13 +83,11 @@ class LocalScorer:
         session, outputs, trunk = Session(model), tree.outputs(), tree.trunk()
         if trunk < PREFILL_ROWS:  # a pass of its own would cost more than its rows gain
             trunk = 0
-        # The summation order of a batch-invariant model rules out rows that are carried over from pass to pass.
-        step = len(outputs) if getattr(model, "batch_invariant", False) else ROWS
         parents = [parent - trunk if parent >= trunk else -1 for parent in tree.parents[trunk:]]
         try:
             rows = yield from session.extend(tree.tokens[: trunk + 1])
-            for start in range(trunk, len(outputs), step):
-                end = min(start + step, len(outputs))
+            for start in range(trunk, len(outputs), ROWS):
+                end = min(start + ROWS, len(outputs))
                 segment = Segment(
                     session.cache, tree.tokens[start:end], parents[: end - trunk], outputs[start:end],
                     written=start - trunk,

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from specrag.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from specrag.engine.attention.compiled import compile_loops, has_loops
+    from specrag.engine.attention.compiled import compile_loops, has_bf16_products, has_loops
     from specrag.engine.attention.plan import AttentionPlan
     from specrag.engine.attention.products import has_tiles
 else:
@@ -14,6 +14,7 @@ else:
 __all__ = [
     "AttentionPlan",
     "compile_loops",
+    "has_bf16_products",
     "has_loops",
     "has_tiles",
 ]

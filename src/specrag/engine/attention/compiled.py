@@ -31,7 +31,7 @@ class ThreadedLoop:
         loop: compiled by :func:`~specrag.engine.compiling.threaded`.
         kv_heads: of the model.
         work: rows times keys of each unit.
-        room: the most rows times group, and the most keys, of a unit.
+        room: float32 numbers that a thread needs for scores, ``[rows times group, keys]`` of the largest unit or more.
         arrays: the loop's own arguments, by argument place.
         buffers: the argument place for the addresses of keys and values, and these addresses, ``[layers, ...]``.
     """
@@ -215,14 +215,9 @@ def _masks(plan: SegmentPlan) -> np.ndarray:
     return sums
 
 
-def invariant_loop(
-    shape: KeyValueShape, group: int, rows: int = 0, keys: int = 0
-) -> tuple[Any, tuple[int, int]]:
-    """The batch-invariant loop for this processor, and the room that it needs for rows times group, and keys."""
-    if not shape.int8 and bf16_attention.available(shape.head_dim):
-        return bf16_attention.attend_paths(shape.head_dim, group), bf16_attention.room(rows, keys)
-    loop = row_attention.attend_paths(shape.head_dim, group, shape.int8)
-    return loop, (rows, keys + BLOCK_KEYS - 1)
+def has_bf16_products(shape: KeyValueShape) -> bool:
+    """Whether batch-invariant attention of such keys and values is computed by bf16 products, else in float32."""
+    return not shape.int8 and bf16_attention.available(shape.head_dim)
 
 
 class InvariantRows:
@@ -250,7 +245,13 @@ class InvariantRows:
             PathArguments.PATH: np.concatenate(paths),
         }
         self._keys = max(plan.used for plan in plans)
-        loop, room = invariant_loop(shape, group, int(rows.max()) * group, self._keys)
+        most_rows = int(rows.max()) * group
+        if has_bf16_products(shape):
+            loop = bf16_attention.attend_paths(shape.head_dim, group)
+            room = bf16_attention.room(most_rows, self._keys)
+        else:
+            loop = row_attention.attend_paths(shape.head_dim, group, shape.int8)
+            room = most_rows, self._keys + BLOCK_KEYS - 1
         self._loop = ThreadedLoop(
             loop, shape.kv_heads, rows * keys, room, arrays, (PathArguments.BUFFERS, buffers)
         )

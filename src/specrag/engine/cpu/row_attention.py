@@ -135,10 +135,10 @@ class LoopArguments(IntEnum):
     """The places of the arguments that every attention loop has, 64-bit whole numbers; those of arrays are addresses.
 
     ``QUERIES`` and ``OUT``: ``[rows, kv_heads * group, head_dim]``, each with the numbers from row to row behind it.
-    ``SCORES``: room for ``[threads, SCORE_ROWS, SCORE_KEYS]``, rows times group and keys of the largest unit. What is
-    computed are units, and of each every head: ``unit * KV_HEADS + head``, shared out in ``PARTS`` from one of
-    ``BORDERS`` to the next. ``NUMBER`` and ``COUNT`` are functions that tell a thread its number and how many there
-    are, 0 if it is alone. Places 5 to 12 are the loop's own.
+    ``SCORES``: room for ``[threads, SCORE_ROWS, SCORE_KEYS]``, rows times group and keys of the largest unit, or more
+    where the loop says so. What is computed are units, and of each every head: ``unit * KV_HEADS + head``, shared out
+    in ``PARTS`` from one of ``BORDERS`` to the next. ``NUMBER`` and ``COUNT`` are functions that tell a thread its
+    number and how many there are, 0 if it is alone. Places 5 to 12 are the loop's own.
     """
 
     QUERIES = 0
