@@ -107,11 +107,11 @@ def test_stop_strings_cut_the_text(llm: LanguageModel) -> None:
 
 
 def test_the_end_token_ends_and_can_be_ignored(llm: LanguageModel) -> None:
-    short = llm.generate("Say hello.", max_tokens=100)
+    short = llm.generate("What is the capital of France?", max_tokens=100)
     assert short.finish_reason == "stop"
     assert short.tokens[-1].token in llm.tokenizer.eos_tokens
     assert len(short.tokens) < 100
-    longer = llm.generate("Say hello.", max_tokens=len(short.tokens) + 5, ignore_eos=True)
+    longer = llm.generate("What is the capital of France?", max_tokens=len(short.tokens) + 5, ignore_eos=True)
     assert (len(longer.tokens), longer.finish_reason) == (len(short.tokens) + 5, "length")
 
 
@@ -236,10 +236,10 @@ def test_the_prefix_cache_reports_what_it_saved(cached_llm: LanguageModel, llm: 
 
 
 def test_a_second_turn_finds_the_first_answer(cached_llm: LanguageModel) -> None:
-    messages = [{"role": "user", "content": "Say hello."}]
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
     first = cached_llm.generate(messages, max_tokens=100, tenant="talk")
     assert first.finish_reason == "stop"  # with the token that ends an answer in the template too
-    messages += [{"role": "assistant", "content": first.text}, {"role": "user", "content": "And in Latin?"}]
+    messages += [{"role": "assistant", "content": first.text}, {"role": "user", "content": "And of Italy?"}]
     second = cached_llm.generate(messages, max_tokens=2, tenant="talk")
     assert second.usage.cached_tokens == first.usage.prompt_tokens + first.usage.completion_tokens
     assert cached_llm.generate(messages, max_tokens=2, tenant="other").usage.cached_tokens == 0
