@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from benchmarks.records import read_packed
@@ -26,7 +26,9 @@ class Picture:
         record: its name without ``.jsonl.gz``.
         title: of the picture.
         baseline: what the ratios are over.
-        tasks, methods: what is shown, in this order, by its name in the record and in the picture.
+        tasks, methods: what is shown, in this order, by its name in the record and in the picture. With one task the
+            fastest method comes first.
+        muted: methods in grey.
         model: the only one that is shown; empty for all.
     """
 
@@ -35,6 +37,7 @@ class Picture:
     baseline: str
     tasks: Mapping[str, str]
     methods: Mapping[str, str]
+    muted: Collection[str] = ()
     model: str = ""
 
     def shown(self) -> list[Measurement]:
@@ -44,7 +47,7 @@ class Picture:
             SpecragError: the record has none of them.
         """
         found = {
-            (one.task, one.method): replace(one, task=self.tasks[one.task], method=self.methods[one.method])
+            (self.tasks[one.task], one.method): replace(one, task=self.tasks[one.task], dtype=None)
             for one in read_packed(RECORDS / f"{self.record}.jsonl.gz")
             if one.baseline == self.baseline
             and one.task in self.tasks
@@ -53,75 +56,80 @@ class Picture:
         }
         if not found:
             raise SpecragError(f"{self.record}: it has nothing of what the picture shows")
-        wanted = [(task, method) for task in self.tasks for method in self.methods]
-        return [found[key] for key in wanted if key in found]
+        wanted = [(task, method) for task in self.tasks.values() for method in self.methods]
+        known = [found[key] for key in wanted if key in found]
+        return known if len(self.tasks) > 1 else sorted(known, key=lambda one: -(one.speedup or 0.0))
 
 
-_TOKENS = (
-    "adaptive",
-    "adaptive+eagle-2",
-    "adaptive+draft-model",
-    "prompt-lookup",
-    "prompt-lookup+eagle-2",
-    "sam-decoding",
-    "sam-decoding+eagle-2",
-    "token-recycling",
-    "eagle-2",
-    "eagle-2+cost-aware",
-    "draft-model",
-    "respec",
-    "respec+recycling",
-    "transformers",
-    "transformers-lookup",
-    "transformers-assisted",
-)
+_TRANSFORMERS = {
+    "transformers": "transformers, bf16",
+    "transformers-lookup": "transformers' prompt lookup, bf16",
+    "transformers-assisted": "transformers' assisted generation, bf16",
+}
 
 
-def _tokens(record: str, model: str) -> Picture:
+def _tokens(record: str, model: str, prompts: int) -> Picture:
     return Picture(
         record=record,
-        title=f"{model}, 8 bits: tokens a second over plain decoding",
+        title=f"{model}, 8 bits: tokens a second over plain decoding\ntwo Zen 4 cores, {prompts} prompts",
         baseline="plain",
         tasks={OVERALL: "all"},
-        methods={name: name for name in _TOKENS},
+        methods={
+            "adaptive": "adaptive, the default",
+            "adaptive+eagle-2": "adaptive with EAGLE-2's head",
+            "adaptive+draft-model": "adaptive with SmolLM2",
+            "prompt-lookup": "prompt lookup",
+            "prompt-lookup+eagle-2": "prompt lookup, else the head",
+            "sam-decoding": "SAM-Decoding",
+            "sam-decoding+eagle-2": "SAM-Decoding, else the head",
+            "token-recycling": "token recycling",
+            "eagle-2": "EAGLE-2, 60 nodes",
+            "eagle-2+cost-aware": "EAGLE-2, weighed",
+            "draft-model": "draft model, weighed",
+            "respec": "ReSpec, strict",
+            "respec+recycling": "ReSpec, strict; recycled tokens",
+            **_TRANSFORMERS,
+        },
+        muted=tuple(_TRANSFORMERS),
     )
 
 
 PICTURES: Mapping[str, Picture] = {
-    "tokens-smollm2": _tokens("tokens-smollm2", "SmolLM2"),
-    "tokens-qwen": _tokens("tokens-qwen", "Qwen"),
+    "tokens-smollm2": _tokens("tokens-smollm2", "SmolLM2", 102),
+    "tokens-qwen": _tokens("tokens-qwen", "Qwen", 30),
     "rapid": Picture(
         record="longcontext-xeon",
-        title="Qwen, long contexts: decoding",
+        title="Qwen behind long contexts: decoding over plain decoding\ntwo Xeon cores, 6 prompts",
         baseline="long-context",
         tasks={"speed/overall": "all"},
         methods={
-            "rapid": "rapid+cost-aware",
-            "rapid+smollm2-135m": "rapid+cost-aware+smollm2-135m",
+            "rapid": "RAPID, cost-aware",
+            "rapid+smollm2-135m": "RAPID, cost-aware, SmolLM2 drafts",
             "respec": "adaptive",  # its name then
-            "naive-sd": "rapid",
-            "streaming-drafter": "streaming-drafter",
+            "naive-sd": "RAPID's default, ten guesses",
+            "streaming-drafter": "StreamingLLM drafts",
         },
+        muted=("respec", "streaming-drafter"),
         model=_LARGE,
     ),
     "ralmspec": Picture(
         record="passages-smollm2",
-        title="SmolLM2: RaLMSpec over sequential retrieval",
+        title="SmolLM2: RaLMSpec over sequential retrieval\ntwo Zen 4 cores, 4 questions",
         baseline="sequential-kv-reuse",
         tasks={
             f"{store}/overall": name
             for store, name in (
-                ("BM25", "BM25"),
-                ("HNSW", "HNSW"),
-                ("exact dense", "exact"),
-                ("pgvector exact", "PostgreSQL"),
-                ("exact dense, 1,000,000 passages (synthetic distractors)", "a million"),
+                ("exact dense", "exact dense, 71,234"),
+                ("HNSW", "HNSW, 71,234"),
+                ("BM25", "BM25, 71,234"),
+                ("pgvector exact", "PostgreSQL, 71,234"),
+                ("exact dense, 1,000,000 passages (synthetic distractors)", "exact dense, a million"),
             )
         },
         methods={
-            "ralmspec+P+cost-aware": "ralmspec+cost-aware",
-            "ralmspec+PSA": "ralmspec",
-            "ralmspec": "ralmspec+stride=3",
+            "ralmspec+P+cost-aware": "stride=cost-aware",
+            "ralmspec+PSA": "PSA, the paper's: the default",
+            "ralmspec": "stride=3",
         },
     ),
 }
@@ -132,8 +140,13 @@ def main() -> None:
     for name in sys.argv[1:] or PICTURES:
         if name not in PICTURES:
             raise InputError("NAME", name, f"use one of {', '.join(PICTURES)}")
+        picture = PICTURES[name]
         drawn = speedup_plot(
-            RECORDS.parent / f"{name}.png", PICTURES[name].shown(), title=PICTURES[name].title
+            RECORDS.parent / f"{name}.png",
+            picture.shown(),
+            title=picture.title,
+            names=picture.methods,
+            muted=picture.muted,
         )
         sys.stdout.write(f"{drawn}\n")
 

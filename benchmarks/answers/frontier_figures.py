@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import sqrt
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -21,6 +22,14 @@ _CASCADES = {_CASCADE: BASELINE, "cascade, best 5": "large, best 5"}
 #: From which probability of Yes on an answer is taken: those of the table, and the line of the picture.
 LEVELS = (0.5, 0.7, 0.8, 0.9)
 _ALL_LEVELS = tuple(step / 20 for step in range(1, 20))
+#: Ways as the pages name them.
+_NAMES = {
+    "large": "Qwen, all passages",
+    "large, best 5": "Qwen, best five",
+    "large, best 2": "Qwen, best two",
+    "small, best 2": "SmolLM2, best two",
+    "drafts": "Speculative RAG",
+}
 
 Question = tuple[str, str]
 
@@ -168,23 +177,28 @@ def draw(records: Sequence[Mapping[str, Any]], path: Path) -> Path | None:
         if line:
             axes.plot(*zip(*line, strict=True), color=colour, linewidth=1.6, label=f"{cascade}, by its level")
     width = max(seconds for seconds, _ in places.values())
-    named: list[tuple[float, float]] = []
-    for way, (seconds, right) in sorted(places.items(), key=lambda one: one[1]):
+    for way, (seconds, right) in places.items():
         if way.startswith(_CASCADE):
             continue
-        colour = COLOURS[2] if way.startswith("drafts") else COLOURS[0]
-        axes.plot([seconds], [right], "o", color=colour, markersize=7)
-        crowded = any(seconds - x < width / 4 and abs(right - y) < 6 for x, y in named)
-        named.append((seconds, right))
-        below = (7, -12) if crowded else (7, 4)
+        colour = COLOURS[4] if way.startswith("drafts") else COLOURS[0]
+        spread = 196 * sqrt(right / 100 * (1 - right / 100) / len(common))
+        axes.errorbar([seconds], [right], yerr=spread, fmt="o", color=colour, capsize=3, linewidth=1.1)
+        crowded = any(0 < x - seconds < width / 4 and abs(right - y) < 3 for x, y in places.values())
         axes.annotate(
-            way, (seconds, right), xytext=below, textcoords="offset points", fontsize=8.5, color=colour
+            _NAMES.get(way, way),
+            (seconds, right),
+            xytext=(-8 if crowded else 8, -3),
+            textcoords="offset points",
+            horizontalalignment="right" if crowded else "left",
+            fontsize=8.5,
+            color=colour,
         )
     axes.set_xlabel("seconds a question, mean")
     axes.set_ylabel("right answers, %")
     axes.set_xlim(left=0)
-    axes.margins(x=0.15, y=0.15)
+    axes.margins(x=0.35, y=0.15)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(loc="lower right", frameon=False, fontsize=8.5)
-    axes.set_title(f"{len(common)} questions that every way has answered", loc="left", fontsize=11)
+    title = f"{len(common)} questions that every way has answered, each with its 95 % interval"
+    axes.set_title(title, loc="left", fontsize=11)
     return save_figure(figure, path)

@@ -92,14 +92,15 @@ class ServerSuite:
         """Tokens per second and the time to the first token, by clients."""
         made = []
         for name, label, title in (
-            ("tokens_per_second", "tokens/s, all clients", "Throughput"),
-            ("first_token_ms", "milliseconds", "Time to the first token"),
+            ("tokens_per_second", "tokens/s, all clients", "tokens a second of all clients"),
+            ("first_token_ms", "milliseconds", "time to the first token, median"),
         ):
             lines = [line for method in _methods(measurements) if (line := _line(measurements, method, name))]
             if lines:
                 axes = (Axis(label="clients", log=True), Axis(label=label))
                 path = folder / f"server-{name.replace('_', '-')}.png"
-                made.append(line_plot(path, lines, title=title, x=axes[0], y=axes[1]))
+                full = f"{measurements[0].model}: {title}"
+                made.append(line_plot(path, lines, title=full, x=axes[0], y=axes[1]))
         return made
 
 
@@ -216,7 +217,9 @@ def _line(measurements: Sequence[Measurement], method: str, name: str) -> Series
     if not points:
         return None
     counts = sorted(points)
-    return Series(label=method, x=counts, y=[points[count] for count in counts])
+    weights = next(entry.dtype for entry in measurements if entry.method == method)
+    engine = "specrag, " if method in _OURS else ""
+    return Series(label=f"{engine}{method}, {weights}", x=counts, y=[points[count] for count in counts])
 
 
 def suite() -> ServerSuite:

@@ -6,7 +6,7 @@ dashes, so that they can be told apart in a grey print.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,12 +106,23 @@ def line_plot(path: Path, series: Sequence[Series], *, title: str, x: Axis, y: A
     return save_figure(figure, path)
 
 
-def speedup_plot(path: Path, measurements: Sequence[Measurement], *, title: str) -> Path | None:
+def speedup_plot(
+    path: Path,
+    measurements: Sequence[Measurement],
+    *,
+    title: str,
+    names: Mapping[str, str] | None = None,
+    muted: Collection[str] = (),
+) -> Path | None:
     """Draw a bar for each method of each task that has a speed-up, with its interval and its ceiling.
 
     The ceiling (`Measurement.ceiling`) is a short upright line. If there are several baselines, models, dtypes or
     devices, the bars' names say which. With one task, the names stand beside the bars, otherwise in a legend.
     Draws nothing and returns None if no measurement has a ratio.
+
+    Args:
+        names: of methods in the picture; by default their own.
+        muted: methods whose bars are grey, so that the others stand out.
     """
     shown = [entry for entry in measurements if entry.speedup is not None]
     if not shown:
@@ -119,11 +130,11 @@ def speedup_plot(path: Path, measurements: Sequence[Measurement], *, title: str)
     tasks = list(dict.fromkeys(entry.task for entry in shown))
     if OVERALL in tasks:
         tasks = [OVERALL, *(task for task in tasks if task != OVERALL)]
-    labels = _bar_labels(shown)
-    names = list(dict.fromkeys(labels))
+    labels = _bar_labels(shown, names or {})
+    kinds = list(dict.fromkeys(labels))
     bars = len(shown)
     alone = len(tasks) == 1
-    height = 1.5 + _BAR_INCHES * (bars + len(tasks)) + (0 if alone else 0.2 * ((len(names) + 1) // 2))
+    height = 1.5 + _BAR_INCHES * (bars + len(tasks)) + (0 if alone else 0.2 * ((len(kinds) + 1) // 2))
     figure, axes = new_figure(7.2, height)
     position = 0.0
     ticks = []
@@ -132,7 +143,8 @@ def speedup_plot(path: Path, measurements: Sequence[Measurement], *, title: str)
         first = position
         for entry, label in zip(shown, labels, strict=True):
             if entry.task == task:
-                _bar(axes, position, entry, 0 if alone else names.index(label), limit)
+                style = bar_style(0 if alone else kinds.index(label))
+                _bar(axes, position, entry, ("#999999", "") if entry.method in muted else style, limit)
                 position += 1
         ticks.append((first + position - 1) / 2)
         position += 1
@@ -146,18 +158,18 @@ def speedup_plot(path: Path, measurements: Sequence[Measurement], *, title: str)
     label = "speed-up over the baseline (times; 1 = equally fast), with 95 % intervals"
     if any(entry.ceiling is not None for entry in shown):
         label += "\nupright tick and “of”: the ceiling; a ratio above it is an error of measurement"
-    axes.set_xlabel(label, fontsize=9)
+    axes.set_xlabel(label, fontsize=9, loc="right")  # long names leave little room at the left
     axes.grid(axis="y", visible=False)
     axes.set_title(title, loc="left", fontsize=11)
     if not alone:
-        _bar_legend(axes, names)
+        _bar_legend(axes, kinds)
     return save_figure(figure, path)
 
 
-def _bar_labels(shown: Sequence[Measurement]) -> list[str]:
+def _bar_labels(shown: Sequence[Measurement], names: Mapping[str, str]) -> list[str]:
     labels = []
     for entry in shown:
-        parts = [entry.method]
+        parts = [names.get(entry.method, entry.method)]
         for name, prefix in (("model", ""), ("dtype", ""), ("device", ""), ("baseline", "vs ")):
             if len({getattr(other, name) for other in shown}) > 1 and getattr(entry, name):
                 parts.append(f"{prefix}{getattr(entry, name)}")
@@ -175,9 +187,9 @@ def bar_style(number: int) -> tuple[str, str]:
     return COLOURS[number % len(COLOURS)], HATCHES[(number + again) % len(HATCHES)]
 
 
-def _bar(axes: Any, position: float, entry: Measurement, style: int, limit: float) -> None:
+def _bar(axes: Any, position: float, entry: Measurement, style: tuple[str, str], limit: float) -> None:
     assert entry.speedup is not None, "filtered by the caller"
-    colour, hatch = bar_style(style)
+    colour, hatch = style
     axes.barh(position, entry.speedup, height=0.82, color=colour, hatch=hatch, edgecolor="white", linewidth=0)
     if entry.speedup_low is not None and entry.speedup_high is not None:
         around = [[entry.speedup - entry.speedup_low], [entry.speedup_high - entry.speedup]]
