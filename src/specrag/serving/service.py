@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from specrag.engine import in_own_thread
 from specrag.errors import InputError, SpecragError
-from specrag.methods import Resources, SharedMethods
+from specrag.methods import NO_ADAPTER, Resources, SharedMethods
 from specrag.retrieval.encoder import Encoders
 from specrag.serving.errors import ApiError, unknown_model
 from specrag.serving.knowledge.bases import Base, KnowledgeBases
@@ -385,7 +385,7 @@ class Service:
 
 
 def split_drafter(given: str) -> tuple[str, str | None]:
-    """Model and adapter of the setting ``rag_drafter``.
+    """Model and adapter of the setting ``rag_drafter``; the adapter ``plain`` is none.
 
     Raises:
         InputError: one of them is empty.
@@ -394,7 +394,7 @@ def split_drafter(given: str) -> tuple[str, str | None]:
     name, plus, adapter = (given, "", "") if Path(given).expanduser().is_dir() else given.partition("+")
     if not name or (plus and not adapter):
         raise InputError("rag_drafter", given, "give MODEL or MODEL+ADAPTER")
-    return name, adapter or None
+    return name, None if adapter == NO_ADAPTER else adapter or None
 
 
 def _load(settings: Settings, name: str, adapter: str | Path | None) -> LoadedModel:

@@ -18,6 +18,7 @@ from specrag.methods.speculative_rag import SpeculativeRAG
 from specrag.methods.speculative_rag.pipeline import SpeculativeRAGPipeline
 from specrag.request import Request, SearchOptions
 from specrag.retrieval.knowledge_base import KnowledgeBase
+from specrag.serving.service import split_drafter
 from specrag.serving.settings import load_settings
 from tests.methods.run import answer_of
 from tests.serving.live_server import EXACT, MODEL, post, running_server
@@ -61,6 +62,12 @@ def test_the_tuned_drafter_drafts_and_the_model_judges(smollm2: Path, sample_bas
     answers = [draft.answer for draft in expected.drafts]
     assert [drafts[index] for index in range(3)] == answers
     assert [draft.answer for draft in untuned.drafts] != answers
+
+
+def test_plain_is_the_model_without_an_adapter_as_in_the_options() -> None:
+    assert split_drafter(f"{MODEL}+plain") == split_drafter(MODEL) == (MODEL, None)
+    assert split_drafter(f"{MODEL}+{ADAPTER}") == (MODEL, ADAPTER)
+    check_settings(load_settings(flags={"rag_drafter": f"{MODEL}+plain"}))
 
 
 def test_an_adapter_that_is_not_there_is_told_before_anything_is_loaded() -> None:
