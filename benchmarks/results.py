@@ -81,6 +81,9 @@ STEPS: Mapping[str, Step] = {
     "exactness-long": Step(
         "exactness", f"benchmarks.exactness.defaults OUT --data DATA --model {_SMALL} {_LONG_PROMPTS}"
     ),
+    "exactness-contexts": Step(
+        "exactness", f"benchmarks.exactness.contexts OUT --data DATA --model {_SMALL}"
+    ),
     "exactness-ralmspec": Step("exactness", _bench("passages", _SMALL, "--task exactness* --no-plots")),
     "exactness-knnlm": Step("exactness", _bench("knnlm", _SMALL, "--task exactness* --no-plots")),
     "exactness-rapid": Step("exactness", _bench("longcontext", _SMALL, "--task exactness* --no-plots")),

@@ -218,7 +218,7 @@ class NaiveSD(_Contextual):
     """RAPID's drafter with a fixed number of guesses and the target's own law: the paper's naive SD."""
 
     name = "naive-sd"
-    summary = "RAPID's baseline: always gamma guesses, the model's own law"
+    summary = "RAPID's baseline: always gamma guesses, the model's own distribution"
 
     class Options(ContextOptions):
         """Which model drafts, and how much."""
