@@ -24,7 +24,7 @@ class Picture:
 
     Attributes:
         record: its name without ``.jsonl.gz``.
-        title: of the picture.
+        title: of the picture; ``{n}`` stands for the record's number of prompts.
         baseline: what the ratios are over.
         tasks, methods: what is shown, in this order, by its name in the record and in the picture. With one task the
             fastest method comes first.
@@ -68,10 +68,10 @@ _TRANSFORMERS = {
 }
 
 
-def _tokens(record: str, model: str, prompts: int) -> Picture:
+def _tokens(record: str, model: str) -> Picture:
     return Picture(
         record=record,
-        title=f"{model}, 8 bits: tokens a second over plain decoding\ntwo Zen 4 cores, {prompts} prompts",
+        title=f"{model}, 8 bits: tokens a second over plain decoding\ntwo Zen 4 cores, {{n}} prompts",
         baseline="plain",
         tasks={OVERALL: "all"},
         methods={
@@ -95,11 +95,11 @@ def _tokens(record: str, model: str, prompts: int) -> Picture:
 
 
 PICTURES: Mapping[str, Picture] = {
-    "tokens-smollm2": _tokens("tokens-smollm2", "SmolLM2", 102),
-    "tokens-qwen": _tokens("tokens-qwen", "Qwen", 30),
+    "tokens-smollm2": _tokens("tokens-smollm2", "SmolLM2"),
+    "tokens-qwen": _tokens("tokens-qwen", "Qwen"),
     "rapid": Picture(
         record="longcontext-xeon",
-        title="Qwen behind long contexts: decoding over plain decoding\ntwo Xeon cores, 6 prompts",
+        title="Qwen behind long contexts: decoding over plain decoding\ntwo Xeon cores, {n} prompts",
         baseline="long-context",
         tasks={"speed/overall": "all"},
         methods={
@@ -114,7 +114,7 @@ PICTURES: Mapping[str, Picture] = {
     ),
     "ralmspec": Picture(
         record="passages-smollm2",
-        title="SmolLM2: RaLMSpec over sequential retrieval\ntwo Zen 4 cores, 4 questions",
+        title="SmolLM2: RaLMSpec over sequential retrieval\ntwo Zen 4 cores, {n} questions",
         baseline="sequential-kv-reuse",
         tasks={
             f"{store}/overall": name
@@ -141,10 +141,11 @@ def main() -> None:
         if name not in PICTURES:
             raise InputError("NAME", name, f"use one of {', '.join(PICTURES)}")
         picture = PICTURES[name]
+        shown = picture.shown()
         drawn = speedup_plot(
             RECORDS.parent / f"{name}.png",
-            picture.shown(),
-            title=picture.title,
+            shown,
+            title=picture.title.format(n=shown[0].n),
             names=picture.methods,
             muted=picture.muted,
         )

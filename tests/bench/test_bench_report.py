@@ -6,6 +6,7 @@ import gc
 import mmap
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -164,6 +165,22 @@ def test_pictures_are_drawn_the_same_each_time(tmp_path: Path) -> None:
     without = replace(ENTRY, speedup=None, speedup_low=None, speedup_high=None)
     assert plots.speedup_plot(tmp_path / "c.png", [without], title="none") is None
     assert not (tmp_path / "c.png").exists()
+
+
+def test_bars_have_the_names_that_are_given_and_muted_ones_are_grey(tmp_path: Path) -> None:
+    entries = [ENTRY, replace(ENTRY, method="prompt-lookup")]
+
+    def drawn(**how: Any) -> str:
+        path = plots.speedup_plot(tmp_path / "bars.svg", entries, title="tokens", **how)
+        assert path is not None
+        return path.read_text()
+
+    usual = drawn()
+    assert "#999999" not in usual
+    assert drawn(muted=("prompt-lookup",)).count("#999999") == 1
+    named = drawn(names={"prompt-lookup": "the rival's"})
+    assert "the rival's" in named
+    assert "the rival's" not in usual
 
 
 @pytest.mark.parametrize("name", ["lines.png", "lines.svg"])
