@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,14 @@ def read_records(path: Path) -> list[dict[str, Any]]:
         return []
     with gzip.open(path, "rt") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]
+
+
+def append_records(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Add each record as soon as it is there, a line for each, so that a run that is stopped loses at most one."""
+    with path.open("a", encoding="utf-8") as file:
+        for record in records:
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+            file.flush()
 
 
 def read_packed(path: Path) -> list[Measurement]:

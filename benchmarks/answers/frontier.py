@@ -11,7 +11,6 @@ on. ``--ways`` with nothing behind it only draws the table and the picture.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +24,7 @@ from benchmarks.answers.frontier_figures import draw, label_table, table
 from benchmarks.answers.passage_reading import PassageReading
 from benchmarks.answers.trials import Models, found_in
 from benchmarks.rag import longbench
-from benchmarks.records import read_records
+from benchmarks.records import append_records, read_records
 from specrag.bench.metrics import token_f1
 from specrag.methods.citations import find_citations, without_citations
 from specrag.methods.speculative_rag import SpeculativeRAG
@@ -74,10 +73,7 @@ def main() -> None:
     given = _arguments()
     given.out.mkdir(parents=True, exist_ok=True)
     path = given.out / "answers.jsonl"
-    with path.open("a", encoding="utf-8") as file:
-        for record in _write(given, read_records(path)):
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
-            file.flush()
+    append_records(path, _write(given, read_records(path)))
     records = read_records(path)
     sys.stdout.write(f"{table(records)}\n{label_table(records)}")
     draw(records, given.out / "frontier.png")

@@ -10,7 +10,7 @@ and at temperature 0.8. Texts are recorded in ``OUT/texts.jsonl`` as they come, 
 from __future__ import annotations
 
 import argparse
-import json
+import itertools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import specrag
-from benchmarks.rag.longbench import TASKS, split
-from benchmarks.records import read_records
-from specrag.bench.data import find_file, load_long_bench
+from benchmarks.rag.longbench import load_rows, split
+from benchmarks.records import append_records, read_records
 from specrag.methods.registry import make_method
 from specrag.models.catalog import default_model
 
@@ -53,48 +52,34 @@ def main() -> None:
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     records = given.out / "texts.jsonl"
-    with records.open("a", encoding="utf-8") as file:
-        for record in _write(given, read_records(records)):
-            file.write(json.dumps(record) + "\n")
-            file.flush()
+    append_records(records, _write(given, read_records(records)))
     sys.stdout.write(table([one for one in read_records(records) if one["model"] == given.model]))
 
 
 def _write(given: argparse.Namespace, known: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     done = {(one["model"], one["id"], one["temperature"], one["method"]) for one in known}
-    rows = [
-        row for row in load_long_bench(find_file(given.data, "longbench_v1_mini.jsonl")) if row.task in TASKS
-    ]
+    rows = load_rows(given.data)[: given.most]
     with closing(specrag.load(given.model)) as llm:
-        for row in rows[: given.most]:
+        for row, temperature, name in itertools.product(rows, TEMPERATURES, METHODS):
+            told = {"model": given.model, "id": row.identifier, "temperature": temperature, "method": name}
+            if tuple(told.values()) in done:
+                continue
             text, question = split(row.prompt)
-            for temperature in TEMPERATURES:
-                for name, (method, options) in METHODS.items():
-                    told = {
-                        "model": given.model,
-                        "id": row.identifier,
-                        "temperature": temperature,
-                        "method": name,
-                    }
-                    if tuple(told.values()) in done:
-                        continue
-                    made = make_method(method, options)
-                    documents = [text[: given.longest]]
-                    result = llm.generate(
-                        question,
-                        documents=documents,
-                        method=made,
-                        max_tokens=given.new,
-                        temperature=temperature,
-                        seed=7,
-                    )
-                    yield {
-                        **told,
-                        "tokens": [token.token for token in result.tokens],
-                        "prompt_tokens": result.usage.prompt_tokens,
-                        "accepted": sum(result.usage.accepted_by.values()),
-                        "exact": result.usage.exact,
-                    }
+            result = llm.generate(
+                question,
+                documents=[text[: given.longest]],
+                method=make_method(*METHODS[name]),
+                max_tokens=given.new,
+                temperature=temperature,
+                seed=7,
+            )
+            yield {
+                **told,
+                "tokens": [token.token for token in result.tokens],
+                "prompt_tokens": result.usage.prompt_tokens,
+                "accepted": sum(result.usage.accepted_by.values()),
+                "exact": result.usage.exact,
+            }
 
 
 def table(records: Sequence[Mapping[str, Any]]) -> str:

@@ -10,7 +10,6 @@ come, so that a run that was stopped goes on. ``--methods`` with nothing behind 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import specrag
-from benchmarks.records import read_records
+from benchmarks.records import append_records, read_records
 from specrag.bench.data import find_file, load_spec_bench
 from specrag.methods.registry import make_method
 from specrag.models.catalog import default_model
@@ -45,10 +44,7 @@ def main() -> None:
     methods = lossless(given.model) if given.methods is None else given.methods
     if methods:
         prompts = _prompts(given.data, given.most, given.longest)
-        with records.open("a", encoding="utf-8") as file:
-            for record in _write(given, methods, prompts, read_records(records)):
-                file.write(json.dumps(record) + "\n")
-                file.flush()
+        append_records(records, _write(given, methods, prompts, read_records(records)))
     sys.stdout.write(table([one for one in read_records(records) if one["model"] == given.model]))
 
 

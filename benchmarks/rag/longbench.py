@@ -9,7 +9,7 @@ import numpy as np
 from semantic_text_splitter import TextSplitter
 
 from benchmarks.answers.data import Question, load_sets
-from specrag.bench.data import find_file, load_long_bench
+from specrag.bench.data import LongPrompt, find_file, load_long_bench
 from specrag.methods.speculative_rag.task import Task
 from specrag.retrieval.encoder.encoder import load_encoder
 from specrag.retrieval.passage import Passage
@@ -32,7 +32,17 @@ def load(folder: Path, passages: int = PASSAGES, characters: int = CHARACTERS) -
     Raises:
         InputError: the file is missing or of another form.
     """
-    return list(_questions(find_file(folder, "longbench_v1_mini.jsonl"), passages, characters))
+    return list(_questions(load_rows(folder), passages, characters))
+
+
+def load_rows(folder: Path) -> list[LongPrompt]:
+    """The rows of :data:`TASKS`, as they are.
+
+    Raises:
+        InputError: the file is missing or of another form.
+    """
+    rows = load_long_bench(find_file(folder, "longbench_v1_mini.jsonl"))
+    return [row for row in rows if row.task in TASKS]
 
 
 def load_among(
@@ -47,11 +57,9 @@ def load_among(
     return {**sets, NAME: load(folder, passages, characters)} if NAME in names else sets
 
 
-def _questions(path: Path, passages: int, characters: int) -> Iterator[Question]:
+def _questions(rows: Sequence[LongPrompt], passages: int, characters: int) -> Iterator[Question]:
     encoder = load_encoder()
-    for row in load_long_bench(path):
-        if row.task not in TASKS:
-            continue
+    for row in rows:
         text, question = split(row.prompt)
         parts = TextSplitter(characters).chunks(text)
         scores = encoder.encode_passages(parts) @ encoder.encode_queries([question])[0]

@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
-import json
 import os
 import re
 import sys
@@ -30,7 +29,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.records import read_records
+from benchmarks.records import append_records, read_records
 from benchmarks.server.clients import answers_of, outcome_of, run_clients
 from benchmarks.server.subjects import (
     VLLM,
@@ -73,10 +72,7 @@ def main() -> None:
     records = given.out / "runs.jsonl"
     setting = {"model": given.model, "dtype": given.dtype, "new": given.new, "each": given.each}
     if given.rounds:
-        with records.open("a", encoding="utf-8") as file:
-            for record in measure(given, setting, read_records(records)):
-                file.write(json.dumps(record, ensure_ascii=False) + "\n")
-                file.flush()
+        append_records(records, measure(given, setting, read_records(records)))
     sys.stdout.write(table([record for record in read_records(records) if record["setting"] == setting]))
 
 
