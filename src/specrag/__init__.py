@@ -42,11 +42,12 @@ if TYPE_CHECKING:
     from specrag.retrieval.build import build
     from specrag.speculation import Step
 
-# OpenMP threads spin while they wait for their next operation, by default for milliseconds. When other processes are
-# busy, the spinning threads take the processors from the very threads they wait for, and a tenth of the speed is left.
-# OpenMP reads this variable when torch loads it; a value set by the user wins.
+#: How often an OpenMP thread looks for its next operation before it sleeps: for half a millisecond in place of several.
+#: OpenMP reads this when torch loads it; a value set by the user wins. Beside busy processes even this is too long:
+#: see ``specrag.engine.cpu.spinning``.
+SPIN_COUNT = "10000"
 if "OMP_WAIT_POLICY" not in os.environ:
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
 
 __all__ = [
     "RAPID",

@@ -54,7 +54,7 @@ def test_what_runs_apart_ends_with_its_thread_and_its_errors_come_back() -> None
 
 
 @pytest.mark.parametrize(
-    ("said", "told"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "passive"}, "0")]
+    ("said", "told"), [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "passive"}, "0")]
 )
 def test_waiting_threads_spin_briefly_unless_the_user_says_otherwise(said: dict[str, str], told: str) -> None:
     """As the OpenMP library itself has read it."""

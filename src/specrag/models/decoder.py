@@ -17,6 +17,7 @@ import torch.nn.functional as F
 
 from specrag.engine import HiddenState, KeyValueCache, KeyValueShape, Row, Segment
 from specrag.engine.attention import AttentionPlan, compile_loops, has_bf16_products, has_loops
+from specrag.engine.cpu.spinning import watch_others
 from specrag.errors import InputError, ModelFilesError
 from specrag.models.linear import Int8Linear, Linear, build_gated, build_linear
 from specrag.models.logits import read_rows
@@ -128,6 +129,7 @@ class LeanDecoder:
 
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment]) -> list[list[Row]]:
+        watch_others()
         plan = AttentionPlan(segments, self._group, invariant=self.batch_invariant, compiled=self._compiled)
         tokens = torch.tensor([token for segment in segments for token in segment.tokens], device=self.device)
         rotation = self._ops.rotation(self._rotary.turns(plan.positions), self._factors)

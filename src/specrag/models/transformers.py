@@ -15,6 +15,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from specrag.engine import HiddenState, KeyValueCache, KeyValueShape, Row, Segment
 from specrag.engine.attention import AttentionPlan
+from specrag.engine.cpu.spinning import watch_others
 from specrag.errors import InputError
 from specrag.models.logits import read_rows
 
@@ -107,6 +108,7 @@ class TransformersModel:
 
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment]) -> list[list[Row]]:
+        watch_others()
         plan = AttentionPlan(segments, self._heads // self._kv_heads)
         tokens = torch.tensor(
             [[token for segment in segments for token in segment.tokens]], device=self.device

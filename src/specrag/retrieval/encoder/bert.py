@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
 
+from specrag.engine.cpu.spinning import watch_others
 from specrag.errors import ModelFilesError
 from specrag.models import Linear, build_linear
 from specrag.retrieval.encoder.settings import Pooling
@@ -155,6 +156,7 @@ class Bert:
     @torch.inference_mode()
     def _forward(self, texts: Sequence[np.ndarray]) -> np.ndarray:
         """Vectors of texts, float32 ``[texts, dimension]``."""
+        watch_others()
         lengths = np.array([len(text) for text in texts])
         width = min(_padded(int(lengths.max())), len(self._positions))
         padded = np.zeros((len(texts), width), dtype=np.int32)
