@@ -26,19 +26,20 @@ _TINY = np.float32(1e-12)
 _ROUND = np.float32(2.0**23 + ZERO_POINT)
 
 
-def quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def quantise(x: torch.Tensor, room: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows in steps of a 127th of their largest number.
 
     Args:
         x: bf16 ``[rows, size]``.
+        room: rows of the result, if there are to be more; what the further ones hold is left open.
 
     Returns:
-        uint8 ``[rows, size]``, :data:`ZERO_POINT` for 0, and each row's step, float32 ``[rows, 1]``; never 0.
+        uint8 ``[rows or room, size]``, :data:`ZERO_POINT` for 0, and each row's step, float32 ``[rows, 1]``; never 0.
     """
     if x.stride(1) != 1:
         x = x.contiguous()
     rows, size = x.shape
-    numbers = torch.empty((rows, size), dtype=torch.uint8)
+    numbers = torch.empty((max(rows, room), size), dtype=torch.uint8)
     steps = torch.empty((rows, 1))
     given = x.data_ptr(), x.stride(0), numbers.data_ptr(), steps.data_ptr(), size
     if not share(_shared_quantise, rows, x.numel(), *given):

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from specrag.engine import on_one_thread
+from specrag.engine.cpu import vnni
 from specrag.models import int8_rows
 from specrag.models.int8_product import Int8Product, most_rows
 from specrag.models.row_ops import RowOps
@@ -30,6 +31,8 @@ _ROW_LIMITS = (32, 16, 8, 4, 2)
 
 _INT8_MAX = 127
 _CACHED_NUMBERS = 2**17
+#: Between the numbers of rows for which oneDNN compiles products in tiles.
+_ROWS_APART = 32
 
 
 class Linear(Protocol):
@@ -157,16 +160,25 @@ class Int8Linear:
 
     def _multiply(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The integer product times the weights' scales, float32, and the rows' steps, yet to be multiplied in."""
-        numbers, steps = int8_rows.quantise(x)
+        numbers, steps = int8_rows.quantise(x, _padded(x.shape[0]))
         if not saturates():
-            return self._product(numbers, int8_rows.ZERO_POINT), steps
+            return self._product(numbers, int8_rows.ZERO_POINT)[: len(steps)], steps
         half = numbers >> 1
         both = torch.cat([half, numbers - half])
         first, second = self._product(both, int8_rows.ZERO_POINT // 2).chunk(2)
-        return first.add_(second), steps
+        return first.add_(second)[: len(steps)], steps
 
     def _product(self, quantised: torch.Tensor, zero_point: int) -> torch.Tensor:
         return _multiply_int8(quantised, zero_point, self._weight, self._scale, self._zero)
+
+
+def _padded(rows: int) -> int:
+    """Rows given to oneDNN in place of so many.
+
+    It compiles a product for every number of rows, which takes ten milliseconds for each of a model's matrices where it
+    multiplies in tiles. Their sixteen rows are computed in any case, so few numbers will do.
+    """
+    return -(-rows // _ROWS_APART) * _ROWS_APART if vnni.has_tiles() and rows > most_rows() else rows
 
 
 def _multiply_int8(
