@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from specrag.engine.cpu import amx as tiles
+from specrag.engine.cpu import vnni
 from specrag.models import linear
 from specrag.models.linear import (
     INVARIANT_INPUTS,
@@ -111,8 +112,7 @@ def test_rows_are_rounded_up_for_tiles_and_change_nothing(rows: int, monkeypatch
     assert torch.equal(layer(x, residual), expected)
     assert torch.equal(layer.product(x), product)
     monkeypatch.undo()
-    monkeypatch.setattr(linear.vnni, "has_tiles", lambda: True)
-    monkeypatch.setattr(linear, "most_rows", lambda: 16)
+    monkeypatch.setattr(vnni, "has_tiles", lambda: True)
     assert [linear._padded(count) for count in (1, 16, 17, 32, 33)] == [1, 16, 32, 32, 64]
 
 

@@ -71,9 +71,8 @@ def test_another_layout_is_not_read() -> None:
 
 
 def test_many_rows_are_left_to_matrix_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "most_rows", lambda numbers: numbers // (64 * 32))
     layer = Int8Linear(normal(1, 64, 96).bfloat16(), None)
-    assert most_rows() == 16 or not vnni.has_tiles()
-    monkeypatch.setattr(linear, "most_rows", lambda: 3)
     assert layer._loop is not None
     ran: list[int] = []
     own = layer._loop.linear
@@ -86,3 +85,11 @@ def test_many_rows_are_left_to_matrix_tiles(monkeypatch: pytest.MonkeyPatch) -> 
     for rows in (1, 3, 4):
         layer(normal(2, rows, 96).bfloat16())
     assert ran == [1, 3]
+
+
+def test_the_larger_the_matrix_the_sooner_tiles_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vnni, "has_tiles", lambda: False)
+    assert most_rows(576 * 960) > 10**6
+    monkeypatch.setattr(vnni, "has_tiles", lambda: True)
+    found = [most_rows(numbers) for numbers in (576 * 576, 576 * 3072, 1536 * 17920)]
+    assert found == [180, 33, 16]

@@ -31,8 +31,8 @@ _ROW_LIMITS = (32, 16, 8, 4, 2)
 
 _INT8_MAX = 127
 _CACHED_NUMBERS = 2**17
-#: Between the numbers of rows for which oneDNN compiles products in tiles.
-_ROWS_APART = 32
+#: Rows of a tile, and what lies between the numbers of rows for which oneDNN compiles products in tiles.
+_TILE_ROWS, _ROWS_APART = 16, 32
 
 
 class Linear(Protocol):
@@ -143,17 +143,18 @@ class Int8Linear:
         self._bias = bias
         int8_rows.compile_loops()
         self._loop = None
+        self._most_rows = most_rows(weight.numel())
         if Int8Product.serves(self._weight, quantised):
             self._loop = Int8Product(self._weight, quantised, scale, bias)
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        if self._loop is not None and x.shape[0] <= most_rows():
+        if self._loop is not None and x.shape[0] <= self._most_rows:
             return self._loop.linear(x, residual)
         return int8_rows.rescale(*self._multiply(x), self._bias, residual)
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """The product in float32, without the bias."""
-        if self._loop is not None and x.shape[0] <= most_rows():
+        if self._loop is not None and x.shape[0] <= self._most_rows:
             return self._loop.product(x)
         y, steps = self._multiply(x)
         return y.mul_(steps)
@@ -178,7 +179,7 @@ def _padded(rows: int) -> int:
     It compiles a product for every number of rows, which takes ten milliseconds for each of a model's matrices where it
     multiplies in tiles. Their sixteen rows are computed in any case, so few numbers will do.
     """
-    return -(-rows // _ROWS_APART) * _ROWS_APART if vnni.has_tiles() and rows > most_rows() else rows
+    return -(-rows // _ROWS_APART) * _ROWS_APART if vnni.has_tiles() and rows > _TILE_ROWS else rows
 
 
 def _multiply_int8(
