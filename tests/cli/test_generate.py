@@ -300,8 +300,9 @@ def test_interrupt_while_loading(smollm2: Path) -> None:
 def test_colours_end_with_the_status_line(expected: Result) -> None:
     session = Terminal("generate", PROMPT, "-m", "plain", "--max-tokens", "12").end()
     assert session.code == 0
-    assert session.screen.startswith(expected.text.replace("\n", "\r\n"))
-    status = session.screen.replace("\r\n", "\n").removeprefix(expected.text + "\n")
+    # Where the default is not exact, a note on that stands first.
+    _, found, status = session.screen.replace("\r\n", "\n").partition(expected.text + "\n")
+    assert found
     dim = re.fullmatch(r"\x1b\[2m(.*)\x1b\[0m\n", status)
     assert dim
     assert STATUS.fullmatch(dim[1] + "\n")
