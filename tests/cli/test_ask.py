@@ -155,7 +155,17 @@ def test_a_chat_answers_anyway_when_told_to(kb: str) -> None:
 
 
 def test_interrupt_in_a_chat_stops_the_answer_and_at_the_prompt_leaves(kb: str) -> None:
-    words = ["ask", "Who discovered radium?", "--kb", kb, "--chat", "--max-tokens", "4000", "--temperature", "3"]
+    words = [
+        "ask",
+        "Who discovered radium?",
+        "--kb",
+        kb,
+        "--chat",
+        "--max-tokens",
+        "4000",
+        "--temperature",
+        "3",
+    ]
     terminal = Terminal(*words, *INVARIANT)  # without it a note may come before the answer
     terminal.read(at_least=60)
     terminal.press_ctrl_c()
