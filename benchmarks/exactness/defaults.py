@@ -1,8 +1,9 @@
 """One text at the defaults: every lossless method, twice, against plain decoding of one prompt at a time.
 
-``python -m benchmarks.exactness.defaults OUT --data FOLDER [--model NAME] [--methods M ...]``
+``python -m benchmarks.exactness.defaults OUT --data FOLDER [--model NAME] [--methods M ...] [--batch-invariant]``
 
-The prompts are first turns of Spec-Bench, evenly spread over its tasks. The first run has sixteen at once; the second
+With ``--batch-invariant`` equal bits are asked for, which processors with matrix tiles do not have by default. The
+prompts are first turns of Spec-Bench, evenly spread over its tasks. The first run has sixteen at once; the second
 has eight at once in the opposite order, and keeps what it has read. Texts are recorded in ``OUT/texts.jsonl`` as they
 come, so that a run that was stopped goes on. ``--methods`` with nothing behind it only counts.
 """
@@ -56,6 +57,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, required=True, help="folder with Spec-Bench")
     parser.add_argument("--model", default=default_model())
     parser.add_argument("--methods", nargs="*", help="all that are lossless")
+    parser.add_argument("--batch-invariant", action="store_true", default=None, help="ask for equal bits")
     parser.add_argument("--most", type=int, default=200, help="prompts")
     parser.add_argument("--longest", type=int, default=1_500, help="characters of a prompt")
     parser.add_argument("--new", type=int, default=24, help="most tokens of a text")
@@ -84,7 +86,9 @@ def _write(
     """The tokens of each prompt by method and run, of those that have no record."""
     done = {(one["model"], one["new"], one["method"], one["run"], one["prompt"]) for one in known}
     for run in RUNS:
-        with closing(specrag.load(given.model, prefix_cache_bytes=_KEPT if "kept" in run else 0)) as llm:
+        kept = _KEPT if "kept" in run else 0
+        llm = specrag.load(given.model, batch_invariant=given.batch_invariant, prefix_cache_bytes=kept)
+        with closing(llm):
             for method in [PLAIN] if run == "alone" else methods:
                 told = {"model": given.model, "new": given.new, "method": method, "run": run}
                 numbers = [place for place in range(len(prompts)) if (*told.values(), place) not in done]

@@ -4,9 +4,10 @@ Public names are imported on first access (PEP 562), so ``import specrag`` costs
 packages of the extras.
 """
 
-import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from specrag.openmp import set_spin_count as _set_spin_count
 
 if TYPE_CHECKING:
     from specrag.asking import Answerer, ask
@@ -42,12 +43,7 @@ if TYPE_CHECKING:
     from specrag.retrieval.build import build
     from specrag.speculation import Step
 
-#: How often an OpenMP thread looks for its next operation before it sleeps: for half a millisecond in place of several.
-#: OpenMP reads this when torch loads it; a value set by the user wins. Beside busy processes even this is too long:
-#: see ``specrag.engine.cpu.spinning``.
-SPIN_COUNT = "10000"
-if "OMP_WAIT_POLICY" not in os.environ:
-    os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
+_set_spin_count()
 
 __all__ = [
     "RAPID",

@@ -34,6 +34,7 @@ def test_two_prompts_by_all_methods(
     rows = [{"question_id": number, "category": "qa", "turns": [text]} for number, text in enumerate(texts)]
     (tmp_path / "specbench_480.jsonl").write_text("\n".join(map(json.dumps, rows)))
     words = ["defaults", str(tmp_path / "out"), "--data", str(tmp_path), "--model", MODEL, "--new", "8"]
+    words.append("--batch-invariant")
     monkeypatch.setattr(sys, "argv", words)
     defaults.main()
     records = (tmp_path / "out" / "texts.jsonl").read_text()

@@ -24,7 +24,7 @@ BESIDE = sorted(path for folder in ("benchmarks", "recipes") for path in (ROOT /
 
 # A package imports from its own line and from the lines above it; never in a circle.
 LAYERS = (
-    ("errors", "lazy", "extras"),
+    ("errors", "lazy", "extras", "openmp"),
     ("checks",),
     ("artifacts",),
     ("engine",),

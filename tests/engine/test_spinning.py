@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-import specrag
 from specrag.engine.cpu.spinning import WINDOW, Spinning, processors, seconds_of_others
 from specrag.engine.cpu.threads import openmp
+from specrag.openmp import SPIN_COUNT
 
 pytestmark = pytest.mark.skipif(openmp() is None, reason="torch has another OpenMP library than GNU's")
 
@@ -109,7 +109,7 @@ def test_the_library_lets_its_threads_sleep_and_spin_again() -> None:
 def test_the_package_sets_the_time_that_it_watches() -> None:
     """A value of the user's own is left alone."""
     code = "from specrag.engine.cpu import spinning; print(spinning._spinning is not None)"
-    for told, watches in ((specrag.SPIN_COUNT, True), ("7", False)):
+    for told, watches in ((SPIN_COUNT, True), ("7", False)):
         told_so = {**os.environ, "GOMP_SPINCOUNT": told}
         told_so.pop("OMP_WAIT_POLICY", None)
         done = subprocess.run(

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import torch
 
-import specrag
 from specrag.engine.cpu.threads import openmp
+from specrag.openmp import is_spin_count_ours
 
 #: Seconds over which the others' share is taken. The kernel counts in ticks of ten milliseconds.
 WINDOW = 0.25
@@ -117,8 +117,7 @@ def seconds_of_others(stat: Path = _STAT) -> float:
 
 def _watches() -> bool:
     """Whether the time to spin is the package's own, and others can be seen."""
-    is_ours = os.environ.get("GOMP_SPINCOUNT") == specrag.SPIN_COUNT and "OMP_WAIT_POLICY" not in os.environ
-    return is_ours and openmp() is not None and os.access(_STAT, os.R_OK)
+    return is_spin_count_ours() and openmp() is not None and os.access(_STAT, os.R_OK)
 
 
 _spinning = Spinning(seconds_of_others) if _watches() else None
