@@ -14,8 +14,6 @@ import pytest
 import torch
 
 from specrag.engine.cpu import amx as tiles
-from specrag.engine.cpu import vnni
-from specrag.models import linear
 from specrag.models.linear import (
     INVARIANT_INPUTS,
     Int8Linear,
@@ -100,20 +98,6 @@ def test_an_int8_product_of_the_largest_numbers_does_not_saturate(sign: float) -
     weight = torch.full((64, 1024), sign).bfloat16()
     y = Int8Linear(weight, None).product(torch.ones(3, 1024, dtype=torch.bfloat16))
     assert torch.allclose(y, torch.full((3, 64), 1024 * sign), rtol=1e-6)
-
-
-@pytest.mark.parametrize("rows", [17, 32, 100])
-def test_rows_are_rounded_up_for_tiles_and_change_nothing(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    layer = Int8Linear(normal(1, 64, 96).bfloat16(), normal(2, 64).bfloat16())
-    x, residual = normal(3, rows, 96).bfloat16(), normal(4, rows, 64).bfloat16()
-    expected, product = layer(x, residual), layer.product(x)
-    layer._loop = None
-    monkeypatch.setattr(linear, "_padded", lambda rows: rows + 15)
-    assert torch.equal(layer(x, residual), expected)
-    assert torch.equal(layer.product(x), product)
-    monkeypatch.undo()
-    monkeypatch.setattr(vnni, "has_tiles", lambda: True)
-    assert [linear._padded(count) for count in (1, 16, 17, 32, 33)] == [1, 16, 32, 32, 64]
 
 
 def test_a_row_of_zeros_gives_the_bias() -> None:

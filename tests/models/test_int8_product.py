@@ -1,19 +1,22 @@
-"""The compiled 8-bit product gives oneDNN's bits, for any number of rows and threads."""
+"""The compiled 8-bit product gives oneDNN's bits, for any number of rows and threads, by vectors and by tiles."""
 
 from __future__ import annotations
+
+import sys
 
 import pytest
 import torch
 
+from specrag.engine.cpu import amx as tiles
 from specrag.engine.cpu import vnni
-from specrag.models import linear
-from specrag.models.int8_product import Int8Product, most_rows
+from specrag.models import int8_product
+from specrag.models.int8_product import Int8Product
 from specrag.models.linear import Int8Linear
 
 pytestmark = pytest.mark.skipif(not vnni.available(), reason="this processor has no AVX-512 VNNI")
 
-#: (inputs, outputs): SmolLM2's and Qwen2.5-1.5B's; one panel; few steps.
-SHAPES = [(576, 960), (1536, 576), (1536, 2048), (8960, 1536), (64, 64), (64, 128)]
+#: (inputs, outputs): SmolLM2's and Qwen2.5-1.5B's; rows of whole kilobytes; one panel; few steps.
+SHAPES = [(576, 960), (1536, 576), (1536, 2048), (8960, 1536), (2048, 64), (64, 64), (64, 128)]
 
 
 def normal(seed: int, *size: int) -> torch.Tensor:
@@ -30,7 +33,7 @@ def both(layer: Int8Linear, call: str, *given: torch.Tensor | None) -> tuple[tor
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("rows", [1, 2, 5, 6, 7, 13])
+@pytest.mark.parametrize("rows", [1, 2, 5, 6, 7, 8, 13, 16, 17, 32, 33, 75])
 def test_its_bits_are_onednns(shape: tuple[int, int], rows: int, threads: int) -> None:
     inputs, outputs = shape
     weight = (normal(1, outputs, inputs) * inputs**-0.5).bfloat16()
@@ -70,26 +73,33 @@ def test_another_layout_is_not_read() -> None:
     assert not Int8Product.serves(packed, torch.cat([larger[:128], weight]))
 
 
-def test_many_rows_are_left_to_matrix_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear, "most_rows", lambda numbers: numbers // (64 * 32))
-    layer = Int8Linear(normal(1, 64, 96).bfloat16(), None)
-    assert layer._loop is not None
-    ran: list[int] = []
-    own = layer._loop.linear
+@pytest.mark.skipif(not tiles.has_octets(), reason="this processor has no tiles for 8-bit numbers")
+def test_tiles_multiply_all_but_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = Int8Linear(normal(1, 128, 128).bfloat16(), None)
+    x = normal(2, 40, 128).bfloat16()
+    expected = layer(x)
+    ran: list[str] = []
+    for name in ("_multiply", "_multiply_tiles"):
+        loop = getattr(int8_product, name)()
 
-    def counting(x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-        ran.append(len(x))
-        return own(x, residual)
+        def counting(name: str = name, loop: object = loop) -> object:
+            ran.append(name)
+            return loop
 
-    monkeypatch.setattr(layer._loop, "linear", counting)
-    for rows in (1, 3, 4):
-        layer(normal(2, rows, 96).bfloat16())
-    assert ran == [1, 3]
+        monkeypatch.setattr(int8_product, name, counting)
+    assert torch.equal(layer(x), expected)
+    assert torch.equal(layer(x[:7]), expected[:7])
+    assert ran == ["_multiply_tiles", "_multiply"]
+    monkeypatch.setattr(int8_product, "_TILED_ROWS", sys.maxsize)
+    assert torch.equal(layer(x), expected)
 
 
-def test_the_larger_the_matrix_the_sooner_tiles_pay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vnni, "has_tiles", lambda: False)
-    assert most_rows(576 * 960) > 10**6
-    monkeypatch.setattr(vnni, "has_tiles", lambda: True)
-    found = [most_rows(numbers) for numbers in (576 * 576, 576 * 3072, 1536 * 17920)]
-    assert found == [180, 33, 16]
+def test_rows_quantised_once_for_all_threads_are_the_same(
+    monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    layer = Int8Linear(normal(1, 64, 1024).bfloat16(), None)
+    x = normal(2, 20, 1024).bfloat16()
+    expected = layer(x)
+    monkeypatch.setattr(int8_product, "SHARED_NUMBERS", 1)
+    for rows in (3, 20):
+        assert torch.equal(layer(x[:rows]), expected[:rows])

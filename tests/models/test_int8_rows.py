@@ -34,6 +34,16 @@ def test_rows_become_steps_of_their_largest_number(size: tuple[int, int], thread
     assert size[0] * size[1] > SHARED_NUMBERS or size[0] < 300
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_rows_may_be_laid_apart(size: tuple[int, int]) -> None:
+    x = normal(1, *size).bfloat16()
+    numbers, steps = int8_rows.quantise(x, size[1] + 64)
+    assert numbers.stride() == (size[1] + 64, 1)
+    wanted, wanted_steps = by_torch(x)
+    assert torch.equal(numbers, wanted)
+    assert torch.equal(steps, wanted_steps)
+
+
 def test_zeros_stay_zeros_and_ties_go_to_even_numbers() -> None:
     x = torch.tensor([[0.0, -0.0, 0.0, 0.0], [127.0, 0.5, 1.5, -2.5]]).bfloat16()
     numbers, steps = int8_rows.quantise(x)

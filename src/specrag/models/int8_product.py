@@ -5,6 +5,8 @@ model. Here they are read where oneDNN has put them, in the layout that it gives
 matrix is packed), so that they are held once. Sums are whole numbers and scales are applied in oneDNN's order: a row
 has the bits that its product gives it.
 
+Few rows are multiplied by vectors, and more of them by AMX tiles where there are any: oneDNN's layout suits both.
+
 Two Zen 4 cores, microseconds with oneDNN and here: 1 row by 576 x 960 66 and 12, by 1536 x 17920 395 and 316; 240 rows
 by the latter 17,000 and 15,400.
 """
@@ -12,7 +14,6 @@ by the latter 17,000 and 15,400.
 from __future__ import annotations
 
 import ctypes
-import sys
 from functools import cache
 from typing import Any
 
@@ -20,18 +21,20 @@ import numpy as np
 import torch
 
 from specrag.engine import inlined_exact, threaded_exact
+from specrag.engine.cpu import amx as tiles
 from specrag.engine.cpu import vnni
 from specrag.engine.cpu.bfloat16 import floats, fma, halves, integers, longs, narrow, widen
 from specrag.engine.cpu.threads import LoopThreads, call_at
 from specrag.engine.cpu.vnni import DEPTH, PANEL, ROWS
-from specrag.models.int8_rows import ZERO_POINT, quantise_rows
+from specrag.models.int8_rows import ZERO_POINT, quantise, quantise_rows
+from specrag.models.row_ops import SHARED_NUMBERS
 
 #: What becomes of the sums.
 _PLAIN, _LOGITS = 0, 1
-#: Rows times numbers of the matrix from which tiles are worth their start.
-_TILED_PRODUCTS = 60_000_000
-#: Bytes of the sums of a panel.
-_SUM_BYTES = ROWS * PANEL * 4
+#: Rows from which tiles are the faster way.
+_TILED_ROWS = 8
+#: Bytes of the sums of a panel, of as many rows as are multiplied at once.
+_SUM_BYTES = max(ROWS, tiles.BLOCK) * tiles.PANEL_ROW
 
 
 class Int8Product:
@@ -52,10 +55,11 @@ class Int8Product:
         # What the zero point adds to each sum.
         self._shift = weight.sum(dim=1, dtype=torch.int32).mul_(ZERO_POINT)
         self._kept = packed, scale
-        self._given = np.zeros(16, dtype=np.int64)
+        self._given = np.zeros(21, dtype=np.int64)
         self._given[3:8] = (
             address_of(packed), scale.data_ptr(), self._shift.data_ptr(), self._outputs, self._inputs,
         )  # fmt: skip
+        self._tiled = tiles.has_octets() and self._inputs % tiles.OCTETS == 0
 
     @staticmethod
     def serves(packed: torch.Tensor, weight: torch.Tensor) -> bool:
@@ -95,16 +99,25 @@ class Int8Product:
         if x.stride(1) != 1:
             x = x.contiguous()
         threads = LoopThreads()
-        # Of each thread: its rows in 8 bits, their steps, and the sums of a panel.
-        room = _aligned(rows * self._inputs) + _aligned(4 * rows) + _SUM_BYTES
-        scratch = torch.empty((threads.size, room), dtype=torch.uint8)
+        is_tiled = self._tiled and rows >= _TILED_ROWS
+        apart = tiles.row_bytes(self._inputs) if is_tiled else self._inputs
         given = self._given.copy()
         given[0], given[1], given[2] = rows, threads.number, threads.count
         given[8], given[9], given[10], given[11] = x.data_ptr(), x.stride(0), out.data_ptr(), mode
         given[12] = 0 if bias is None else bias.data_ptr()
         given[13] = 0 if residual is None else residual.data_ptr()
-        given[14], given[15] = scratch.data_ptr(), room
-        threads.run(_multiply(), given.ctypes.data)
+        room = 2 * _SUM_BYTES
+        if x.numel() >= SHARED_NUMBERS:
+            numbers, steps = quantise(x, apart)
+            given[16], given[17] = numbers.data_ptr(), steps.data_ptr()
+        else:  # each thread for itself
+            room += _aligned(rows * apart) + _aligned(4 * rows)
+        scratch = torch.empty((threads.size, room), dtype=torch.uint8)
+        given[14], given[15], given[18] = scratch.data_ptr(), room, apart
+        if is_tiled:
+            given[19] = tiles.setting().ctypes.data
+            given[20] = tiles.setting(rows % tiles.BLOCK or tiles.BLOCK).ctypes.data
+        threads.run(_multiply_tiles() if is_tiled else _multiply(), given.ctypes.data)
 
 
 def _aligned(size: int) -> int:
@@ -113,19 +126,6 @@ def _aligned(size: int) -> int:
 
 
 aligned = inlined_exact(_aligned)
-
-
-def most_rows(numbers: int) -> int:
-    """Rows up to which the loop is the faster way: with matrix tiles for 8 bits, oneDNN's product takes over.
-
-    Its tiles save a part of each multiplication, but to start it takes some hundred microseconds. The linear layers of
-    SmolLM2 take 6.9 ms by the loop and 15.4 by oneDNN for 17 rows, 19 and 22 for 64, 49 and 41 for 192; those of
-    Qwen2.5-Coder-1.5B 104 and 99 for 17 (two Xeon cores with AMX).
-
-    Args:
-        numbers: of the matrix.
-    """
-    return max(16, _TILED_PRODUCTS // numbers) if vnni.has_tiles() else sys.maxsize
 
 
 def address_of(packed: torch.Tensor) -> int:
@@ -170,6 +170,41 @@ def _write_logits(given: Any, sums: int, row: int, panel: int, step: Any) -> Non
         )
 
 
+@inlined_exact
+def _quantised(given: Any, scratch: int) -> Any:
+    """Addresses of the rows in 8 bits, and of their steps; computed here if that is not done yet."""
+    if given[16]:
+        return given[16], given[17]
+    steps = scratch + aligned(given[0] * given[18])
+    quantise_rows(given[8], given[9], scratch, given[18], steps, given[7], 0, given[0])
+    return scratch, steps
+
+
+@inlined_exact
+def _write(given: Any, sums: int, first: int, done: int, count: int, panel: int, steps: int) -> None:
+    """Write the outputs of some of a panel's rows.
+
+    Args:
+        sums: of the rows from ``first`` on.
+        done, count: the first of them to be written, and the one behind the last.
+    """
+    scales = floats(steps)
+    for row in range(done, count):
+        own, step = sums + row * PANEL * 4, scales[first + row]
+        if given[11] == _LOGITS:
+            _write_logits(given, own, first + row, panel, step)
+        else:
+            _write_plain(given, own, first + row, panel, step)
+
+
+@inlined_exact
+def _own_panels(given: Any) -> Any:
+    """This thread's scratch, the first of its panels, and the one behind the last."""
+    thread, threads = (call_at(given[1]), call_at(given[2])) if given[1] else (0, 1)
+    panels = given[6] // PANEL
+    return given[14] + thread * given[15], panels * thread // threads, panels * (thread + 1) // threads
+
+
 @cache
 def _multiply() -> Any:
     """The loop; compiled when it is first asked for, since other processors do not know its instructions."""
@@ -177,26 +212,55 @@ def _multiply() -> Any:
     @threaded_exact
     def run(place: int) -> None:
         given: Any = longs(place)
-        rows, inputs, mode = given[0], given[7], given[11]
-        thread, threads = (call_at(given[1]), call_at(given[2])) if given[1] else (0, 1)
-        numbers = given[14] + thread * given[15]
-        steps = numbers + aligned(rows * inputs)
-        sums = steps + aligned(4 * rows)
-        quantise_rows(given[8], given[9], numbers, steps, inputs, 0, rows)
-        scales = floats(steps)
-        panels = given[6] // PANEL
-        size = PANEL * inputs
-        for panel in range(panels * thread // threads, panels * (thread + 1) // threads):
-            weight = given[3] + panel * size
+        rows, inputs = given[0], given[7]
+        sums, begin, end = _own_panels(given)
+        numbers, steps = _quantised(given, sums + 2 * _SUM_BYTES)
+        for panel in range(begin, end):
+            weight = given[3] + panel * PANEL * inputs
             for first in range(0, rows, ROWS):
                 count = min(rows - first, ROWS)
-                x = numbers + first * inputs
-                vnni.multiply(x, weight, sums, inputs // DEPTH, count)
-                for row in range(count):
-                    own, step = sums + row * PANEL * 4, scales[first + row]
-                    if mode == _LOGITS:
-                        _write_logits(given, own, first + row, panel, step)
-                    else:
-                        _write_plain(given, own, first + row, panel, step)
+                vnni.multiply(numbers + first * inputs, weight, sums, inputs // DEPTH, count)
+                _write(given, sums, first, 0, count, panel, steps)
+
+    return run
+
+
+@cache
+def _multiply_tiles() -> Any:
+    """The same by tiles, a block of rows and half a panel at a time; what the last block gave is written meanwhile."""
+
+    @threaded_exact
+    def run(place: int) -> None:
+        given: Any = longs(place)
+        rows, inputs, apart = given[0], given[7], given[18]
+        scratch, begin, end = _own_panels(given)
+        numbers, steps = _quantised(given, scratch + 2 * _SUM_BYTES)
+        # The block before, of which `done` of `count` rows are written.
+        last, last_first, last_panel, done, count = scratch, 0, 0, 0, 0
+        turn, set_for = 0, 0
+        for panel in range(begin, end):
+            weight = given[3] + panel * PANEL * inputs
+            for first in range(0, rows, tiles.BLOCK):
+                here = min(rows - first, tiles.BLOCK)
+                if here != set_for:
+                    tiles.configure(given[19] if here == tiles.BLOCK else given[20])
+                    set_for = here
+                turn ^= 1
+                sums = scratch + turn * _SUM_BYTES
+                for half in range(2):
+                    left, right = numbers + first * apart, weight + half * tiles.PANEL_ROW // 2
+                    tiles.clear()
+                    for _ in range(inputs // tiles.OCTETS):
+                        tiles.add_octets(left, apart, right, here)
+                        left += tiles.OCTETS
+                        right += PANEL * tiles.OCTETS
+                        if done < count:
+                            _write(given, last, last_first, done, min(done + 2, count), last_panel, steps)
+                            done += 2
+                    tiles.store_half_panel(sums + half * tiles.PANEL_ROW // 2, here)
+                _write(given, last, last_first, done, count, last_panel, steps)
+                last, last_first, last_panel, done, count = sums, first, panel, 0, here
+        _write(given, last, last_first, done, count, last_panel, steps)
+        tiles.release()
 
     return run

@@ -26,22 +26,22 @@ _TINY = np.float32(1e-12)
 _ROUND = np.float32(2.0**23 + ZERO_POINT)
 
 
-def quantise(x: torch.Tensor, room: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+def quantise(x: torch.Tensor, apart: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows in steps of a 127th of their largest number.
 
     Args:
         x: bf16 ``[rows, size]``.
-        room: rows of the result, if there are to be more; what the further ones hold is left open.
+        apart: bytes from row to row of the result, at least ``size``; by default they lie side by side.
 
     Returns:
-        uint8 ``[rows or room, size]``, :data:`ZERO_POINT` for 0, and each row's step, float32 ``[rows, 1]``; never 0.
+        uint8 ``[rows, size]``, :data:`ZERO_POINT` for 0, and each row's step, float32 ``[rows, 1]``; never 0.
     """
     if x.stride(1) != 1:
         x = x.contiguous()
     rows, size = x.shape
-    numbers = torch.empty((max(rows, room), size), dtype=torch.uint8)
+    numbers = torch.empty((rows, apart or size), dtype=torch.uint8)[:, :size]
     steps = torch.empty((rows, 1))
-    given = x.data_ptr(), x.stride(0), numbers.data_ptr(), steps.data_ptr(), size
+    given = x.data_ptr(), x.stride(0), numbers.data_ptr(), numbers.stride(0), steps.data_ptr(), size
     if not share(_shared_quantise, rows, x.numel(), *given):
         _quantise(*given, rows)
     return numbers, steps
@@ -76,8 +76,10 @@ def compile_loops() -> None:
 
 
 @inlined_exact
-def quantise_rows(x: int, apart: int, out: int, steps: int, size: int, first: int, last: int) -> None:
-    """:func:`quantise` of some rows by addresses: ``apart`` numbers from row to row of ``x``."""
+def quantise_rows(
+    x: int, apart: int, out: int, out_apart: int, steps: int, size: int, first: int, last: int
+) -> None:
+    """:func:`quantise` of some rows by addresses: so many numbers ``apart`` from row to row."""
     numbers, results, found = halves(x), octets(out), floats(steps)
     for row in range(first, last):
         start = row * apart
@@ -89,7 +91,7 @@ def quantise_rows(x: int, apart: int, out: int, steps: int, size: int, first: in
         step = fma(widen(largest), _STEP, _TINY)
         found[row] = step
         for i in range(size):
-            results[row * size + i] = np.int8(as_bits(widen(numbers[start + i]) / step + _ROUND))
+            results[row * out_apart + i] = np.int8(as_bits(widen(numbers[start + i]) / step + _ROUND))
 
 
 @inlined_exact
@@ -114,8 +116,8 @@ def _rescale_rows(
 
 
 @exact
-def _quantise(x: int, apart: int, out: int, steps: int, size: int, rows: int) -> None:
-    quantise_rows(x, apart, out, steps, size, 0, rows)
+def _quantise(x: int, apart: int, out: int, out_apart: int, steps: int, size: int, rows: int) -> None:
+    quantise_rows(x, apart, out, out_apart, steps, size, 0, rows)
 
 
 @exact
@@ -127,7 +129,7 @@ def _rescale(product: int, steps: int, bias: int, residual: int, out: int, size:
 def _shared_quantise(address: int) -> None:
     given: Any = longs(address)
     first, last = mine(given)
-    quantise_rows(given[4], given[5], given[6], given[7], given[8], first, last)
+    quantise_rows(given[4], given[5], given[6], given[7], given[8], given[9], first, last)
 
 
 @threaded_exact

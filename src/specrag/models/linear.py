@@ -15,9 +15,8 @@ import torch
 import torch.nn.functional as F
 
 from specrag.engine import on_one_thread
-from specrag.engine.cpu import vnni
 from specrag.models import int8_rows
-from specrag.models.int8_product import Int8Product, most_rows
+from specrag.models.int8_product import Int8Product
 from specrag.models.row_ops import RowOps
 from specrag.models.tile_linear import TileLinear
 
@@ -31,8 +30,6 @@ _ROW_LIMITS = (32, 16, 8, 4, 2)
 
 _INT8_MAX = 127
 _CACHED_NUMBERS = 2**17
-#: Rows of a tile, and what lies between the numbers of rows for which oneDNN compiles products in tiles.
-_TILE_ROWS, _ROWS_APART = 16, 32
 
 
 class Linear(Protocol):
@@ -143,43 +140,33 @@ class Int8Linear:
         self._bias = bias
         int8_rows.compile_loops()
         self._loop = None
-        self._most_rows = most_rows(weight.numel())
         if Int8Product.serves(self._weight, quantised):
             self._loop = Int8Product(self._weight, quantised, scale, bias)
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        if self._loop is not None and x.shape[0] <= self._most_rows:
+        if self._loop is not None:
             return self._loop.linear(x, residual)
         return int8_rows.rescale(*self._multiply(x), self._bias, residual)
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """The product in float32, without the bias."""
-        if self._loop is not None and x.shape[0] <= self._most_rows:
+        if self._loop is not None:
             return self._loop.product(x)
         y, steps = self._multiply(x)
         return y.mul_(steps)
 
     def _multiply(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The integer product times the weights' scales, float32, and the rows' steps, yet to be multiplied in."""
-        numbers, steps = int8_rows.quantise(x, _padded(x.shape[0]))
+        numbers, steps = int8_rows.quantise(x)
         if not saturates():
-            return self._product(numbers, int8_rows.ZERO_POINT)[: len(steps)], steps
+            return self._product(numbers, int8_rows.ZERO_POINT), steps
         half = numbers >> 1
         both = torch.cat([half, numbers - half])
         first, second = self._product(both, int8_rows.ZERO_POINT // 2).chunk(2)
-        return first.add_(second)[: len(steps)], steps
+        return first.add_(second), steps
 
     def _product(self, quantised: torch.Tensor, zero_point: int) -> torch.Tensor:
         return _multiply_int8(quantised, zero_point, self._weight, self._scale, self._zero)
-
-
-def _padded(rows: int) -> int:
-    """Rows given to oneDNN in place of so many.
-
-    It compiles a product for every number of rows, which takes ten milliseconds for each of a model's matrices where it
-    multiplies in tiles. Their sixteen rows are computed in any case, so few numbers will do.
-    """
-    return -(-rows // _ROWS_APART) * _ROWS_APART if vnni.has_tiles() and rows > _TILE_ROWS else rows
 
 
 def _multiply_int8(

@@ -29,6 +29,9 @@ from specrag.engine.compiling import inlined
 TILE, DEPTH = 16, 32
 #: Rows and columns of two by two tiles of sums.
 BLOCK = 2 * TILE
+#: The same of 8-bit numbers, of which four lie side by side in a tile on the right; and bytes of such a row of a panel
+#: (``vnni.PANEL``), or of its sums.
+OCTETS, PANEL_ROW = 64, 256
 #: Bytes of a tile.
 TILE_BYTES = TILE * 64
 #: Bytes of the sums of a block, ``[BLOCK, BLOCK]`` float32, and of what configures the tiles.
@@ -36,7 +39,6 @@ BLOCK_BYTES, SETTING_BYTES = 4 * TILE_BYTES, 64
 
 _BYTE, _INT32, _INT64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _ADDRESS = _BYTE.as_pointer()
-_TILE_ROW, _BLOCK_ROW = ir.Constant(_INT64, 64), ir.Constant(_INT64, 4 * BLOCK)
 _SUMS, _LEFT, _RIGHT = (0, 1, 2, 3), (4, 5), (6, 7)
 
 # Linux lends the tiles to a process that asks for them: ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA.
@@ -61,23 +63,34 @@ def available() -> bool:
     return bool(ctypes.CDLL(None).syscall(_ARCH_PRCTL, _ASK_FOR, _TILE_DATA) == 0)
 
 
+def has_octets() -> bool:
+    """Whether its tiles multiply 8-bit numbers, too."""
+    return available() and bool(features().get("amx-int8"))
+
+
+def row_bytes(size: int) -> int:
+    """Bytes from row to row that tiles will read, of rows of ``size`` bytes.
+
+    Rows of whole kilobytes lie a little further apart: they would otherwise meet in few sets of the first cache.
+    """
+    return size + 64 if size % 1024 == 0 else size
+
+
+@cache
 def setting(rows: int = BLOCK) -> np.ndarray:
-    """The tile configuration for a block of so many rows, at least 1: ``[SETTING_BYTES]``, uint8."""
+    """The tile configuration for a block of so many rows, at least 1: ``[SETTING_BYTES]``, uint8; not to be changed."""
     made = np.zeros(SETTING_BYTES, dtype=np.uint8)
     made[0] = 1  # the only palette
     made[16:32].view(np.uint16)[:] = 64  # bytes of each tile's rows
     upper, lower = min(rows, TILE), max(rows - TILE, 1)
     made[48:56] = [upper, upper, lower, lower, upper, lower, TILE, TILE]
+    made.setflags(write=False)
     return made
 
 
 def empty_rows(rows: int, size: int) -> torch.Tensor:
-    """Uninitialised bfloat16 rows that tiles will read, ``[rows, size]``.
-
-    Where there are tiles, rows of whole kilobytes lie a little further apart: they would otherwise meet in few sets of
-    the first cache.
-    """
-    apart = size + DEPTH if available() and 2 * size % 1024 == 0 else size
+    """Uninitialised bfloat16 rows that tiles will read if there are any, ``[rows, size]``."""
+    apart = row_bytes(2 * size) // 2 if available() else size
     return torch.empty((rows, apart), dtype=torch.bfloat16)[:, :size]
 
 
@@ -136,33 +149,38 @@ def _clear(builder: Any) -> None:
         call(builder, "x86.tilezero", _tile(tile))
 
 
-def _moving(name: str, tiles: int) -> Callable[..., None]:
-    """Move sums from or to a block's place in memory, the upper two tiles or all four."""
+def _moving(name: str, tiles: int, row: int = 4 * BLOCK) -> Callable[..., None]:
+    """Move sums from or to a block's place in memory, the upper two tiles or all four; ``row`` bytes apart."""
 
     def emit(builder: Any, place: Any) -> None:
-        for tile, offset in zip(
-            _SUMS[:tiles], (0, 64, BLOCK_BYTES // 2, BLOCK_BYTES // 2 + 64), strict=False
-        ):
-            call(builder, name, _tile(tile), address(builder, place, offset), _BLOCK_ROW)
+        for tile, offset in zip(_SUMS[:tiles], (0, 64, TILE * row, TILE * row + 64), strict=False):
+            call(builder, name, _tile(tile), address(builder, place, offset), ir.Constant(_INT64, row))
 
     return emit
 
 
-def _adding(lefts: int) -> Callable[..., None]:
-    """Add the products of ``DEPTH`` numbers to the sums of one or both halves of the rows."""
+def _adding(lefts: int, product: str, row: int, second: int) -> Callable[..., None]:
+    """Add the products of a tile's numbers to the sums of one or both halves of the rows.
+
+    Args:
+        product: the instruction's name.
+        row: bytes from row to row of the right tiles.
+        second: bytes from the first of them to the other one.
+    """
 
     def emit(builder: Any, left: Any, stride: Any, right: Any) -> None:
+        apart = ir.Constant(_INT64, row)
         lower = builder.add(left, builder.mul(stride, ir.Constant(_INT64, TILE)))
         # The right matrix passes by the fastest cache, which the rows of the left one need.
-        call(builder, "x86.tileloaddt164", _tile(_RIGHT[0]), address(builder, right), _TILE_ROW)
+        call(builder, "x86.tileloaddt164", _tile(_RIGHT[0]), address(builder, right), apart)
         call(builder, "x86.tileloadd64", _tile(_LEFT[0]), address(builder, left), stride)
-        call(builder, "x86.tdpbf16ps", _tile(_SUMS[0]), _tile(_LEFT[0]), _tile(_RIGHT[0]))
-        call(builder, "x86.tileloaddt164", _tile(_RIGHT[1]), address(builder, right, TILE_BYTES), _TILE_ROW)
-        call(builder, "x86.tdpbf16ps", _tile(_SUMS[1]), _tile(_LEFT[0]), _tile(_RIGHT[1]))
+        call(builder, product, _tile(_SUMS[0]), _tile(_LEFT[0]), _tile(_RIGHT[0]))
+        call(builder, "x86.tileloaddt164", _tile(_RIGHT[1]), address(builder, right, second), apart)
+        call(builder, product, _tile(_SUMS[1]), _tile(_LEFT[0]), _tile(_RIGHT[1]))
         if lefts == 2:
             call(builder, "x86.tileloadd64", _tile(_LEFT[1]), address(builder, lower), stride)
-            call(builder, "x86.tdpbf16ps", _tile(_SUMS[2]), _tile(_LEFT[1]), _tile(_RIGHT[0]))
-            call(builder, "x86.tdpbf16ps", _tile(_SUMS[3]), _tile(_LEFT[1]), _tile(_RIGHT[1]))
+            call(builder, product, _tile(_SUMS[2]), _tile(_LEFT[1]), _tile(_RIGHT[0]))
+            call(builder, product, _tile(_SUMS[3]), _tile(_LEFT[1]), _tile(_RIGHT[1]))
 
     return emit
 
@@ -183,7 +201,15 @@ _store_half, _store_block = (
     emitted(1, _moving("x86.tilestored64", 2)),
     emitted(1, _moving("x86.tilestored64", 4)),
 )
-_add_half, _add_block = emitted(3, _adding(1)), emitted(3, _adding(2))
+_BF16 = "x86.tdpbf16ps", 64, TILE_BYTES
+_add_half, _add_block = emitted(3, _adding(1, *_BF16)), emitted(3, _adding(2, *_BF16))
+# Numbers without a sign times numbers with one.
+_OCTETS = "x86.tdpbusd", PANEL_ROW, 64
+_add_half_octets, _add_block_octets = emitted(3, _adding(1, *_OCTETS)), emitted(3, _adding(2, *_OCTETS))
+_store_half_panel, _store_block_panel = (
+    emitted(1, _moving("x86.tilestored64", 2, PANEL_ROW)),
+    emitted(1, _moving("x86.tilestored64", 4, PANEL_ROW)),
+)
 #: ``(right)``: what one multiplication reads of the right matrix will soon be read.
 fetch = emitted(1, _fetch)
 
@@ -213,3 +239,26 @@ def add(left: int, stride: int, right: int, rows: int) -> None:
         _add_block(left, stride, right)
     else:
         _add_half(left, stride, right)
+
+
+@inlined
+def add_octets(left: int, stride: int, right: int, rows: int) -> None:
+    """Add the product of 8-bit rows and half a panel to the sums.
+
+    Args:
+        left: address of uint8 rows, ``stride`` bytes apart, of which :data:`OCTETS` are multiplied.
+        right: of int8 ``[OCTETS / 4, BLOCK, 4]``, rows :data:`PANEL_ROW` bytes apart.
+    """
+    if rows > TILE:
+        _add_block_octets(left, stride, right)
+    else:
+        _add_half_octets(left, stride, right)
+
+
+@inlined
+def store_half_panel(place: int, rows: int) -> None:
+    """Store the sums of a block, rows :data:`PANEL_ROW` bytes apart."""
+    if rows > TILE:
+        _store_block_panel(place)
+    else:
+        _store_half_panel(place)

@@ -34,11 +34,6 @@ def available() -> bool:
     return True
 
 
-def has_tiles() -> bool:
-    """Whether the processor multiplies tiles of 8-bit numbers, too."""
-    return bool(features().get("amx-int8"))
-
-
 def _add_products(builder: Any, sums: Any, unsigned: Any, signed: Any) -> Any:
     """The instruction by its name: LLVM's own function for it has had two signatures."""
     kind = ir.FunctionType(WORDS, [WORDS, WORDS, WORDS])
