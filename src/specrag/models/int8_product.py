@@ -55,11 +55,19 @@ class Int8Product:
         # What the zero point adds to each sum.
         self._shift = weight.sum(dim=1, dtype=torch.int32).mul_(ZERO_POINT)
         self._kept = packed, scale
+        # The loops' arguments. 0: rows; 1, 2: functions that tell a thread its number and how many there are; 3 to 5:
+        # addresses of weights, scales, shifts; 6, 7: outputs, inputs; 8, 9: rows in bf16, numbers from one to the
+        # next; 10, 11: results, what becomes of the sums; 12, 13: bias, residual, 0 for none; 14, 15: scratch, bytes
+        # of it for a thread; 16, 17: rows in 8 bits and their steps, if they are computed; 18: bytes from row to row
+        # of those; 19, 20: settings of the tiles for whole blocks and for the last one.
         self._given = np.zeros(21, dtype=np.int64)
         self._given[3:8] = (
             address_of(packed), scale.data_ptr(), self._shift.data_ptr(), self._outputs, self._inputs,
         )  # fmt: skip
         self._tiled = tiles.has_octets() and self._inputs % tiles.OCTETS == 0
+        _multiply()  # compiled, or fetched from the disk, before a pass waits for it
+        if self._tiled:
+            _multiply_tiles()
 
     @staticmethod
     def serves(packed: torch.Tensor, weight: torch.Tensor) -> bool:
