@@ -7,7 +7,7 @@ packages of the extras.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from specrag.openmp import set_spin_count as _set_spin_count
+from specrag import openmp as _openmp
 
 if TYPE_CHECKING:
     from specrag.asking import Answerer, ask
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from specrag.retrieval.build import build
     from specrag.speculation import Step
 
-_set_spin_count()
+_openmp.set_spin_count()
 
 __all__ = [
     "RAPID",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from specrag.errors import ContextLengthError, InputError
@@ -124,10 +124,12 @@ def test_a_rewriting_never_loses_the_question(question: str, rewritten: str, sea
 
 
 @given(question=st.text(min_size=1, max_size=60), rewritten=st.text(max_size=300))
+@example(question="À:È", rewritten="0A")  # together they pass for Italian, where "è" is no content word
 def test_every_word_of_the_question_is_searched_for(question: str, rewritten: str) -> None:
     from specrag.methods.citations import content_words
 
-    assert set(content_words(question)) <= set(content_words(retrieval_question(question, rewritten)))
+    searched = retrieval_question(question, rewritten)
+    assert searched.endswith(question) or set(content_words(question)) <= set(content_words(searched))
 
 
 def test_rewriting_reads_the_end_of_the_conversation() -> None:
