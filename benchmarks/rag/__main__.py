@@ -6,9 +6,10 @@ All servers get the same prompts, in the order of the passages' scores, and may 
 ``--methods "knowledge base" "knowledge base, blocks"`` ours finds the passages itself and has read each when it was
 indexed; ``--openvino PYTHON FOLDER`` and ``--llama FOLDER GGUF`` add those engines, for one client. ``--alone`` asks
 Spec-Bench's first turns, without passages. With ``--rate R`` questions come at random, R a second on average, however
-fast they are answered. Every server is a process of its own, and all but the one that is measured are stopped. Each
-answer is recorded in ``OUT/answers.jsonl`` as a round ends, so that a bench that was stopped goes on with the next
-round; what servers had read before is then read anew. With ``--rounds 0`` the records are only counted.
+fast they are answered. Every server is a process of its own, and all but the one that is measured are stopped; it
+answers one short question more before the clock starts. Each answer is recorded in ``OUT/answers.jsonl`` as a round
+ends, so that a bench that was stopped goes on with the next round; what servers had read before is then read anew. With
+``--rounds 0`` the records are only counted.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.rag.questions import Draw, RagQuestion, drawn, load, load_alone
+from benchmarks.rag.questions import GREETING, Draw, RagQuestion, drawn, load, load_alone
 from benchmarks.rag.subjects import OURS, Subjects
 from benchmarks.records import read_records
 from benchmarks.server.clients import Answered, Run, answers_at, answers_of
@@ -126,7 +127,7 @@ def measure(
                     servers[method] = stack.enter_context(subjects.server(method, everything))
                 load_of_others.other_share()
                 bodies = [subjects.body(method, question, given.new) for question in asked]
-                with servers[method].awake() as port:
+                with servers[method].awake(subjects.body(method, GREETING, new=16)) as port:
                     run = cell.run(port, number, bodies)
                 told = {
                     "setting": setting,

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from benchmarks.server.subjects import WAKING
 from specrag.bench.data import find_file, load_spec_bench, read_json_lines
 from specrag.methods.prompts import build_prompt
 from specrag.retrieval.passage import Passage
@@ -33,6 +34,10 @@ class RagQuestion:
     answers: tuple[str, ...]
     passages: tuple[Passage, ...]
     messages: tuple[Mapping[str, str], ...]
+
+
+#: For :meth:`~benchmarks.server.subjects.ServerProcess.awake`.
+GREETING = RagQuestion("", WAKING, (), (), ({"role": "user", "content": WAKING},))
 
 
 @dataclass(frozen=True, slots=True)

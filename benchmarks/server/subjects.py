@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from benchmarks.server.clients import ask
 from specrag.errors import SpecragError
 
 VLLM_VARIABLE = "SPECRAG_VLLM_PYTHON"
@@ -26,6 +27,9 @@ PLAIN, ADAPTIVE = "plain", "adaptive"
 VLLM, VLLM_NGRAM, VLLM_SUFFIX, VLLM_SPECRAG = "vllm", "vllm+ngram", "vllm+suffix", "vllm+specrag"
 #: Of no earlier answers, and with a corpus that the server's environment names.
 VLLM_SUFFIX_EMPTY, VLLM_CORPUS = "vllm+suffix, emptied", "vllm+specrag, corpus"
+
+#: What a server is asked before it is measured.
+WAKING = "Say hello in ten words."
 
 _START_SECONDS = 900  # vLLM compiles first
 _OURS = (
@@ -111,10 +115,18 @@ class ServerProcess:
         self._log.close()
 
     @contextmanager
-    def awake(self) -> Iterator[int]:
-        """Inside the block the server runs; gives its port."""
+    def awake(self, first: Mapping[str, Any] | None = None) -> Iterator[int]:
+        """Inside the block the server runs; gives its port.
+
+        Args:
+            first: a chat request that is answered before the block begins. Some virtual machines take twenty
+                microseconds for each page of memory that was not touched for seconds: up to half a second of the first
+                answer behind a pause.
+        """
         self._signal(signal.SIGCONT)
         try:
+            if first is not None:
+                ask(self.port, first)
             yield self.port
         finally:
             self._signal(signal.SIGSTOP)
@@ -221,6 +233,11 @@ def _can_import(python: str, module: str) -> bool:
     # From elsewhere: in a checkout the current folder may hold what is not installed there.
     words = [python, "-P", "-c", f"import {module}"]
     return subprocess.run(words, capture_output=True, check=False, timeout=120).returncode == 0
+
+
+def greeting(method: str) -> dict[str, Any]:
+    """The body of a short chat request, for :meth:`ServerProcess.awake`."""
+    return request(method, WAKING, 16)
 
 
 def request(method: str, prompt: str, new: int) -> dict[str, Any]:

