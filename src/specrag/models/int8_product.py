@@ -75,9 +75,10 @@ class Int8Product:
         outputs, inputs = weight.shape
         if not vnni.available() or outputs % PANEL or inputs % DEPTH:
             return False
-        if not hasattr(torch.ops.mkldnn, "data_ptr"):  # of another version of torch
+        place = address_of(packed)
+        if not place:
             return False
-        panels = np.ctypeslib.as_array((ctypes.c_int8 * weight.numel()).from_address(address_of(packed)))
+        panels = np.ctypeslib.as_array((ctypes.c_int8 * weight.numel()).from_address(place))
         found = torch.from_numpy(panels).view(-1, inputs // DEPTH, PANEL, DEPTH)
         wanted = weight.view(-1, PANEL, inputs // DEPTH, DEPTH).transpose(1, 2)
         return all(torch.equal(found[panel], wanted[panel]) for panel in (0, -1))
@@ -137,9 +138,8 @@ aligned = inlined_exact(_aligned)
 
 
 def address_of(packed: torch.Tensor) -> int:
-    """Where oneDNN's weights begin."""
-    place: int = torch.ops.mkldnn.data_ptr(packed)
-    return place
+    """Where oneDNN's weights begin; 0 if this version of torch does not tell."""
+    return torch.ops.mkldnn.data_ptr(packed) if hasattr(torch.ops.mkldnn, "data_ptr") else 0
 
 
 @inlined_exact

@@ -35,6 +35,7 @@ from specrag.engine.cpu.amx import (
 from specrag.engine.cpu.avx512 import FLOATS, exp, floats, load_halves, store_halves
 from specrag.engine.cpu.avx512 import load as load_floats
 from specrag.engine.cpu.bfloat16 import longs
+from specrag.engine.cpu.pages import use_huge_pages
 from specrag.engine.cpu.threads import call_at, openmp
 from specrag.errors import SpecragError
 
@@ -132,6 +133,7 @@ class TileLinear:
         # [panel, step, half, pair, column, number of the pair]
         tiled = weight.view(outputs // BLOCK, 2, TILE, inputs // DEPTH, TILE, 2).permute(0, 3, 1, 4, 2, 5)
         self._weight = tiled.contiguous()
+        use_huge_pages(self._weight.data_ptr(), self._weight.nbytes)
         self._bias = bias
         self._gated = gated
         self._outputs, self._inputs = outputs, inputs
