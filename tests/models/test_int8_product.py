@@ -25,10 +25,10 @@ def normal(seed: int, *size: int) -> torch.Tensor:
 
 def both(layer: Int8Linear, call: str, *given: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     """What the loop gives, and what oneDNN's product gives."""
-    own, layer._loop = layer._loop, None
+    own, layer.loop = layer.loop, None
     assert own is not None
     theirs = layer(*given) if call == "linear" else getattr(layer, call)(given[0])  # type: ignore[arg-type]
-    layer._loop = own
+    layer.loop = own
     return getattr(own, call)(*given), theirs
 
 
@@ -59,7 +59,7 @@ def test_rows_that_lie_apart_are_read_where_they_are() -> None:
 @pytest.mark.parametrize("shape", [(576, 100), (62, 64), (4, 128)])
 def test_matrices_of_no_whole_panels_or_another_layout_are_left_to_onednn(shape: tuple[int, int]) -> None:
     layer = Int8Linear(normal(1, shape[1], shape[0]).bfloat16(), None)
-    assert layer._loop is None
+    assert layer.loop is None
     assert layer(normal(2, 2, shape[0]).bfloat16()).shape == (2, shape[1])
 
 

@@ -8,8 +8,8 @@ operations' overhead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -19,23 +19,11 @@ from specrag.engine import HiddenState, KeyValueCache, KeyValueShape, Row, Segme
 from specrag.engine.attention import AttentionPlan, compile_loops, has_bf16_products, has_loops
 from specrag.engine.cpu.spinning import watch_others
 from specrag.errors import InputError, ModelFilesError
+from specrag.models.fused_layers import DecoderLayer, FusedLayers
 from specrag.models.linear import Int8Linear, Linear, build_gated, build_linear
 from specrag.models.logits import read_rows
 from specrag.models.row_ops import Rotary, interleave, pair_order, row_ops
 from specrag.models.weights import FAMILY, supports
-
-
-@dataclass(slots=True)
-class _Layer:
-    attention_norm: torch.Tensor
-    qkv: Linear
-    query_norm: torch.Tensor | None
-    key_norm: torch.Tensor | None
-    output: Linear
-    mlp_norm: torch.Tensor
-    gated: Callable[[torch.Tensor], torch.Tensor]
-    down: Linear
-    window: int | None
 
 
 class LeanDecoder:
@@ -84,6 +72,7 @@ class LeanDecoder:
         self._layers = [
             self._layer(weights, index, windows[index]) for index in range(config.num_hidden_layers)
         ]
+        self._fused = FusedLayers.made_of(self._layers, self._eps)
         self._rotary = Rotary(config, self._head_dim, device)
         self._factors = torch.ones(self._heads + self._kv_heads, device=device)
         self._factors[: self._heads] = self._head_dim**-0.5
@@ -137,23 +126,36 @@ class LeanDecoder:
         kept = sorted({name for outputs in wanted for name in outputs.hidden})
         hidden: dict[HiddenState, torch.Tensor] = {}
         x = F.embedding(tokens, self._embedding).to(self.dtype)
-        for index, layer in enumerate(self._layers):
-            x = self._attention(layer, index, x, rotation, plan)
-            y = self._ops.norm(x, layer.mlp_norm, self._eps)
-            if index == len(self._layers) - 1 and "ffn_input" in kept:
-                hidden["ffn_input"] = y
-            x = layer.down(layer.gated(y), x)
-        hidden["last"] = x
+        last = len(self._layers) - 1
+        qkv = self._queries(0, x)
+        with nullcontext() if self._fused is None else self._fused.rows(len(tokens)) as fused:
+            advance = self._advance if fused is None else fused.advance
+            for index in range(last):
+                x, qkv = advance(index, self._attention(index, qkv, rotation, plan), x)
+            x = self._layers[last].output(self._attention(last, qkv, rotation, plan), x)
+        y = self._ops.norm(x, self._layers[last].mlp_norm, self._eps)
+        if "ffn_input" in kept:
+            hidden["ffn_input"] = y
+        hidden["last"] = x = self._layers[last].down(self._layers[last].gated(y), x)
         hidden["final"] = self._ops.norm(x, self._norm, self._eps)
         rows = iter(read_rows(wanted, hidden, self.logits))
         return [[next(rows) for _ in segment.tokens] for segment in segments]
 
-    def _attention(
-        self, layer: _Layer, index: int, x: torch.Tensor, rotation: Any, plan: AttentionPlan
-    ) -> torch.Tensor:
-        turned = self._heads + self._kv_heads
-        y = layer.qkv(self._ops.norm(x, layer.attention_norm, self._eps))
-        heads = y.unflatten(-1, (-1, self._head_dim))  # [rows, heads + 2 * kv_heads, head_dim]
+    def _queries(self, index: int, x: torch.Tensor) -> torch.Tensor:
+        """A layer's queries, keys and values, side by side."""
+        layer = self._layers[index]
+        return layer.qkv(self._ops.norm(x, layer.attention_norm, self._eps))
+
+    def _advance(self, index: int, mixed: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """From a layer's attention to the next one's, an operation after the other (:meth:`FusedRows.advance`)."""
+        layer = self._layers[index]
+        x = layer.output(mixed, x)
+        x = layer.down(layer.gated(self._ops.norm(x, layer.mlp_norm, self._eps)), x)
+        return x, self._queries(index + 1, x)
+
+    def _attention(self, index: int, qkv: torch.Tensor, rotation: Any, plan: AttentionPlan) -> torch.Tensor:
+        layer, turned = self._layers[index], self._heads + self._kv_heads
+        heads = qkv.unflatten(-1, (-1, self._head_dim))  # [rows, heads + 2 * kv_heads, head_dim]
         queries_keys = heads[:, :turned]
         if layer.query_norm is not None and layer.key_norm is not None:
             queries_keys = torch.cat(
@@ -165,8 +167,7 @@ class LeanDecoder:
             )
         queries_keys = self._ops.rotate(queries_keys, rotation)
         plan.write(index, queries_keys[:, self._heads :], heads[:, turned:])
-        mixed = plan.attend_rows(index, queries_keys[:, : self._heads], window=layer.window)
-        return layer.output(mixed, x)
+        return plan.attend_rows(index, queries_keys[:, : self._heads], window=layer.window)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Apply the output matrix: ``[rows, hidden_size]`` after the final norm to ``[rows, vocab_size]``."""
@@ -174,7 +175,7 @@ class LeanDecoder:
             return self._head.product(hidden)
         return self._head(hidden)
 
-    def _layer(self, weights: dict[str, torch.Tensor], index: int, window: int | None) -> _Layer:
+    def _layer(self, weights: dict[str, torch.Tensor], index: int, window: int | None) -> DecoderLayer:
         prefix = f"model.layers.{index}."
 
         def take(name: str) -> torch.Tensor | None:
@@ -219,7 +220,7 @@ class LeanDecoder:
         order = pair_order(self._head_dim).to(self.device)
         gate_up, gate_up_bias = joined(["mlp.gate_proj", "mlp.up_proj"], {})
         query_norm, key_norm = take("self_attn.q_norm.weight"), take("self_attn.k_norm.weight")
-        return _Layer(
+        return DecoderLayer(
             attention_norm=need("input_layernorm.weight"),
             qkv=fuse(
                 ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],

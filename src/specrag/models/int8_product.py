@@ -50,7 +50,7 @@ class Int8Product:
     def __init__(
         self, packed: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None
     ) -> None:
-        self._outputs, self._inputs = weight.shape
+        self.outputs, self.inputs = weight.shape
         self._bias = bias
         # What the zero point adds to each sum.
         self._shift = weight.sum(dim=1, dtype=torch.int32).mul_(ZERO_POINT)
@@ -62,9 +62,9 @@ class Int8Product:
         # of those; 19, 20: settings of the tiles for whole blocks and for the last one.
         self._given = np.zeros(21, dtype=np.int64)
         self._given[3:8] = (
-            address_of(packed), scale.data_ptr(), self._shift.data_ptr(), self._outputs, self._inputs,
+            address_of(packed), scale.data_ptr(), self._shift.data_ptr(), self.outputs, self.inputs,
         )  # fmt: skip
-        self._tiled = tiles.has_octets() and self._inputs % tiles.OCTETS == 0
+        self._tiled = tiles.has_octets() and self.inputs % tiles.OCTETS == 0
         _multiply()  # compiled, or fetched from the disk, before a pass waits for it
         if self._tiled:
             _multiply_tiles()
@@ -85,48 +85,68 @@ class Int8Product:
 
     def linear(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         """bf16 ``[rows, outputs]``, with bias and ``residual``, of the same size."""
-        out = torch.empty((x.shape[0], self._outputs), dtype=torch.bfloat16)
+        out = torch.empty((x.shape[0], self.outputs), dtype=torch.bfloat16)
         residual = None if residual is None else residual.contiguous()
-        self._run(x, out, _PLAIN, self._bias, residual)
+        self._run(x, out, _PLAIN, residual)
         return out
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """float32 ``[rows, outputs]``, without bias."""
-        out = torch.empty((x.shape[0], self._outputs))
-        self._run(x, out, _LOGITS, None, None)
+        out = torch.empty((x.shape[0], self.outputs))
+        self._run(x, out, _LOGITS, None)
         return out
 
-    def _run(
-        self,
-        x: torch.Tensor,
-        out: torch.Tensor,
-        mode: int,
-        bias: torch.Tensor | None,
-        residual: torch.Tensor | None,
-    ) -> None:
-        rows = x.shape[0]
+    def _run(self, x: torch.Tensor, out: torch.Tensor, mode: int, residual: torch.Tensor | None) -> None:
         if x.stride(1) != 1:
             x = x.contiguous()
         threads = LoopThreads()
-        is_tiled = self._tiled and rows >= _TILED_ROWS
-        apart = tiles.row_bytes(self._inputs) if is_tiled else self._inputs
+        is_shared = x.numel() >= SHARED_NUMBERS
+        scratch = torch.empty((threads.size, self.room(0 if is_shared else x.shape[0])), dtype=torch.uint8)
+        loop, given = self.prepare(x, out, threads, scratch, residual, mode)
+        if is_shared:
+            numbers, steps = quantise(x, int(given[18]))
+            given[16], given[17] = numbers.data_ptr(), steps.data_ptr()
+        threads.run(loop, given.ctypes.data)
+
+    def room(self, rows: int) -> int:
+        """Bytes of scratch that a thread needs to quantise so many rows for itself, and to multiply them."""
+        return 2 * _SUM_BYTES + _aligned(rows * self._apart(rows)) + _aligned(4 * rows)
+
+    def prepare(
+        self,
+        x: torch.Tensor,
+        out: torch.Tensor,
+        threads: LoopThreads,
+        scratch: torch.Tensor,
+        residual: torch.Tensor | None = None,
+        mode: int = _PLAIN,
+    ) -> tuple[Any, np.ndarray]:
+        """The loop and its arguments, in which each thread quantises all rows for itself.
+
+        Args:
+            x: bf16 ``[rows, inputs]``, the numbers of a row side by side.
+            out: ``[rows, outputs]``; may be ``residual`` itself.
+            scratch: bytes ``[threads, room]``, at least :meth:`room`.
+        """
+        rows = x.shape[0]
+        is_tiled = self._is_tiled(rows)
         given = self._given.copy()
         given[0], given[1], given[2] = rows, threads.number, threads.count
         given[8], given[9], given[10], given[11] = x.data_ptr(), x.stride(0), out.data_ptr(), mode
-        given[12] = 0 if bias is None else bias.data_ptr()
+        given[12] = 0 if self._bias is None or mode == _LOGITS else self._bias.data_ptr()
         given[13] = 0 if residual is None else residual.data_ptr()
-        room = 2 * _SUM_BYTES
-        if x.numel() >= SHARED_NUMBERS:
-            numbers, steps = quantise(x, apart)
-            given[16], given[17] = numbers.data_ptr(), steps.data_ptr()
-        else:  # each thread for itself
-            room += _aligned(rows * apart) + _aligned(4 * rows)
-        scratch = torch.empty((threads.size, room), dtype=torch.uint8)
-        given[14], given[15], given[18] = scratch.data_ptr(), room, apart
+        given[14], given[15], given[18] = scratch.data_ptr(), scratch.shape[1], self._apart(rows)
         if is_tiled:
             given[19] = tiles.setting().ctypes.data
             given[20] = tiles.setting(rows % tiles.BLOCK or tiles.BLOCK).ctypes.data
-        threads.run(_multiply_tiles() if is_tiled else _multiply(), given.ctypes.data)
+        return _multiply_tiles() if is_tiled else _multiply(), given
+
+    def _is_tiled(self, rows: int) -> bool:
+        return self._tiled and rows >= _TILED_ROWS
+
+    def _apart(self, rows: int) -> int:
+        """Bytes from row to row in 8 bits."""
+        return tiles.row_bytes(self.inputs) if self._is_tiled(rows) else self.inputs
 
 
 def _aligned(size: int) -> int:

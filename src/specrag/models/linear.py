@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
 
@@ -142,19 +143,19 @@ class Int8Linear:
         self._zero = torch.zeros(len(scale), dtype=torch.int64)
         self._bias = bias
         int8_rows.compile_loops()
-        self._loop = None
+        self.loop = None
         if Int8Product.serves(self._weight, quantised):
-            self._loop = Int8Product(self._weight, quantised, scale, bias)
+            self.loop = Int8Product(self._weight, quantised, scale, bias)
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        if self._loop is not None:
-            return self._loop.linear(x, residual)
+        if self.loop is not None:
+            return self.loop.linear(x, residual)
         return int8_rows.rescale(*self._multiply(x), self._bias, residual)
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """The product in float32, without the bias."""
-        if self._loop is not None:
-            return self._loop.product(x)
+        if self.loop is not None:
+            return self.loop.product(x)
         y, steps = self._multiply(x)
         return y.mul_(steps)
 
@@ -249,5 +250,15 @@ def build_gated(
     """
     if not int8 and bias is None and TileLinear.fits(weight):
         return TileLinear(weight, gated=True)
-    linear = build_linear(weight, bias, int8=int8, invariant=invariant)
-    return lambda x: ops.gate(linear(x))
+    return GatedLinear(build_linear(weight, bias, int8=int8, invariant=invariant), ops)
+
+
+@dataclass(frozen=True, slots=True)
+class GatedLinear:
+    """A product, and the gate behind it."""
+
+    linear: Linear
+    ops: RowOps
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.ops.gate(self.linear(x))

@@ -26,11 +26,13 @@ class OpenMP:
     Attributes:
         run: the library's ``GOMP_parallel(function, data, threads, flags)``.
         number, count: addresses of the functions that tell a thread its number and how many there are.
+        barrier: address of the function in which threads wait for each other.
     """
 
     run: Any
     number: int
     count: int
+    barrier: int
 
 
 @cache
@@ -42,9 +44,9 @@ def openmp() -> OpenMP | None:
     try:
         library = ctypes.CDLL(str(found[0]))
         run = library.GOMP_parallel
-        number, count = (
+        number, count, barrier = (
             ctypes.cast(getattr(library, name), ctypes.c_void_p).value
-            for name in ("omp_get_thread_num", "omp_get_num_threads")
+            for name in ("omp_get_thread_num", "omp_get_num_threads", "GOMP_barrier")
         )
     except (OSError, AttributeError):
         return None
@@ -52,7 +54,8 @@ def openmp() -> OpenMP | None:
     run.restype = None
     assert number is not None
     assert count is not None
-    return OpenMP(run, number, count)
+    assert barrier is not None
+    return OpenMP(run, number, count, barrier)
 
 
 class LoopThreads:
@@ -91,3 +94,16 @@ def _calling(_context: Any, address: Any) -> Any:  # noqa: ARG001 - numba checks
 
 #: In a compiled loop: call the function at an address, which takes nothing and gives a number.
 call_at: Any = intrinsic(_calling)
+
+
+def _calling_with(_context: Any, address: Any, argument: Any) -> Any:  # noqa: ARG001
+    def generate(target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)])
+        builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), [arguments[1]])
+        return target.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+#: In a compiled loop: call the function at an address with a number; it returns nothing.
+call_with: Any = intrinsic(_calling_with)
