@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
@@ -125,27 +126,32 @@ _DEPTH = 5  # levels from a whole answer to one token, which is written at once 
 
 
 def to_json(value: Any) -> bytes:
-    """Encode a value as the standard encoder does without spaces; must not be called in the event loop.
+    """Encode a value as the standard encoder does without spaces, and empty it; must not be called in the event loop.
 
     The standard encoder writes a whole value in one call, during which no other thread runs, not even that of the
-    event loop. Here a value is written piece by piece, so that other threads run in between.
+    event loop. Here a value is written piece by piece, so that other threads run in between. Nor are the pieces
+    joined or the value given back in the end: memory for all at once took half a second of a virtual machine's time.
     """
-    return "".join(_pieces(value, _DEPTH)).encode()
+    written = io.BytesIO()
+    for piece in _pieces(value, _DEPTH):
+        written.write(piece.encode())
+    return written.getvalue()  # its own memory, not a copy
 
 
 def _pieces(value: Any, depth: int) -> Iterator[str]:
     if depth and isinstance(value, dict):
         yield "{"
-        for number, (key, inner) in enumerate(value.items()):
+        for number, key in enumerate(list(value)):
             yield f"{',' if number else ''}{_written(key)}:"
-            yield from _pieces(inner, depth - 1)
+            yield from _pieces(value.pop(key), depth - 1)
         yield "}"
     elif depth and isinstance(value, list):
         yield "["
-        for number, inner in enumerate(value):
+        value.reverse()
+        for number in range(len(value)):
             if number:
                 yield ","
-            yield from _pieces(inner, depth - 1)
+            yield from _pieces(value.pop(), depth - 1)
         yield "]"
     else:
         yield _written(value)
