@@ -2,8 +2,8 @@
 
 A pass reads every weight once, a page after the other. In a virtual machine each of them has to be found in two tables,
 and where the hypervisor watches which memory is used, touching a small page again costs some twenty microseconds. Two
-Xeon cores in such a machine, milliseconds a token in pages of 4 KB and of 2 MB: SmolLM2 18 and 13 in 8 bits, 35 and 22
-in bf16, Qwen2.5-Coder-1.5B 95 and 81 (docs/log/2026-11-28-huge-pages.md).
+Xeon cores in such a machine, milliseconds a token in pages of 4 KB and of 2 MB: SmolLM2 18 and 15 in 8 bits, 35 and 22
+in bf16, Qwen2.5-Coder-1.5B 115 and 84 (docs/log/2026-11-28-huge-pages.md).
 """
 
 from __future__ import annotations
