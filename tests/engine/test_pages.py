@@ -15,6 +15,7 @@ from specrag.engine.cpu import pages
 from specrag.models import linear
 from specrag.models.int8_product import address_of
 from specrag.models.linear import Int8Linear, PackedLinear
+from tests.processor import PACKED_BF16
 
 MEGABYTE = 2**20
 
@@ -61,7 +62,7 @@ def test_written_memory_moves_and_keeps_its_bytes(page: int) -> None:
     assert np.array_equal(memory, numbers)
 
 
-@pytest.mark.parametrize("layer", [Int8Linear, PackedLinear])
+@pytest.mark.parametrize("layer", [Int8Linear, pytest.param(PackedLinear, marks=PACKED_BF16)])
 def test_weights_move_when_they_are_packed(layer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     moved: list[tuple[int, int]] = []
     monkeypatch.setattr(linear, "use_huge_pages", lambda *place: moved.append(place))

@@ -108,6 +108,15 @@ def test_a_large_answer_holds_nobody_up(server: LiveServer) -> None:
     assert min(max(asyncio.run(stalls())) / slowness() for _ in range(ATTEMPTS)) < 0.1
 
 
+def test_what_stands_twice_is_written_twice() -> None:
+    shared = {"a": [1, [2]], "b": {}}
+    assert (
+        to_json([shared, {"c": shared}, shared["a"]])
+        == b'[{"a":[1,[2]],"b":{}},{"c":{"a":[1,[2]],"b":{}}},[1,[2]]]'
+    )
+    assert shared == {"a": [1, [2]], "b": {}}
+
+
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),

@@ -8,6 +8,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import aclosing
+from copy import copy
 from typing import Any, TypeVar
 
 from starlette.responses import Response
@@ -132,8 +133,12 @@ def to_json(value: Any) -> bytes:
     event loop. Here a value is written piece by piece, so that other threads run in between. Nor are the pieces
     joined or the value given back in the end: memory for all at once took half a second of a virtual machine's time.
     """
-    written = io.BytesIO()
-    for piece in _pieces(value, _DEPTH):
+    written, held = io.BytesIO(), copy(value)
+    if isinstance(value, dict | list):
+        value.clear()
+    pieces = _pieces(held, _DEPTH)
+    del held
+    for piece in pieces:
         written.write(piece.encode())
     return written.getvalue()  # its own memory, not a copy
 
@@ -141,17 +146,20 @@ def to_json(value: Any) -> bytes:
 def _pieces(value: Any, depth: int) -> Iterator[str]:
     if depth and isinstance(value, dict):
         yield "{"
-        for number, key in enumerate(list(value)):
+        keys, inner = list(value), list(value.values())[::-1]
+        del value  # what has been written is dropped; it may stand elsewhere too, so that it is not emptied
+        for number, key in enumerate(keys):
             yield f"{',' if number else ''}{_written(key)}:"
-            yield from _pieces(value.pop(key), depth - 1)
+            yield from _pieces(inner.pop(), depth - 1)
         yield "}"
     elif depth and isinstance(value, list):
         yield "["
-        value.reverse()
-        for number in range(len(value)):
+        inner = value[::-1]
+        del value
+        for number in range(len(inner)):
             if number:
                 yield ","
-            yield from _pieces(value.pop(), depth - 1)
+            yield from _pieces(inner.pop(), depth - 1)
         yield "]"
     else:
         yield _written(value)
