@@ -82,7 +82,7 @@ class FusedLayers:
         eps: float,
         helpers: OpenMP,
     ) -> None:
-        self._layers, self._products, self._eps, self._helpers = layers, products, eps, helpers
+        self.layers, self.products, self.eps, self.helpers = layers, products, eps, helpers
         widest = max(product.inputs for each in products for product in each)
         # More rows are computed by single operations, whose rows threads share out.
         self._most = (SHARED_NUMBERS - 1) // widest
@@ -105,7 +105,7 @@ class FusedLayers:
         try:
             fused = free.pop()
         except IndexError:
-            fused = FusedRows(self._layers, self._products, self._eps, self._helpers, count)
+            fused = FusedRows(self, count)
         try:
             yield fused
         finally:
@@ -115,14 +115,8 @@ class FusedLayers:
 class FusedRows:
     """The loops between the layers' attentions for one number of rows, and the memory of their results."""
 
-    def __init__(
-        self,
-        layers: Sequence[DecoderLayer],
-        products: Sequence[tuple[Int8Product, ...]],
-        eps: float,
-        helpers: OpenMP,
-        rows: int,
-    ) -> None:
+    def __init__(self, fused: FusedLayers, rows: int) -> None:
+        layers, products, eps, helpers = fused.layers, fused.products, fused.eps, fused.helpers
         self._helpers, self._threads = helpers, LoopThreads()
         output, gate_up, down, qkv = products[0]
         self._x = torch.empty((rows, output.outputs), dtype=torch.bfloat16)
