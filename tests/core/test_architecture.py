@@ -185,7 +185,7 @@ def test_torch_is_imported_where_networks_run() -> None:
 
 # Of the models, what needs torch at once: networks and their kernels. Names, files, texts and endpoints do not.
 TORCH_AT_IMPORT = re.compile(
-    r"^models/(decoder|eagle_head|fused_layers|int8_product|int8_rows|linear|logits|row_ops|tile_linear|transformers)\.py$"
+    r"^models/(decoder|eagle_head|fused_layers|int8_outputs|int8_product|int8_rows|linear|logits|row_ops|tile_linear|transformers)\.py$"
 )
 
 

@@ -15,12 +15,13 @@ from specrag.engine.executor import run
 from specrag.engine.outputs import Outputs, Row
 from specrag.engine.session import Session
 from specrag.models.decoder import LeanDecoder
+from specrag.models.fused_layers import parts_of
 from specrag.speculation.tree import DraftTree
 
 pytestmark = pytest.mark.skipif(not vnni.available(), reason="this processor has no AVX-512 VNNI")
 
 VOCABULARY = 128
-#: A pass of more rows has 2**16 numbers in front of its widest product.
+#: A pass of more rows has 2**16 numbers in front of its widest product: not few.
 WIDEST, MOST = 4096, 15
 ASKED = Outputs(logits=True, hidden=("ffn_input", "last", "final"))
 SIZES = {
@@ -116,11 +117,37 @@ def test_threads_do_not_share_memory(fused: LeanDecoder, single: LeanDecoder) ->
         assert all(pool.map(passes, range(2)))
 
 
-def test_only_few_rows_are_fused(fused: LeanDecoder) -> None:
+@pytest.mark.parametrize("rows", [64, 65, 150, 208])
+def test_threads_take_rows_of_their_own(fused: LeanDecoder, single: LeanDecoder, rows: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert len(parts_of(rows)) == 2
+        assert same(scored(fused, rows), scored(single, rows))
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 5])
+@pytest.mark.parametrize("rows", [1, 16, 17, 64, 65, 408])
+def test_every_row_is_one_threads(monkeypatch: pytest.MonkeyPatch, rows: int, threads: int) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    parts = parts_of(rows)
+    assert [row for part in parts for row in range(rows)[part]] == list(range(rows))
+    assert all(part.stop - part.start > 0 for part in parts)
+    assert all(part.start % 16 == 0 for part in parts)
+    assert max(part.stop - part.start for part in parts) <= -(-rows // 16 // threads) * 16 + 16
+
+
+def test_rows_are_fused_where_that_pays(fused: LeanDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All threads together for few rows; each for its own if there are enough, and weights are small."""
     assert fused._fused is not None
-    for rows, pays in ((1, True), (MOST, True), (MOST + 1, False)):
-        with fused._fused.rows(rows) as made:
-            assert (made is not None) is pays
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    for small in (True, False):
+        monkeypatch.setattr(fused._fused, "_is_small", small)
+        for rows, pays in ((1, True), (MOST, True), (MOST + 1, False), (63, False), (64, small)):
+            with fused._fused.rows(rows) as made:
+                assert (made is not None) is pays
 
 
 def test_layers_in_other_precisions_are_not_fused() -> None:

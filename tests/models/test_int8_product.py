@@ -10,7 +10,7 @@ import torch
 from specrag.engine.cpu import amx as tiles
 from specrag.engine.cpu import vnni
 from specrag.models import int8_product
-from specrag.models.int8_product import Int8Product
+from specrag.models.int8_product import Int8Product, fits_in_turns, in_turns
 from specrag.models.linear import Int8Linear
 
 pytestmark = pytest.mark.skipif(not vnni.available(), reason="this processor has no AVX-512 VNNI")
@@ -46,6 +46,30 @@ def test_its_bits_are_onednns(shape: tuple[int, int], rows: int, threads: int) -
     own, theirs = both(plain, "product", x)
     assert own.dtype == torch.float32
     assert torch.equal(own, theirs)
+
+
+@pytest.mark.parametrize("shape", [(576, 3072), (1536, 256), (64, 128)])
+@pytest.mark.parametrize("rows", [1, 6, 7, 8, 33, 75])
+def test_gates_stand_in_turns_with_what_they_are_for(shape: tuple[int, int], rows: int, threads: int) -> None:
+    inputs, outputs = shape
+    weight = (normal(1, outputs, inputs) * inputs**-0.5).bfloat16()
+    x = (normal(2, rows, inputs) * torch.logspace(1, -1, rows)[:, None]).bfloat16()
+    assert fits_in_turns(weight)
+    layer = Int8Linear(in_turns(weight), None, gated=True)
+    own = layer(x)
+    gate, up = Int8Linear(weight, None).product(x).double().chunk(2, dim=1)
+    wanted = gate * torch.sigmoid(gate) * up
+    assert own.shape == (rows, outputs // 2)
+    assert torch.allclose(own.double(), wanted, rtol=2**-8, atol=1e-30)
+    assert all(torch.equal(layer(x[row : row + 1])[0], own[row]) for row in range(rows))
+
+
+def test_large_gates_stay_finite() -> None:
+    weight = torch.ones(128, 64, dtype=torch.bfloat16)
+    layer = Int8Linear(in_turns(weight), None, gated=True)
+    given = layer(torch.tensor([[1e4], [-1e4], [0.0]]).expand(-1, 64).bfloat16())
+    assert torch.allclose(given[0].float(), torch.tensor(4.1e11), rtol=0.02)
+    assert given[1:].abs().max() == 0
 
 
 def test_rows_that_lie_apart_are_read_where_they_are() -> None:

@@ -52,6 +52,17 @@ def test_zeros_stay_zeros_and_ties_go_to_even_numbers() -> None:
     assert (numbers[1].int() - int8_rows.ZERO_POINT).tolist() == [127, 0, 2, -2]
 
 
+@pytest.mark.parametrize("exponent", [-120, -30, 0, 100])
+def test_every_quotient_is_rounded_as_a_division_does(exponent: int) -> None:
+    """Each largest number's digits, by all numbers up to it that do not vanish beside it."""
+    digits = (127 + exponent) * 128 + torch.arange(128)
+    for largest in digits.tolist():
+        x = torch.arange(max(largest - 2000, 1), largest + 1, dtype=torch.int16).view(torch.bfloat16)[None]
+        numbers, steps = int8_rows.quantise(x)
+        wanted = torch.round(x.float() / steps) + int8_rows.ZERO_POINT
+        assert torch.equal(numbers, wanted.to(torch.uint8))
+
+
 def test_rows_that_lie_apart_are_read_where_they_are() -> None:
     wide = normal(1, 5, 96).bfloat16()
     for part in (wide[:, 3:67], wide.T[:, :3]):

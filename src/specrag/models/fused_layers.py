@@ -1,14 +1,21 @@
-"""What lies between the attention of one layer and the next in one go, for passes of few rows in 8 bits.
+"""What lies between the attention of one layer and the next in one go, in 8 bits.
 
-Of the seven operations there (projection, norm, gate and up, gate, down, norm, queries with keys and values) each is
-a compiled loop. To start one from Python takes as long as to run it for a few rows: its arguments are looked up again,
-its results get new memory, and weights that pass by have pushed the interpreter out of the caches. Here arguments are
-written once for each number of rows, results always go to the same memory, and torch's threads run all seven loops
-before they come back. They are the loops of the single operations: a row has the same bits.
+Of the six operations there (projection, norm, gate and up, down, norm, queries with keys and values) each is a
+compiled loop: those of the single operations, so that a row has the same bits. Torch's threads run all six before they
+come back.
+
+Of few rows every thread computes some columns, and waits for the others behind each loop. To start one from Python
+would take as long as to run it: its arguments are looked up again, its results get new memory, and weights that pass by
+have pushed the interpreter out of the caches. So arguments are written once for each number of rows, and results always
+go to the same memory.
+
+Of many rows every thread computes its own from the first loop to the last, so that what one loop writes is still in the
+processor's own caches when the next one reads it. All threads then read all weights, which pays if a layer is small.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,22 +25,46 @@ from typing import Any
 import numpy as np
 import torch
 
-from specrag.engine import threaded_exact
-from specrag.engine.cpu.amx import empty_rows
+from specrag.engine import inlined_exact, threaded_exact
+from specrag.engine.cpu.amx import TILE, empty_rows
 from specrag.engine.cpu.bfloat16 import longs
-from specrag.engine.cpu.threads import LoopThreads, OpenMP, call_with, openmp
+from specrag.engine.cpu.threads import LoopThreads, OpenMP, call_at, call_with, openmp
 from specrag.models.int8_product import Int8Product
-from specrag.models.linear import GatedLinear, Int8Linear, Linear
-from specrag.models.row_ops import SHARED_NUMBERS, gate_step, norm_step
+from specrag.models.linear import Int8Linear, Linear
+from specrag.models.row_ops import SHARED_NUMBERS, norm_step
+
+#: Bytes of a layer's weights up to which each thread may read all of them, for its own rows, and the fewest rows of a
+#: thread for which that pays (measured with two threads: 3.5 MB 0.81 to 0.91 of the time, 9.8 MB 0.88 to 0.99, 61 MB
+#: 1.04 to 1.19).
+_SMALL_BYTES, _PART_ROWS = 2**24, 32
+
+
+@inlined_exact
+def _steps(place: int) -> None:
+    """Arguments: how many steps there are, the barrier's address or 0, of each step its loop's and its arguments'."""
+    given: Any = longs(place)
+    for step in range(given[0]):
+        call_with(given[2 + 2 * step], given[3 + 2 * step])
+        if given[1]:
+            call_with(given[1], 0)  # takes nothing, and does not look for it
 
 
 @threaded_exact
 def _run_steps(place: int) -> None:
-    """Arguments: how many steps there are, the barrier's address, and of each step its loop's and its arguments'."""
+    """Run all steps on each thread."""
+    _steps(place)
+
+
+@threaded_exact
+def _run_parts(place: int) -> None:
+    """Run each part on one thread.
+
+    Arguments: how many parts there are, the functions that tell a thread its number and how many there are, and the
+    address of each part's steps.
+    """
     given: Any = longs(place)
-    for step in range(given[0]):
-        call_with(given[2 + 2 * step], given[3 + 2 * step])
-        call_with(given[1], 0)  # takes nothing, and does not look for it
+    for part in range(call_at(given[1]), given[0], call_at(given[2])):
+        _steps(given[3 + part])
 
 
 @dataclass(slots=True)
@@ -59,8 +90,7 @@ class DecoderLayer:
 
     def products(self) -> tuple[Int8Product, ...] | None:
         """Of output, gate and up, down, and queries with keys and values, if all are compiled loops in 8 bits."""
-        gate_up = self.gated.linear if isinstance(self.gated, GatedLinear) else None
-        linears = self.output, gate_up, self.down, self.qkv
+        linears = self.output, self.gated, self.down, self.qkv
         found = [linear.loop for linear in linears if isinstance(linear, Int8Linear) and linear.loop]
         return tuple(found) if len(found) == len(linears) else None
 
@@ -84,8 +114,8 @@ class FusedLayers:
     ) -> None:
         self.layers, self.products, self.eps, self.helpers = layers, products, eps, helpers
         widest = max(product.inputs for each in products for product in each)
-        # More rows are computed by single operations, whose rows threads share out.
         self._most = (SHARED_NUMBERS - 1) // widest
+        self._is_small = sum(product.nbytes for product in products[0]) <= _SMALL_BYTES
         self._free: dict[tuple[int, int], list[FusedRows]] = defaultdict(list)
 
     @classmethod
@@ -97,54 +127,70 @@ class FusedLayers:
 
     @contextmanager
     def rows(self, count: int) -> Iterator[FusedRows | None]:
-        """For a pass of so many rows; None for more than pay. Each thread that runs passes gets memory of its own."""
+        """For a pass of so many rows; None where single operations are faster.
+
+        Each thread that runs passes gets memory of its own.
+        """
         if count > self._most:
-            yield None
+            pays = self._is_small and count >= _PART_ROWS * torch.get_num_threads()
+            yield FusedRows(self, parts_of(count)) if pays else None
             return
         free = self._free[count, torch.get_num_threads()]
         try:
             fused = free.pop()
         except IndexError:
-            fused = FusedRows(self, count)
+            fused = FusedRows(self, [slice(0, count)])
         try:
             yield fused
         finally:
             free.append(fused)
 
 
-class FusedRows:
-    """The loops between the layers' attentions for one number of rows, and the memory of their results."""
+def parts_of(rows: int) -> list[slice]:
+    """Rows as each thread takes them, in whole tiles."""
+    tiles, threads = -(-rows // TILE), torch.get_num_threads()
+    borders = [min(tiles * number // threads * TILE, rows) for number in range(threads + 1)]
+    return [slice(*pair) for pair in itertools.pairwise(borders) if pair[0] < pair[1]]
 
-    def __init__(self, fused: FusedLayers, rows: int) -> None:
-        layers, products, eps, helpers = fused.layers, fused.products, fused.eps, fused.helpers
-        self._helpers, self._threads = helpers, LoopThreads()
-        output, gate_up, down, qkv = products[0]
+
+class FusedRows:
+    """The loops between the layers' attentions, and the memory of their results.
+
+    Args:
+        parts: the rows that a thread computes alone; a single part is computed by all threads together.
+    """
+
+    def __init__(self, fused: FusedLayers, parts: Sequence[slice]) -> None:
+        self._fused, self._threads = fused, LoopThreads()
+        output, _, down, qkv = fused.products[0]
+        rows = parts[-1].stop
         self._x = torch.empty((rows, output.outputs), dtype=torch.bfloat16)
         self._qkv = torch.empty((rows, qkv.outputs), dtype=torch.bfloat16)
-        normed = empty_rows(rows, output.outputs)
-        both = torch.empty((rows, gate_up.outputs), dtype=torch.bfloat16)
-        gated = torch.empty((rows, down.inputs), dtype=torch.bfloat16)
-        mixed = torch.empty((rows, output.inputs), dtype=torch.bfloat16)
-        room = max(product.room(rows) for product in products[0])
-        self._scratch = torch.empty((self._threads.size, room), dtype=torch.uint8)
-        self._kept: list[Any] = [normed, both, gated]
-        self._first: list[np.ndarray] = []
+        self._normed = empty_rows(rows, output.outputs)
+        self._gated = torch.empty((rows, down.inputs), dtype=torch.bfloat16)
+        self._mixed = torch.empty((rows, output.inputs), dtype=torch.bfloat16)
+        most = max(part.stop - part.start for part in parts)
+        room = max(product.room(most) for product in fused.products[0])
+        self._scratch = torch.empty((max(self._threads.size, len(parts)), room), dtype=torch.uint8)
+        self._kept: list[np.ndarray] = []  # the loops have only their addresses
+        self._firsts: list[list[tuple[slice, np.ndarray]]] = []
         self._programs: list[int] = []
-        for layer, after, own, next_ones in zip(layers, layers[1:], products, products[1:], strict=False):
-            steps = [
-                self._product(own[0], mixed, self._x, self._x),
-                norm_step(helpers, self._x, layer.mlp_norm, eps, normed),
-                self._product(own[1], normed, both),
-                gate_step(helpers, both, gated),
-                self._product(own[2], gated, self._x, self._x),
-                norm_step(helpers, self._x, after.attention_norm, eps, normed),
-                self._product(next_ones[3], normed, self._qkv),
-            ]
-            places = [place for loop, given in steps for place in (loop.address, given.ctypes.data)]
-            program = np.array([len(steps), helpers.barrier, *places], dtype=np.int64)
-            self._kept += [program, *(given for _, given in steps)]
-            self._first.append(steps[0][1])
-            self._programs.append(program.ctypes.data)
+        is_shared = len(parts) == 1
+        self._loop = _run_steps if is_shared else _run_parts
+        for index in range(len(fused.layers) - 1):
+            firsts, programs = [], []
+            for number, part in enumerate(parts):
+                steps = self._steps(index, part, LoopThreads(is_shared), self._scratch[number:])
+                self._kept += [given for _, given in steps]
+                places = [place for loop, given in steps for place in (loop.address, given.ctypes.data)]
+                programs.append(self._keep(len(steps), fused.helpers.barrier if is_shared else 0, *places))
+                firsts.append((part, steps[0][1]))
+            self._firsts.append(firsts)
+            if not is_shared:
+                programs.insert(
+                    0, self._keep(len(parts), fused.helpers.number, fused.helpers.count, *programs)
+                )
+            self._programs.append(programs[0])
 
     def advance(self, index: int, mixed: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """From a layer's attention to the next one's.
@@ -157,12 +203,30 @@ class FusedRows:
         Returns:
             What goes into the next layer, and its queries, keys and values, both overwritten by the next call.
         """
-        first = self._first[index]
-        first[8], first[9], first[13] = mixed.data_ptr(), mixed.stride(0), x.data_ptr()
-        self._helpers.run(_run_steps.address, self._programs[index], self._threads.size, 0)
+        for part, first in self._firsts[index]:
+            first[8], first[9] = mixed.data_ptr() + 2 * part.start * mixed.stride(0), mixed.stride(0)
+            first[13] = x.data_ptr() + 2 * part.start * x.stride(0)
+        self._fused.helpers.run(self._loop.address, self._programs[index], self._threads.size, 0)
         return self._x, self._qkv
 
-    def _product(
-        self, product: Int8Product, x: torch.Tensor, out: torch.Tensor, residual: torch.Tensor | None = None
-    ) -> tuple[Any, np.ndarray]:
-        return product.prepare(x, out, self._threads, self._scratch, residual)
+    def _keep(self, *numbers: int) -> int:
+        """The address of a loop's arguments."""
+        self._kept.append(np.array(numbers, dtype=np.int64))
+        return int(self._kept[-1].ctypes.data)
+
+    def _steps(
+        self, index: int, part: slice, threads: LoopThreads, scratch: torch.Tensor
+    ) -> list[tuple[Any, np.ndarray]]:
+        """The loops of some rows behind a layer's attention, and their arguments."""
+        layers, eps = self._fused.layers, self._fused.eps
+        output, gated, down, _ = self._fused.products[index]
+        qkv = self._fused.products[index + 1][3]
+        x, normed, inner = self._x[part], self._normed[part], self._gated[part]
+        return [
+            output.prepare(self._mixed[part], x, threads, scratch, x),
+            norm_step(threads, x, layers[index].mlp_norm, eps, normed),
+            gated.prepare(normed, inner, threads, scratch),
+            down.prepare(inner, x, threads, scratch, x),
+            norm_step(threads, x, layers[index + 1].attention_norm, eps, normed),
+            qkv.prepare(normed, self._qkv[part], threads, scratch),
+        ]

@@ -23,18 +23,21 @@ import torch
 from specrag.engine import inlined_exact, threaded_exact
 from specrag.engine.cpu import amx as tiles
 from specrag.engine.cpu import vnni
-from specrag.engine.cpu.bfloat16 import floats, fma, halves, integers, longs, narrow, widen
+from specrag.engine.cpu.bfloat16 import floats, longs
 from specrag.engine.cpu.threads import LoopThreads, call_at
 from specrag.engine.cpu.vnni import DEPTH, PANEL, ROWS
+from specrag.models.int8_outputs import write_gated, write_row
 from specrag.models.int8_rows import ZERO_POINT, quantise, quantise_rows
 from specrag.models.row_ops import SHARED_NUMBERS
 
 #: What becomes of the sums.
-_PLAIN, _LOGITS = 0, 1
+_PLAIN, _LOGITS, _GATED = 0, 1, 2
 #: Rows from which tiles are the faster way.
 _TILED_ROWS = 8
 #: Bytes of the sums of a panel, of as many rows as are multiplied at once.
 _SUM_BYTES = max(ROWS, tiles.BLOCK) * tiles.PANEL_ROW
+#: Of as many as a thread keeps: of two panels, twice.
+_SUMS_BYTES = 4 * _SUM_BYTES
 
 
 class Int8Product:
@@ -45,25 +48,41 @@ class Int8Product:
         weight: int8 ``[outputs, inputs]``, the same.
         scale: of each output, float32 ``[outputs]``.
         bias: bf16 ``[outputs]``.
+        gated: outputs are gates and what they are for, in turns of :data:`PANEL` (:func:`in_turns`), without bias; a
+            result has half as many numbers.
+
+    Attributes:
+        inputs, outputs: numbers of a row, and of its result.
+        nbytes: of the weights.
     """
 
     def __init__(
-        self, packed: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None
+        self,
+        packed: torch.Tensor,
+        weight: torch.Tensor,
+        scale: torch.Tensor,
+        bias: torch.Tensor | None,
+        gated: bool = False,
     ) -> None:
-        self.outputs, self.inputs = weight.shape
+        columns, self.inputs = weight.shape
+        self.nbytes = weight.nbytes
+        self.outputs = columns // 2 if gated else columns
+        self._mode = _GATED if gated else _PLAIN
         self._bias = bias
         # What the zero point adds to each sum.
         self._shift = weight.sum(dim=1, dtype=torch.int32).mul_(ZERO_POINT)
         self._kept = packed, scale
-        # The loops' arguments. 0: rows; 1, 2: functions that tell a thread its number and how many there are; 3 to 5:
-        # addresses of weights, scales, shifts; 6, 7: outputs, inputs; 8, 9: rows in bf16, numbers from one to the
-        # next; 10, 11: results, what becomes of the sums; 12, 13: bias, residual, 0 for none; 14, 15: scratch, bytes
-        # of it for a thread; 16, 17: rows in 8 bits and their steps, if they are computed; 18: bytes from row to row
-        # of those; 19, 20: settings of the tiles for whole blocks and for the last one.
-        self._given = np.zeros(21, dtype=np.int64)
+        # The loops' arguments. 0: rows; 1, 2: functions that tell a thread its number and how many there are, 0 if
+        # alone; 3 to 5: addresses of weights, scales, shifts; 6, 7: numbers of a result, inputs; 8, 9: rows in bf16,
+        # numbers from one to the next; 10, 11: results, what becomes of the sums; 12, 13: bias, residual, 0 for none;
+        # 14, 15: scratch, bytes of it for a thread; 16, 17: rows in 8 bits and their steps, if they are computed; 18:
+        # bytes from row to row of those; 19, 20: settings of the tiles for whole blocks and for the last one; 21:
+        # panels of which the sums of a row are needed at once.
+        self._given = np.zeros(22, dtype=np.int64)
         self._given[3:8] = (
             address_of(packed), scale.data_ptr(), self._shift.data_ptr(), self.outputs, self.inputs,
         )  # fmt: skip
+        self._given[21] = 2 if gated else 1
         self._tiled = tiles.has_octets() and self.inputs % tiles.OCTETS == 0
         _multiply()  # compiled, or fetched from the disk, before a pass waits for it
         if self._tiled:
@@ -84,10 +103,10 @@ class Int8Product:
         return all(torch.equal(found[panel], wanted[panel]) for panel in (0, -1))
 
     def linear(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-        """bf16 ``[rows, outputs]``, with bias and ``residual``, of the same size."""
+        """bf16 ``[rows, outputs]``, with bias and ``residual``, of the same size; gated without them."""
         out = torch.empty((x.shape[0], self.outputs), dtype=torch.bfloat16)
         residual = None if residual is None else residual.contiguous()
-        self._run(x, out, _PLAIN, residual)
+        self._run(x, out, self._mode, residual)
         return out
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
@@ -110,7 +129,7 @@ class Int8Product:
 
     def room(self, rows: int) -> int:
         """Bytes of scratch that a thread needs to quantise so many rows for itself, and to multiply them."""
-        return 2 * _SUM_BYTES + _aligned(rows * self._apart(rows)) + _aligned(4 * rows)
+        return _SUMS_BYTES + _aligned(rows * self._apart(rows)) + _aligned(4 * rows)
 
     def prepare(
         self,
@@ -119,7 +138,7 @@ class Int8Product:
         threads: LoopThreads,
         scratch: torch.Tensor,
         residual: torch.Tensor | None = None,
-        mode: int = _PLAIN,
+        mode: int | None = None,
     ) -> tuple[Any, np.ndarray]:
         """The loop and its arguments, in which each thread quantises all rows for itself.
 
@@ -132,7 +151,8 @@ class Int8Product:
         is_tiled = self._is_tiled(rows)
         given = self._given.copy()
         given[0], given[1], given[2] = rows, threads.number, threads.count
-        given[8], given[9], given[10], given[11] = x.data_ptr(), x.stride(0), out.data_ptr(), mode
+        given[8], given[9], given[10] = x.data_ptr(), x.stride(0), out.data_ptr()
+        given[11] = self._mode if mode is None else mode
         given[12] = 0 if self._bias is None or mode == _LOGITS else self._bias.data_ptr()
         given[13] = 0 if residual is None else residual.data_ptr()
         given[14], given[15], given[18] = scratch.data_ptr(), scratch.shape[1], self._apart(rows)
@@ -149,6 +169,18 @@ class Int8Product:
         return tiles.row_bytes(self.inputs) if self._is_tiled(rows) else self.inputs
 
 
+def fits_in_turns(weight: torch.Tensor) -> bool:
+    """Whether a gated product of this matrix, gates first, may be served."""
+    outputs, inputs = weight.shape
+    return vnni.available() and outputs % (2 * PANEL) == 0 and inputs % DEPTH == 0
+
+
+def in_turns(weight: torch.Tensor) -> torch.Tensor:
+    """Outputs of which the first half are gates, in turns: a panel of gates, and one of what they are for."""
+    turned: torch.Tensor = weight.unflatten(0, (2, -1, PANEL)).transpose(0, 1)
+    return turned.flatten(0, 2)
+
+
 def _aligned(size: int) -> int:
     """A size in whole lines of the cache."""
     return (size + 63) // 64 * 64
@@ -160,42 +192,6 @@ aligned = inlined_exact(_aligned)
 def address_of(packed: torch.Tensor) -> int:
     """Where oneDNN's weights begin; 0 if this version of torch does not tell."""
     return torch.ops.mkldnn.data_ptr(packed) if hasattr(torch.ops.mkldnn, "data_ptr") else 0
-
-
-@inlined_exact
-def _write_plain(given: Any, sums: int, row: int, panel: int, step: Any) -> None:
-    first, start = panel * PANEL, row * given[6]
-    numbers, scales, shifts = integers(sums), floats(given[4] + 4 * first), integers(given[5] + 4 * first)
-    results = halves(given[10] + 2 * (start + first))
-    has_bias, has_residual = given[12] != 0, given[13] != 0
-    bias, residual = halves(given[12] + 2 * first), halves(given[13] + 2 * (start + first))
-    # A loop for each case: one with branches inside is not made of wide instructions.
-    if has_bias and has_residual:
-        for i in range(PANEL):
-            number = np.float32(np.int32(numbers[i] - shifts[i])) * scales[i]
-            results[i] = narrow(fma(number, step, widen(bias[i])) + widen(residual[i]))
-    elif has_bias:
-        for i in range(PANEL):
-            number = np.float32(np.int32(numbers[i] - shifts[i])) * scales[i]
-            results[i] = narrow(fma(number, step, widen(bias[i])))
-    elif has_residual:
-        for i in range(PANEL):
-            number = np.float32(np.int32(numbers[i] - shifts[i])) * scales[i]
-            results[i] = narrow(fma(number, step, widen(residual[i])))
-    else:
-        for i in range(PANEL):
-            results[i] = narrow(np.float32(np.int32(numbers[i] - shifts[i])) * scales[i] * step)
-
-
-@inlined_exact
-def _write_logits(given: Any, sums: int, row: int, panel: int, step: Any) -> None:
-    numbers, scales, shifts = integers(sums), floats(given[4]), integers(given[5])
-    results = floats(given[10])
-    first, start = panel * PANEL, row * given[6]
-    for i in range(PANEL):
-        results[start + first + i] = (
-            np.float32(np.int32(numbers[i] - shifts[first + i])) * scales[first + i] * step
-        )
 
 
 @inlined_exact
@@ -215,22 +211,33 @@ def _write(given: Any, sums: int, first: int, done: int, count: int, panel: int,
     Args:
         sums: of the rows from ``first`` on.
         done, count: the first of them to be written, and the one behind the last.
+        panel: the first of those that belong together.
     """
-    scales = floats(steps)
+    mode, column = given[11], panel * PANEL
+    shifts, scales = given[5] + 4 * column, given[4] + 4 * column
+    start, size = (column // 2 if mode == _GATED else column), (4 if mode == _LOGITS else 2)
+    bias = given[12] + 2 * start if given[12] else 0
     for row in range(done, count):
-        own, step = sums + row * PANEL * 4, scales[first + row]
-        if given[11] == _LOGITS:
-            _write_logits(given, own, first + row, panel, step)
+        place = (first + row) * given[6] + start
+        own, step, out = sums + row * PANEL * 4, floats(steps)[first + row], given[10] + size * place
+        if mode == _GATED:
+            write_gated(own, own + _SUM_BYTES, shifts, scales, step, out)
         else:
-            _write_plain(given, own, first + row, panel, step)
+            residual = given[13] + 2 * place if given[13] else 0
+            write_row(own, shifts, scales, step, out, bias, residual, mode == _LOGITS)
 
 
 @inlined_exact
 def _own_panels(given: Any) -> Any:
     """This thread's scratch, the first of its panels, and the one behind the last."""
     thread, threads = (call_at(given[1]), call_at(given[2])) if given[1] else (0, 1)
-    panels = given[6] // PANEL
-    return given[14] + thread * given[15], panels * thread // threads, panels * (thread + 1) // threads
+    together = given[21]
+    groups = given[6] // PANEL  # of panels that belong together
+    return (
+        given[14] + thread * given[15],
+        groups * thread // threads * together,
+        groups * (thread + 1) // threads * together,
+    )
 
 
 @cache
@@ -242,12 +249,14 @@ def _multiply() -> Any:
         given: Any = longs(place)
         rows, inputs = given[0], given[7]
         sums, begin, end = _own_panels(given)
-        numbers, steps = _quantised(given, sums + 2 * _SUM_BYTES)
-        for panel in range(begin, end):
+        numbers, steps = _quantised(given, sums + _SUMS_BYTES)
+        for panel in range(begin, end, given[21]):
             weight = given[3] + panel * PANEL * inputs
             for first in range(0, rows, ROWS):
                 count = min(rows - first, ROWS)
-                vnni.multiply(numbers + first * inputs, weight, sums, inputs // DEPTH, count)
+                for each in range(given[21]):
+                    right, own = weight + each * PANEL * inputs, sums + each * _SUM_BYTES
+                    vnni.multiply(numbers + first * inputs, right, own, inputs // DEPTH, count)
                 _write(given, sums, first, 0, count, panel, steps)
 
     return run
@@ -262,11 +271,14 @@ def _multiply_tiles() -> Any:
         given: Any = longs(place)
         rows, inputs, apart = given[0], given[7], given[18]
         scratch, begin, end = _own_panels(given)
-        numbers, steps = _quantised(given, scratch + 2 * _SUM_BYTES)
+        numbers, steps = _quantised(given, scratch + _SUMS_BYTES)
         # The block before, of which `done` of `count` rows are written.
         last, last_first, last_panel, done, count = scratch, 0, 0, 0, 0
         turn, set_for = 0, 0
-        for panel in range(begin, end):
+        # Evenly: what waits for a division, or to be written, would keep the next tiles from being fetched.
+        shares = 2 * given[21] * (inputs // tiles.OCTETS)
+        share = (tiles.BLOCK + shares - 1) // shares
+        for panel in range(begin, end, given[21]):
             weight = given[3] + panel * PANEL * inputs
             for first in range(0, rows, tiles.BLOCK):
                 here = min(rows - first, tiles.BLOCK)
@@ -274,18 +286,19 @@ def _multiply_tiles() -> Any:
                     tiles.configure(given[19] if here == tiles.BLOCK else given[20])
                     set_for = here
                 turn ^= 1
-                sums = scratch + turn * _SUM_BYTES
-                for half in range(2):
-                    left, right = numbers + first * apart, weight + half * tiles.PANEL_ROW // 2
+                sums = scratch + turn * 2 * _SUM_BYTES
+                for half in range(2 * given[21]):
+                    each, beside = half // 2, half % 2 * tiles.PANEL_ROW // 2
+                    left, right = numbers + first * apart, weight + each * PANEL * inputs + beside
                     tiles.clear()
                     for _ in range(inputs // tiles.OCTETS):
                         tiles.add_octets(left, apart, right, here)
                         left += tiles.OCTETS
                         right += PANEL * tiles.OCTETS
                         if done < count:
-                            _write(given, last, last_first, done, min(done + 2, count), last_panel, steps)
-                            done += 2
-                    tiles.store_half_panel(sums + half * tiles.PANEL_ROW // 2, here)
+                            _write(given, last, last_first, done, min(done + share, count), last_panel, steps)
+                            done += share
+                    tiles.store_half_panel(sums + each * _SUM_BYTES + beside, here)
                 _write(given, last, last_first, done, count, last_panel, steps)
                 last, last_first, last_panel, done, count = sums, first, panel, 0, here
         _write(given, last, last_first, done, count, last_panel, steps)

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from specrag.engine import on_one_thread
 from specrag.engine.cpu.pages import use_huge_pages
 from specrag.models import int8_rows
-from specrag.models.int8_product import Int8Product, address_of
+from specrag.models.int8_product import Int8Product, address_of, fits_in_turns, in_turns
 from specrag.models.row_ops import RowOps
 from specrag.models.tile_linear import TileLinear
 
@@ -131,9 +131,12 @@ class Int8Linear:
     The integer product is exact and the scales are applied element by element, so a row's bits never depend on the
     other rows. It reads half as many bytes as bf16. If :func:`saturates` says that the product would not be exact, each
     row of activations is split into the sum of two rows of half the magnitude; the weights are still read once.
+
+    Attributes:
+        loop: the compiled one, if it serves here.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, gated: bool = False) -> None:
         scale = weight.abs().amax(dim=1).float().clamp_min_(1e-12).div_(_INT8_MAX)
         quantised = _quantise(weight, scale)
         # The layout that oneDNN chooses depends on the number of threads; the one for a single thread is known here.
@@ -145,7 +148,7 @@ class Int8Linear:
         int8_rows.compile_loops()
         self.loop = None
         if Int8Product.serves(self._weight, quantised):
-            self.loop = Int8Product(self._weight, quantised, scale, bias)
+            self.loop = Int8Product(self._weight, quantised, scale, bias, gated)
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         if self.loop is not None:
@@ -250,6 +253,10 @@ def build_gated(
     """
     if not int8 and bias is None and TileLinear.fits(weight):
         return TileLinear(weight, gated=True)
+    if int8 and bias is None and fits_in_turns(weight):
+        layer = Int8Linear(in_turns(weight), None, gated=True)
+        if layer.loop is not None:
+            return layer
     return GatedLinear(build_linear(weight, bias, int8=int8, invariant=invariant), ops)
 
 

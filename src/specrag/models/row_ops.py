@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from specrag.engine import fastmath, inlined, threaded
 from specrag.engine.cpu.amx import empty_rows
 from specrag.engine.cpu.bfloat16 import exp, floats, halves, longs, narrow, widen
-from specrag.engine.cpu.threads import OpenMP, call_at, openmp
+from specrag.engine.cpu.threads import LoopThreads, OpenMP, call_at, openmp
 
 
 def pair_order(head_dim: int) -> torch.Tensor:
@@ -177,7 +177,7 @@ def share(loop: Any, rows: int, numbers: int, *given: int, number: float = 0.0) 
     return True
 
 
-def _arguments(helpers: OpenMP, rows: int, number: float, *given: int) -> np.ndarray:
+def _arguments(helpers: OpenMP | LoopThreads, rows: int, number: float, *given: int) -> np.ndarray:
     """What a shared loop takes (:func:`share`)."""
     arguments = np.array([rows, helpers.number, helpers.count, 0, *given], dtype=np.int64)
     arguments.view(np.float32)[6] = number
@@ -185,22 +185,17 @@ def _arguments(helpers: OpenMP, rows: int, number: float, *given: int) -> np.nda
 
 
 def norm_step(
-    helpers: OpenMP, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor
+    threads: LoopThreads, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor
 ) -> tuple[Any, np.ndarray]:
     """:meth:`RowOps.norm` of bf16 on the CPU as a shared loop and its arguments."""
     places = x.data_ptr(), weight.data_ptr(), out.data_ptr()
-    return _shared_norm, _arguments(helpers, x.shape[0], eps, *places, x.shape[1], out.stride(0))
-
-
-def gate_step(helpers: OpenMP, x: torch.Tensor, out: torch.Tensor) -> tuple[Any, np.ndarray]:
-    """:meth:`RowOps.gate`, the same."""
-    return _shared_gate, _arguments(helpers, x.shape[0], 0.0, x.data_ptr(), out.data_ptr(), out.shape[1])
+    return _shared_norm, _arguments(threads, x.shape[0], eps, *places, x.shape[1], out.stride(0))
 
 
 @inlined
 def mine(given: Any) -> Any:
     """The rows of this thread: the first, and the one behind the last."""
-    thread, threads = call_at(given[1]), call_at(given[2])
+    thread, threads = (call_at(given[1]), call_at(given[2])) if given[1] else (0, 1)
     return given[0] * thread // threads, given[0] * (thread + 1) // threads
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
 
-from specrag.engine.cpu.amx import TILE, address, call
+from specrag.engine.cpu.amx import TILE, address, call, features
 
 FLOATS = ir.VectorType(ir.FloatType(), TILE)
 WORDS = ir.VectorType(ir.IntType(32), TILE)
@@ -60,18 +60,32 @@ def store(builder: Any, numbers: Any, place: Any, offset: int = 0) -> None:
     builder.store(numbers, builder.bitcast(address(builder, place, offset), FLOATS.as_pointer()), align=64)
 
 
+def widen(builder: Any, numbers: Any) -> Any:
+    """16 bfloat16 numbers as fp32."""
+    return builder.bitcast(builder.shl(builder.zext(numbers, WORDS), words(16)), FLOATS)
+
+
+def narrow(builder: Any, numbers: Any) -> Any:
+    """16 fp32 numbers as bfloat16, rounded to nearest, ties to even; subnormal numbers may become 0."""
+    if features().get("avx512bf16"):
+        found = call(builder, "x86.avx512bf16.cvtneps2bf16.512", numbers, result=_BFLOATS)
+        return builder.bitcast(found, _HALVES)
+    bits = builder.bitcast(numbers, WORDS)
+    last = builder.and_(builder.lshr(bits, words(16)), words(1))
+    rounded = builder.add(builder.add(bits, words(0x7FFF)), last)
+    return builder.trunc(builder.lshr(rounded, words(16)), _HALVES)
+
+
 def load_halves(builder: Any, place: Any, offset: int = 0) -> Any:
     """Load 16 bfloat16 numbers, widened to fp32."""
     pointer = builder.bitcast(address(builder, place, offset), _HALVES.as_pointer())
-    wide = builder.zext(builder.load(pointer, align=2), WORDS)
-    return builder.bitcast(builder.shl(wide, words(16)), FLOATS)
+    return widen(builder, builder.load(pointer, align=2))
 
 
 def store_halves(builder: Any, numbers: Any, place: Any, offset: int = 0) -> None:
-    """Store as bfloat16, rounded to nearest, ties to even; subnormal numbers become 0."""
-    narrow = call(builder, "x86.avx512bf16.cvtneps2bf16.512", numbers, result=_BFLOATS)
+    """Store as bfloat16 (:func:`narrow`)."""
     pointer = builder.bitcast(address(builder, place, offset), _HALVES.as_pointer())
-    builder.store(builder.bitcast(narrow, _HALVES), pointer, align=2)
+    builder.store(narrow(builder, numbers), pointer, align=2)
 
 
 def exp(builder: Any, x: Any) -> Any:
