@@ -31,9 +31,7 @@ def test_numbers_are_rounded_as_torch_does(monkeypatch: pytest.MonkeyPatch, has_
     monkeypatch.setattr(avx512, "features", lambda: {"avx512bf16": has_instruction})
     rounding: Any = intrinsic(_rounding)
 
-    @njit
-    def run(source: int, target: int) -> None:
-        rounding(source, target)
+    run: Any = njit(lambda source, target: rounding(source, target))
 
     bits = torch.tensor(
         [0x3F800000, 0x3F808000, 0x3F818000, 0x3F807FFF, 0x3F808001, 0x3FFFFFFF, 0x7F7F7FFF, 0]
