@@ -186,11 +186,8 @@ class FusedRows:
                 programs.append(self._keep(len(steps), fused.helpers.barrier if is_shared else 0, *places))
                 firsts.append((part, steps[0][1]))
             self._firsts.append(firsts)
-            if not is_shared:
-                programs.insert(
-                    0, self._keep(len(parts), fused.helpers.number, fused.helpers.count, *programs)
-                )
-            self._programs.append(programs[0])
+            numbers = len(parts), fused.helpers.number, fused.helpers.count
+            self._programs.append(programs[0] if is_shared else self._keep(*numbers, *programs))
 
     def advance(self, index: int, mixed: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """From a layer's attention to the next one's.
