@@ -12,6 +12,7 @@ from specrag.engine.cpu import vnni
 from specrag.models import int8_product
 from specrag.models.int8_product import Int8Product, fits_in_turns, in_turns
 from specrag.models.linear import Int8Linear
+from specrag.models.row_ops import CompiledOps
 
 pytestmark = pytest.mark.skipif(not vnni.available(), reason="this processor has no AVX-512 VNNI")
 
@@ -57,10 +58,12 @@ def test_gates_stand_in_turns_with_what_they_are_for(shape: tuple[int, int], row
     assert fits_in_turns(weight)
     layer = Int8Linear(in_turns(weight), None, gated=True)
     own = layer(x)
-    gate, up = Int8Linear(weight, None).product(x).double().chunk(2, dim=1)
-    wanted = gate * torch.sigmoid(gate) * up
+    apart = CompiledOps().gate(Int8Linear(weight, None)(x))
     assert own.shape == (rows, outputs // 2)
-    assert torch.allclose(own.double(), wanted, rtol=2**-8, atol=1e-30)
+    # The other loop's divisions may differ in a last bit of float32, which rounding to bf16 hardly ever shows.
+    differing = (own != apart).sum().item()
+    assert differing <= 1e-4 * own.numel()
+    assert torch.allclose(own.float(), apart.float(), rtol=2**-7, atol=1e-30)
     assert all(torch.equal(layer(x[row : row + 1])[0], own[row]) for row in range(rows))
 
 

@@ -19,8 +19,10 @@ from specrag.engine.cpu.avx512 import (
     exp,
     floats,
     load_halves,
+    narrow,
     spread,
     store_halves,
+    widen,
 )
 from specrag.engine.cpu.vnni import PANEL
 
@@ -98,7 +100,8 @@ def _writing_gated(
         steps = spread(builder, step, FLOATS)
 
         def scaled(place: Any, number: int, behind: int) -> Any:
-            return builder.fmul(_scaled(builder, place, shifts, scales, number, behind), steps)
+            value = builder.fmul(_scaled(builder, place, shifts, scales, number, behind), steps)
+            return widen(builder, narrow(builder, value))
 
         for number in range(_VECTORS):
             gate, up = scaled(sums, number, 0), scaled(more_sums, number, _VECTORS)
@@ -110,7 +113,8 @@ def _writing_gated(
 
 
 #: ``(sums, more_sums, shifts, scales, step, out)``: write SiLU of a row of a panel, in bf16, times that row of the next
-#: panel; ``shifts`` and ``scales`` are both panels'.
+#: panel; ``shifts`` and ``scales`` are both panels'. Both rows are rounded to bf16 first, as they are where the gate is
+#: an operation of its own: a model writes the same text either way.
 write_gated: Any = intrinsic(_writing_gated)
 
 
