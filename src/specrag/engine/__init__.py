@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from specrag.engine.sampling import Distribution, SamplingParams, TokenBias, choose, log_softmax, warp
     from specrag.engine.session import PREFILL_ROWS, Movable, Session, check_room
     from specrag.engine.stopping import FinishReason, StopChecker, StopConditions
-    from specrag.engine.threads import in_own_thread, on_one_thread, use_one_thread
+    from specrag.engine.threads import in_own_thread, use_one_thread
 else:
     __getattr__ = lazy_names(__name__)
 
@@ -126,7 +126,6 @@ __all__ = [
     "keys_values_bytes",
     "load_prefix",
     "log_softmax",
-    "on_one_thread",
     "peak_bytes",
     "remove_unfinished",
     "run",

@@ -33,12 +33,6 @@ def use_one_thread() -> None:
     _here.alone = True
 
 
-def on_one_thread(function: Callable[[], T]) -> T:
-    """Call a function in a new thread, limited to that one thread."""
-    with ThreadPoolExecutor(1, thread_name_prefix="specrag-alone", initializer=use_one_thread) as threads:
-        return threads.submit(function).result()
-
-
 def in_own_thread(function: Callable[[], T]) -> T:
     """Call a function in a new thread, on all processors; the thread and its OpenMP workers end with the call."""
     with ThreadPoolExecutor(1, thread_name_prefix="specrag-apart") as threads:

@@ -1,11 +1,9 @@
 """Rows times 8-bit weights in one compiled loop: quantised, multiplied and rescaled as the weights pass by.
 
 To start oneDNN's product, and torch's operations before and behind it, takes as long as to read the weights of a small
-model. Here they are read where oneDNN has put them, in the layout that it gives them with AVX-512 (looked at when a
-matrix is packed), so that they are held once. Sums are whole numbers and scales are applied in oneDNN's order: a row
-has the bits that its product gives it.
+model. Sums are whole numbers and scales are applied in oneDNN's order: a row has the bits that its product gives it.
 
-Few rows are multiplied by vectors, and more of them by AMX tiles where there are any: oneDNN's layout suits both.
+Few rows are multiplied by vectors, and more of them by AMX tiles where there are any: one layout suits both.
 
 Two Zen 4 cores, microseconds with oneDNN and here: 1 row by 576 x 960 66 and 12, by 1536 x 17920 395 and 316; 240 rows
 by the latter 17,000 and 15,400.
@@ -13,7 +11,6 @@ by the latter 17,000 and 15,400.
 
 from __future__ import annotations
 
-import ctypes
 from functools import cache
 from typing import Any
 
@@ -24,6 +21,7 @@ from specrag.engine import inlined_exact, threaded_exact
 from specrag.engine.cpu import amx as tiles
 from specrag.engine.cpu import vnni
 from specrag.engine.cpu.bfloat16 import floats, longs
+from specrag.engine.cpu.pages import use_huge_pages
 from specrag.engine.cpu.threads import LoopThreads, call_at
 from specrag.engine.cpu.vnni import DEPTH, PANEL, ROWS
 from specrag.models.int8_outputs import write_gated, write_row
@@ -44,12 +42,10 @@ class Int8Product:
     """The products of rows with one matrix.
 
     Args:
-        packed: by oneDNN, where its weights are read; kept.
-        weight: int8 ``[outputs, inputs]``, the same.
+        weight: int8 ``[outputs, inputs]``.
         scale: of each output, float32 ``[outputs]``.
         bias: bf16 ``[outputs]``.
-        gated: outputs are gates and what they are for, in turns of :data:`PANEL` (:func:`in_turns`), without bias; a
-            result has half as many numbers.
+        gated: the first half of the outputs are gates for the second, without bias; a result has half as many numbers.
 
     Attributes:
         inputs, outputs: numbers of a row, and of its result.
@@ -57,14 +53,11 @@ class Int8Product:
     """
 
     def __init__(
-        self,
-        packed: torch.Tensor,
-        weight: torch.Tensor,
-        scale: torch.Tensor,
-        bias: torch.Tensor | None,
-        gated: bool = False,
+        self, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, gated: bool = False
     ) -> None:
         columns, self.inputs = weight.shape
+        if gated:
+            weight, scale = _in_turns(weight), _in_turns(scale)
         self.nbytes = weight.nbytes
         self.outputs = columns // 2 if gated else columns
         self._mode = _GATED if gated else _PLAIN
@@ -72,6 +65,8 @@ class Int8Product:
         # What the zero point adds to each sum.
         # numpy adds 8-bit numbers fifteen times as fast as torch.
         self._shift = torch.from_numpy(weight.numpy().sum(axis=1, dtype=np.int32) * ZERO_POINT)
+        packed = _packed(weight)
+        use_huge_pages(packed.data_ptr(), packed.nbytes)
         self._kept = packed, scale
         # The loops' arguments. 0: rows; 1, 2: functions that tell a thread its number and how many there are, 0 if
         # alone; 3 to 5: addresses of weights, scales, shifts; 6, 7: numbers of a result, inputs; 8, 9: rows in bf16,
@@ -81,7 +76,7 @@ class Int8Product:
         # panels of which the sums of a row are needed at once.
         self._given = np.zeros(22, dtype=np.int64)
         self._given[3:8] = (
-            address_of(packed), scale.data_ptr(), self._shift.data_ptr(), self.outputs, self.inputs,
+            packed.data_ptr(), scale.data_ptr(), self._shift.data_ptr(), self.outputs, self.inputs,
         )  # fmt: skip
         self._given[21] = 2 if gated else 1
         self._tiled = tiles.has_octets() and self.inputs % tiles.OCTETS == 0
@@ -90,18 +85,10 @@ class Int8Product:
             _multiply_tiles()
 
     @staticmethod
-    def serves(packed: torch.Tensor, weight: torch.Tensor) -> bool:
-        """Whether the processor has the instructions, and the loop can read what oneDNN has packed."""
+    def serves(weight: torch.Tensor, gated: bool = False) -> bool:
+        """Whether the processor has the instructions, and the matrix is of whole panels and steps."""
         outputs, inputs = weight.shape
-        if not vnni.available() or outputs % PANEL or inputs % DEPTH:
-            return False
-        place = address_of(packed)
-        if not place:
-            return False
-        panels = np.ctypeslib.as_array((ctypes.c_int8 * weight.numel()).from_address(place))
-        found = torch.from_numpy(panels).view(-1, inputs // DEPTH, PANEL, DEPTH)
-        wanted = weight.view(-1, PANEL, inputs // DEPTH, DEPTH).transpose(1, 2)
-        return all(torch.equal(found[panel], wanted[panel]) for panel in (0, -1))
+        return vnni.available() and outputs % (2 * PANEL if gated else PANEL) == 0 and inputs % DEPTH == 0
 
     def linear(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         """bf16 ``[rows, outputs]``, with bias and ``residual``, of the same size; gated without them."""
@@ -170,16 +157,17 @@ class Int8Product:
         return tiles.row_bytes(self.inputs) if self._is_tiled(rows) else self.inputs
 
 
-def fits_in_turns(weight: torch.Tensor) -> bool:
-    """Whether a gated product of this matrix, gates first, may be served."""
-    outputs, inputs = weight.shape
-    return vnni.available() and outputs % (2 * PANEL) == 0 and inputs % DEPTH == 0
-
-
-def in_turns(weight: torch.Tensor) -> torch.Tensor:
-    """Outputs of which the first half are gates, in turns: a panel of gates, and one of what they are for."""
-    turned: torch.Tensor = weight.unflatten(0, (2, -1, PANEL)).transpose(0, 1)
+def _in_turns(halves: torch.Tensor) -> torch.Tensor:
+    """Gates, and behind them what they are for, in turns: a panel of gates, and one of what they are for."""
+    turned: torch.Tensor = halves.unflatten(0, (2, -1, PANEL)).transpose(0, 1)
     return turned.flatten(0, 2)
+
+
+def _packed(weight: torch.Tensor) -> torch.Tensor:
+    """In panels, each of them by steps of inputs, each of those by outputs: ``[panels, steps, PANEL, DEPTH]``."""
+    steps = weight.contiguous().view(torch.int32)  # of DEPTH numbers each, which move as one
+    panels: torch.Tensor = steps.unflatten(0, (-1, PANEL)).transpose(1, 2)
+    return panels.contiguous().view(torch.int8)
 
 
 def _aligned(size: int) -> int:
@@ -188,11 +176,6 @@ def _aligned(size: int) -> int:
 
 
 aligned = inlined_exact(_aligned)
-
-
-def address_of(packed: torch.Tensor) -> int:
-    """Where oneDNN's weights begin; 0 if this version of torch does not tell."""
-    return torch.ops.mkldnn.data_ptr(packed) if hasattr(torch.ops.mkldnn, "data_ptr") else 0
 
 
 @inlined_exact

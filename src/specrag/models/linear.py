@@ -15,10 +15,9 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 
-from specrag.engine import on_one_thread
 from specrag.engine.cpu.pages import use_huge_pages
 from specrag.models import int8_rows
-from specrag.models.int8_product import Int8Product, address_of, fits_in_turns, in_turns
+from specrag.models.int8_product import Int8Product
 from specrag.models.row_ops import RowOps
 from specrag.models.tile_linear import TileLinear
 
@@ -133,22 +132,21 @@ class Int8Linear:
     row of activations is split into the sum of two rows of half the magnitude; the weights are still read once.
 
     Attributes:
-        loop: the compiled one, if it serves here.
+        loop: the compiled one, if it serves here; oneDNN's product otherwise.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, gated: bool = False) -> None:
         scale = weight.abs().amax(dim=1).float().clamp_min_(1e-12).div_(_INT8_MAX)
         quantised = _quantise(weight, scale)
-        # The layout that oneDNN chooses depends on the number of threads; the one for a single thread is known here.
-        packed = on_one_thread(lambda: torch.ops.onednn.qlinear_prepack(quantised, None))
-        self._weight = _in_huge_pages(packed, quantised.nbytes)
+        self.loop = None
+        if Int8Product.serves(quantised, gated):
+            self.loop = Int8Product(quantised, scale, bias, gated)
+            return
+        self._weight = _in_huge_pages(torch.ops.onednn.qlinear_prepack(quantised, None), quantised.nbytes)
         self._scale = scale
         self._zero = torch.zeros(len(scale), dtype=torch.int64)
         self._bias = bias
         int8_rows.compile_loops()
-        self.loop = None
-        if Int8Product.serves(self._weight, quantised):
-            self.loop = Int8Product(self._weight, quantised, scale, bias, gated)
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         if self.loop is not None:
@@ -177,9 +175,9 @@ class Int8Linear:
 
 
 def _in_huge_pages(packed: torch.Tensor, size: int) -> torch.Tensor:
-    """What oneDNN has packed, so many bytes; it stays where it is if torch does not tell where."""
-    if place := address_of(packed):
-        use_huge_pages(place, size)
+    """What oneDNN has packed, so many bytes; it stays where it is if this version of torch does not tell where."""
+    if hasattr(torch.ops.mkldnn, "data_ptr"):
+        use_huge_pages(torch.ops.mkldnn.data_ptr(packed), size)
     return packed
 
 
@@ -253,10 +251,8 @@ def build_gated(
     """
     if not int8 and bias is None and TileLinear.fits(weight):
         return TileLinear(weight, gated=True)
-    if int8 and bias is None and fits_in_turns(weight):
-        layer = Int8Linear(in_turns(weight), None, gated=True)
-        if layer.loop is not None:
-            return layer
+    if int8 and bias is None and Int8Product.serves(weight, gated=True):
+        return Int8Linear(weight, None, gated=True)
     return GatedLinear(build_linear(weight, bias, int8=int8, invariant=invariant), ops)
 
 
