@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from specrag.engine.cpu import spinning
 from specrag.engine.cpu.spinning import WINDOW, Spinning, processors, seconds_of_others
 from specrag.engine.cpu.threads import openmp
 from specrag.openmp import SPIN_COUNT
@@ -92,6 +93,23 @@ def test_a_busy_process_is_noticed() -> None:
         finally:
             busy.kill()
     assert not spinning.allowed
+
+
+def test_who_waits_next_finds_the_idle_team_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    began = []
+
+    class SlowLibrary:
+        count = 0
+
+        def run(self, *_given: object) -> None:
+            time.sleep(0.2)
+            began.append(True)
+
+    monkeypatch.setattr(spinning, "openmp", SlowLibrary)
+    machine = Machine()
+    assert not machine.after(WINDOW, 0.8)
+    assert began
+    assert machine.after(WINDOW, 0.0)
 
 
 @pytest.mark.skipif(len(processors()) < 2, reason="the library never spins on one processor")

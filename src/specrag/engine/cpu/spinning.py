@@ -83,15 +83,19 @@ class _IdleTeam:
     """An OpenMP team of more threads than there are processors, asleep, in a thread of its own."""
 
     def __init__(self) -> None:
-        self._ended = threading.Event()
+        self._there, self._ended = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._hold, name="specrag-idle-team", daemon=True)
         self._thread.start()
+        self._there.wait()  # a thread that begins to wait before would spin once more
 
     def _hold(self) -> None:
-        library = openmp()
-        if library is not None:
-            # Any function that has no effect will do.
-            library.run(library.count, None, len(processors()) + 1, 0)
+        try:
+            library = openmp()
+            if library is not None:
+                # Any function that has no effect will do.
+                library.run(library.count, None, len(processors()) + 1, 0)
+        finally:
+            self._there.set()
         self._ended.wait()
 
     def end(self) -> None:
