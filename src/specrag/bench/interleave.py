@@ -173,7 +173,7 @@ class _RowRun:
     def _run_repeat(self, repeat: int, trials: Mapping[str, Trial], broken: Mapping[str, str]) -> None:
         keys = _keys(self.row, repeat)
         mirrored = (repeat + self.index) % 2
-        order = random.Random((repeat + self.index) // 2).sample(keys, len(keys))  # noqa: S311 - no secret
+        order = random.Random((repeat + self.index) // 2).sample(keys, len(keys))
         results: dict[RecordKey, Outcome | str] = {}
         for key in reversed(order) if mirrored else order:
             error = broken.get(key.method)
