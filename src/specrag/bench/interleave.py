@@ -1,8 +1,8 @@
 """Runs methods interleaved, row by row, so that a busy moment of the machine affects all of them alike.
 
-Each turn draws the order anew, and every second one runs the last order backwards: who comes first, and behind whom, is
-no method's lot. (In an order that only rotated, the method behind another library's slow one read its prompts in 68 ms in
-place of 51.) Recorded runs are not run again, so a killed bench resumes where it stopped.
+Each turn draws the order anew, and every second one runs the last order backwards: who comes first, and behind whom,
+is no method's lot. (In an order that only rotated, the method behind another library's slow one read its prompts in
+68 ms in place of 51.) Recorded runs are not run again, so a killed bench resumes where it stopped.
 """
 
 from __future__ import annotations
