@@ -138,6 +138,7 @@ class Int8Linear:
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, gated: bool = False) -> None:
         scale = weight.abs().amax(dim=1).float().clamp_min_(1e-12).div_(_INT8_MAX)
         quantised = _quantise(weight, scale)
+        int8_rows.compile_loops()
         self.loop = None
         if Int8Product.serves(quantised, gated):
             self.loop = Int8Product(quantised, scale, bias, gated)
@@ -146,7 +147,6 @@ class Int8Linear:
         self._scale = scale
         self._zero = torch.zeros(len(scale), dtype=torch.int64)
         self._bias = bias
-        int8_rows.compile_loops()
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         if self.loop is not None:
