@@ -12,15 +12,17 @@ from numba import types
 from numba.extending import intrinsic
 
 from specrag.engine import inlined_exact
-from specrag.engine.cpu.amx import address, call
+from specrag.engine.cpu.amx import call
 from specrag.engine.cpu.avx512 import (
     FLOATS,
     WORDS,
     exp,
     floats,
+    load,
     load_halves,
     narrow,
     spread,
+    store,
     store_halves,
     widen,
 )
@@ -30,17 +32,13 @@ _LANES = 16
 _VECTORS = PANEL // _LANES
 
 
-def _load(builder: Any, place: Any, number: int, kind: Any) -> Any:
-    """The vector of this number behind an address, of lanes of 32 bits."""
-    pointer = builder.bitcast(address(builder, place, 4 * _LANES * number), kind.as_pointer())
-    return builder.load(pointer, align=4)
-
-
 def _scaled(builder: Any, sums: Any, shifts: Any, scales: Any, number: int, behind: int = 0) -> Any:
     """The vector of this number, yet to be multiplied by the row's step; its shifts and scales lie further behind."""
-    moved = number + behind
-    whole = builder.sub(_load(builder, sums, number, WORDS), _load(builder, shifts, moved, WORDS))
-    return builder.fmul(builder.sitofp(whole, FLOATS), _load(builder, scales, moved, FLOATS))
+    here, moved = 4 * _LANES * number, 4 * _LANES * (number + behind)
+    whole = builder.sub(
+        load(builder, sums, here, WORDS, align=4), load(builder, shifts, moved, WORDS, align=4)
+    )
+    return builder.fmul(builder.sitofp(whole, FLOATS), load(builder, scales, moved, align=4))
 
 
 def _writing(has_bias: bool, has_residual: bool, is_logits: bool = False) -> Any:
@@ -63,8 +61,7 @@ def _writing(has_bias: bool, has_residual: bool, is_logits: bool = False) -> Any
             if len(added) > 1:
                 value = builder.fadd(value, added[1])
             if is_logits:
-                pointer = address(builder, out, 4 * _LANES * number)
-                builder.store(value, builder.bitcast(pointer, FLOATS.as_pointer()), align=4)
+                store(builder, value, out, 4 * _LANES * number, align=4)
             else:
                 store_halves(builder, value, out, 2 * _LANES * number)
         return target.get_dummy_value()

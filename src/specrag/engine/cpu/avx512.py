@@ -49,15 +49,16 @@ def spread(builder: Any, number: Any, kind: Any) -> Any:
     return builder.shuffle_vector(first, ir.Constant(kind, ir.Undefined), words(0))
 
 
-def load(builder: Any, place: Any, offset: int = 0) -> Any:
-    """Load 16 fp32 numbers from a 64-byte boundary."""
+def load(builder: Any, place: Any, offset: int = 0, kind: Any = FLOATS, align: int = 64) -> Any:
+    """Load 16 numbers of 32 bits, by default fp32 from a 64-byte boundary."""
+    pointer = builder.bitcast(address(builder, place, offset), kind.as_pointer())
+    return builder.load(pointer, align=align)
+
+
+def store(builder: Any, numbers: Any, place: Any, offset: int = 0, align: int = 64) -> None:
+    """Store 16 fp32 numbers, by default to a 64-byte boundary."""
     pointer = builder.bitcast(address(builder, place, offset), FLOATS.as_pointer())
-    return builder.load(pointer, align=64)
-
-
-def store(builder: Any, numbers: Any, place: Any, offset: int = 0) -> None:
-    """Store 16 fp32 numbers to a 64-byte boundary."""
-    builder.store(numbers, builder.bitcast(address(builder, place, offset), FLOATS.as_pointer()), align=64)
+    builder.store(numbers, pointer, align=align)
 
 
 def widen(builder: Any, numbers: Any) -> Any:
