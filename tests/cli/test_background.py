@@ -18,7 +18,7 @@ pytest.importorskip("fastapi")
 from specrag.cli.remote import find_server
 from specrag.serving.running import RunningServer, noted, running_servers
 from tests.cli.shell import COMMAND, Result, specrag
-from tests.cli.test_ask import FIGURES, QUESTION
+from tests.cli.test_ask import FIGURES, INVARIANT, QUESTION
 from tests.sample import build_sample
 
 SECONDS = 120
@@ -52,16 +52,31 @@ def run(home: Path, *words: str, stdin: str = "") -> Result:
 
 
 def test_questions_are_answered_by_the_server(home: Path, kb: str, ended: None) -> None:
-    alone = run(home, "ask", QUESTION, "--kb", kb, "--max-tokens", "24")
-    started = run(home, "serve", "--background", "--kb", f"docs={kb}", "--json")
+    alone = run(home, "ask", QUESTION, "--kb", kb, "--max-tokens", "24", *INVARIANT)
+    started = run(home, "serve", "--background", "--kb", f"docs={kb}", "--batch-invariant", "--json")
     assert started.code == 0, started.err
     server = json.loads(started.out)
     log = home / "servers" / "background.log"
     answers = [
-        run(home, "ask", QUESTION, "--kb", kb, "--max-tokens", "24"),
-        run(home, "ask", QUESTION, "--kb", kb, "-o", "max_tokens=24", "-o", "k=2", "-o", "decoder=plain"),
-        run(home, "ask", "--kb", kb, "--chat", stdin=f"{QUESTION}\nThanks!\nWhen was that?\n"),
-        run(home, "ask", "Which colour has the flag of Mars?", "--kb", kb, "-o", "min_score=0.95"),
+        run(home, "ask", QUESTION, "--kb", kb, "--max-tokens", "24", *INVARIANT),
+        run(
+            home,
+            "ask",
+            QUESTION,
+            "--kb",
+            kb,
+            "-o",
+            "max_tokens=24",
+            "-o",
+            "k=2",
+            "-o",
+            "decoder=plain",
+            *INVARIANT,
+        ),
+        run(home, "ask", "--kb", kb, "--chat", *INVARIANT, stdin=f"{QUESTION}\nThanks!\nWhen was that?\n"),
+        run(
+            home, "ask", "Which colour has the flag of Mars?", "--kb", kb, "-o", "min_score=0.95", *INVARIANT
+        ),
     ]
     assert [answer.code for answer in answers] == [0] * 4, answers[-1].err
     written = log.read_text()
@@ -74,7 +89,18 @@ def test_questions_are_answered_by_the_server(home: Path, kb: str, ended: None) 
     assert "holds nothing about this question" in silent.out
     assert "note: the most similar passage" in silent.err
     refused = run(
-        home, "ask", QUESTION, "--kb", kb, "-o", "temperature=1", "-o", "seed=-1", "-o", "top_k=9999999"
+        home,
+        "ask",
+        QUESTION,
+        "--kb",
+        kb,
+        "-o",
+        "temperature=1",
+        "-o",
+        "seed=-1",
+        "-o",
+        "top_k=9999999",
+        *INVARIANT,
     )
     assert (refused.code, refused.out) == (1, "")
     assert f"error: the server at {server['url']}" in refused.err
