@@ -21,8 +21,8 @@ from specrag.speculation.tree import DraftTree
 pytestmark = pytest.mark.skipif(not vnni.available(), reason="this processor has no AVX-512 VNNI")
 
 VOCABULARY = 128
-#: A pass of more rows has 2**16 numbers in front of its widest product: not few.
-WIDEST, MOST = 4096, 15
+#: Of more rows two threads would quantise 2**20 numbers before the widest product: not few.
+WIDEST, MOST = 16384, 32
 ASKED = Outputs(logits=True, hidden=("ffn_input", "last", "final"))
 SIZES = {
     "vocab_size": VOCABULARY,

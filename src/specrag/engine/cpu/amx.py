@@ -1,9 +1,12 @@
 """Intel AMX matrix tiles as numba intrinsics.
 
-A thread has eight tiles of 16 rows of 64 bytes. Here the first four hold sums, two by two blocks of 16 rows and 16
-columns in float32; then two hold rows of the left matrix, 32 bfloat16 numbers of each, and two hold the right matrix,
+A thread has eight tiles of 16 rows of 64 bytes. Here the first four hold sums. In bfloat16 these are two by two blocks
+of 16 rows and 16 columns; then two tiles hold rows of the left matrix, 32 numbers of each, and two hold the right one,
 of which every row is 16 pairs of numbers that are neighbours along the sum. What a tile computes depends on its own
 numbers alone, and pairs are added in their order.
+
+In 8 bits the four sums are 16 rows of a panel of 64 columns, so that weights are read in the order in which they lie:
+one tile holds rows of the left matrix, and three hold the right one in turns.
 """
 
 from __future__ import annotations
@@ -29,8 +32,8 @@ from specrag.engine.compiling import inlined
 TILE, DEPTH = 16, 32
 #: Rows and columns of two by two tiles of sums.
 BLOCK = 2 * TILE
-#: The same of 8-bit numbers, of which four lie side by side in a tile on the right; and bytes of such a row of a panel
-#: (``vnni.PANEL``), or of its sums.
+#: 8-bit numbers that one multiplication adds to each sum, of which four lie side by side in a tile on the right; and
+#: bytes of such a row of a panel (``vnni.PANEL``), or of its sums.
 OCTETS, PANEL_ROW = 64, 256
 #: Bytes of a tile.
 TILE_BYTES = TILE * 64
@@ -40,6 +43,8 @@ BLOCK_BYTES, SETTING_BYTES = 4 * TILE_BYTES, 64
 _BYTE, _INT32, _INT64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _ADDRESS = _BYTE.as_pointer()
 _SUMS, _LEFT, _RIGHT = (0, 1, 2, 3), (4, 5), (6, 7)
+#: What holds 16 columns each of a panel's 64.
+_PANEL_COLUMNS = (5, 6, 7, 5)
 
 # Linux lends the tiles to a process that asks for them: ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA.
 _ARCH_PRCTL, _ASK_FOR, _TILE_DATA = 158, 0x1023, 18
@@ -79,11 +84,21 @@ def row_bytes(size: int) -> int:
 @cache
 def setting(rows: int = BLOCK) -> np.ndarray:
     """The tile configuration for a block of so many rows, at least 1: ``[SETTING_BYTES]``, uint8; not to be changed."""
+    upper, lower = min(rows, TILE), max(rows - TILE, 1)
+    return _setting(upper, upper, lower, lower, upper, lower, TILE, TILE)
+
+
+@cache
+def panel_setting(rows: int = TILE) -> np.ndarray:
+    """The same for so many rows of a panel, 1 to :data:`TILE`."""
+    return _setting(rows, rows, rows, rows, rows, TILE, TILE, TILE)
+
+
+def _setting(*rows: int) -> np.ndarray:
     made = np.zeros(SETTING_BYTES, dtype=np.uint8)
     made[0] = 1  # the only palette
     made[16:32].view(np.uint16)[:] = 64  # bytes of each tile's rows
-    upper, lower = min(rows, TILE), max(rows - TILE, 1)
-    made[48:56] = [upper, upper, lower, lower, upper, lower, TILE, TILE]
+    made[48:56] = rows
     made.setflags(write=False)
     return made
 
@@ -149,33 +164,29 @@ def _clear(builder: Any) -> None:
         call(builder, "x86.tilezero", _tile(tile))
 
 
-def _moving(name: str, tiles: int, row: int = 4 * BLOCK) -> Callable[..., None]:
-    """Move sums from or to a block's place in memory, the upper two tiles or all four; ``row`` bytes apart."""
+def _moving(name: str, tiles: int) -> Callable[..., None]:
+    """Move sums from or to a block's place in memory, the upper two tiles or all four."""
 
     def emit(builder: Any, place: Any) -> None:
+        row = 4 * BLOCK  # bytes
         for tile, offset in zip(_SUMS[:tiles], (0, 64, TILE * row, TILE * row + 64), strict=False):
             call(builder, name, _tile(tile), address(builder, place, offset), ir.Constant(_INT64, row))
 
     return emit
 
 
-def _adding(lefts: int, product: str, row: int, second: int) -> Callable[..., None]:
-    """Add the products of a tile's numbers to the sums of one or both halves of the rows.
-
-    Args:
-        product: the instruction's name.
-        row: bytes from row to row of the right tiles.
-        second: bytes from the first of them to the other one.
-    """
+def _adding(lefts: int) -> Callable[..., None]:
+    """Add the products of a tile's numbers to the sums of one or both halves of the rows."""
+    product = "x86.tdpbf16ps"
 
     def emit(builder: Any, left: Any, stride: Any, right: Any) -> None:
-        apart = ir.Constant(_INT64, row)
+        row = ir.Constant(_INT64, 64)
         lower = builder.add(left, builder.mul(stride, ir.Constant(_INT64, TILE)))
         # The right matrix passes by the fastest cache, which the rows of the left one need.
-        call(builder, "x86.tileloaddt164", _tile(_RIGHT[0]), address(builder, right), apart)
+        call(builder, "x86.tileloaddt164", _tile(_RIGHT[0]), address(builder, right), row)
         call(builder, "x86.tileloadd64", _tile(_LEFT[0]), address(builder, left), stride)
         call(builder, product, _tile(_SUMS[0]), _tile(_LEFT[0]), _tile(_RIGHT[0]))
-        call(builder, "x86.tileloaddt164", _tile(_RIGHT[1]), address(builder, right, second), apart)
+        call(builder, "x86.tileloaddt164", _tile(_RIGHT[1]), address(builder, right, TILE_BYTES), row)
         call(builder, product, _tile(_SUMS[1]), _tile(_LEFT[0]), _tile(_RIGHT[1]))
         if lefts == 2:
             call(builder, "x86.tileloadd64", _tile(_LEFT[1]), address(builder, lower), stride)
@@ -183,6 +194,22 @@ def _adding(lefts: int, product: str, row: int, second: int) -> Callable[..., No
             call(builder, product, _tile(_SUMS[3]), _tile(_LEFT[1]), _tile(_RIGHT[1]))
 
     return emit
+
+
+def _add_panel(builder: Any, left: Any, stride: Any, right: Any) -> None:
+    """Add the products of a tile's 8-bit numbers and a panel's to the sums."""
+    row = ir.Constant(_INT64, PANEL_ROW)
+    call(builder, "x86.tileloadd64", _tile(_LEFT[0]), address(builder, left), stride)
+    for number, column in enumerate(_PANEL_COLUMNS):
+        call(builder, "x86.tileloaddt164", _tile(column), address(builder, right, 64 * number), row)
+        # Numbers without a sign times numbers with one.
+        call(builder, "x86.tdpbusd", _tile(_SUMS[number]), _tile(_LEFT[0]), _tile(column))
+
+
+def _store_panel(builder: Any, place: Any) -> None:
+    row = ir.Constant(_INT64, PANEL_ROW)
+    for number, tile in enumerate(_SUMS):
+        call(builder, "x86.tilestored64", _tile(tile), address(builder, place, 64 * number), row)
 
 
 def _fetch(builder: Any, place: Any) -> None:
@@ -201,15 +228,12 @@ _store_half, _store_block = (
     emitted(1, _moving("x86.tilestored64", 2)),
     emitted(1, _moving("x86.tilestored64", 4)),
 )
-_BF16 = "x86.tdpbf16ps", 64, TILE_BYTES
-_add_half, _add_block = emitted(3, _adding(1, *_BF16)), emitted(3, _adding(2, *_BF16))
-# Numbers without a sign times numbers with one.
-_OCTETS = "x86.tdpbusd", PANEL_ROW, 64
-_add_half_octets, _add_block_octets = emitted(3, _adding(1, *_OCTETS)), emitted(3, _adding(2, *_OCTETS))
-_store_half_panel, _store_block_panel = (
-    emitted(1, _moving("x86.tilestored64", 2, PANEL_ROW)),
-    emitted(1, _moving("x86.tilestored64", 4, PANEL_ROW)),
-)
+_add_half, _add_block = emitted(3, _adding(1)), emitted(3, _adding(2))
+#: ``(left, stride, right)``: add the products of rows, of which :data:`OCTETS` uint8 numbers are multiplied, ``stride``
+#: bytes apart, and a panel's int8 numbers, ``[OCTETS / 4, 64, 4]``, to the sums.
+add_panel = emitted(3, _add_panel)
+#: ``(place)``: store those sums, int32 ``[rows, 64]``.
+store_panel = emitted(1, _store_panel)
 #: ``(right)``: what one multiplication reads of the right matrix will soon be read.
 fetch = emitted(1, _fetch)
 
@@ -239,26 +263,3 @@ def add(left: int, stride: int, right: int, rows: int) -> None:
         _add_block(left, stride, right)
     else:
         _add_half(left, stride, right)
-
-
-@inlined
-def add_octets(left: int, stride: int, right: int, rows: int) -> None:
-    """Add the product of 8-bit rows and half a panel to the sums.
-
-    Args:
-        left: address of uint8 rows, ``stride`` bytes apart, of which :data:`OCTETS` are multiplied.
-        right: of int8 ``[OCTETS / 4, BLOCK, 4]``, rows :data:`PANEL_ROW` bytes apart.
-    """
-    if rows > TILE:
-        _add_block_octets(left, stride, right)
-    else:
-        _add_half_octets(left, stride, right)
-
-
-@inlined
-def store_half_panel(place: int, rows: int) -> None:
-    """Store the sums of a block, rows :data:`PANEL_ROW` bytes apart."""
-    if rows > TILE:
-        _store_block_panel(place)
-    else:
-        _store_half_panel(place)
