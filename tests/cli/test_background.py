@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -52,27 +53,15 @@ def run(home: Path, *words: str, stdin: str = "") -> Result:
 
 
 def test_questions_are_answered_by_the_server(home: Path, kb: str, ended: None) -> None:
-    alone = run(home, "ask", QUESTION, "--kb", kb, "--max-tokens", "24", *INVARIANT)
+    asked = partial(run, home, "ask", QUESTION, "--kb", kb, *INVARIANT)
+    alone = asked("--max-tokens", "24")
     started = run(home, "serve", "--background", "--kb", f"docs={kb}", "--batch-invariant", "--json")
     assert started.code == 0, started.err
     server = json.loads(started.out)
     log = home / "servers" / "background.log"
     answers = [
-        run(home, "ask", QUESTION, "--kb", kb, "--max-tokens", "24", *INVARIANT),
-        run(
-            home,
-            "ask",
-            QUESTION,
-            "--kb",
-            kb,
-            "-o",
-            "max_tokens=24",
-            "-o",
-            "k=2",
-            "-o",
-            "decoder=plain",
-            *INVARIANT,
-        ),
+        asked("--max-tokens", "24"),
+        asked("-o", "max_tokens=24", "-o", "k=2", "-o", "decoder=plain"),
         run(home, "ask", "--kb", kb, "--chat", *INVARIANT, stdin=f"{QUESTION}\nThanks!\nWhen was that?\n"),
         run(
             home, "ask", "Which colour has the flag of Mars?", "--kb", kb, "-o", "min_score=0.95", *INVARIANT
@@ -88,20 +77,7 @@ def test_questions_are_answered_by_the_server(home: Path, kb: str, ended: None) 
     assert chat.out.startswith(first.out.partition("\n\n")[0])
     assert "holds nothing about this question" in silent.out
     assert "note: the most similar passage" in silent.err
-    refused = run(
-        home,
-        "ask",
-        QUESTION,
-        "--kb",
-        kb,
-        "-o",
-        "temperature=1",
-        "-o",
-        "seed=-1",
-        "-o",
-        "top_k=9999999",
-        *INVARIANT,
-    )
+    refused = asked("-o", "temperature=1", "-o", "seed=-1", "-o", "top_k=9999999")
     assert (refused.code, refused.out) == (1, "")
     assert f"error: the server at {server['url']}" in refused.err
     assert run(home, "serve", "--stop").out.startswith(f"ended {server['url']}")
