@@ -71,7 +71,7 @@ _TRANSFORMERS = {
 def _tokens(record: str, model: str) -> Picture:
     return Picture(
         record=record,
-        title=f"{model}, 8 bits: tokens a second over plain decoding\ntwo Zen 4 cores, {{n}} prompts",
+        title=f"{model}, 8 bits: tokens a second over plain decoding\ntwo Xeon cores with AMX, {{n}} prompts",
         baseline="plain",
         tasks={OVERALL: "all"},
         methods={
@@ -95,8 +95,8 @@ def _tokens(record: str, model: str) -> Picture:
 
 
 PICTURES: Mapping[str, Picture] = {
-    "tokens-smollm2": _tokens("tokens-smollm2", "SmolLM2"),
-    "tokens-qwen": _tokens("tokens-qwen", "Qwen"),
+    "tokens-smollm2": _tokens("tokens-smollm2-amx", "SmolLM2"),
+    "tokens-qwen": _tokens("tokens-qwen-amx", "Qwen"),
     "rapid": Picture(
         record="longcontext-xeon",
         title="Qwen behind long contexts: decoding over plain decoding\ntwo Xeon cores, {n} prompts",

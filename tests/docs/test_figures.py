@@ -21,11 +21,11 @@ OTHERS = {"drafter-rows"}
 
 #: Rows of README's table whose page has measurements of their own: record, task and method.
 ROWS = {
-    "adaptive": ("tokens-smollm2", "overall", "adaptive"),
-    "ReSpec": ("tokens-smollm2", "overall", "respec"),
+    "adaptive": ("tokens-smollm2-amx", "overall", "adaptive"),
+    "ReSpec": ("tokens-smollm2-amx", "overall", "respec"),
 }
 #: Other figures of README's first row.
-BESIDE = (("tokens-smollm2", "overall", "adaptive+eagle-2"), ("tokens-qwen", "overall", "adaptive"))
+BESIDE = (("tokens-smollm2-amx", "overall", "adaptive+eagle-2"), ("tokens-qwen-amx", "overall", "adaptive"))
 
 
 def table(text: str, heading: str) -> list[list[str]]:
