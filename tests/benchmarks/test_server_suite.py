@@ -84,6 +84,17 @@ def test_no_method_finds_what_another_has_had_read(monkeypatch: pytest.MonkeyPat
     assert len(started) == 2
 
 
+def test_no_server_is_measured_where_the_others_left_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six servers once filled a machine, which then stood still."""
+    monkeypatch.setattr(subjects, "our_server", lambda *_: nullcontext(object()))
+    monkeypatch.setattr("specrag.engine.memory.free_bytes", lambda: 10**9)
+    context: Any = SimpleNamespace(model="smollm2-135m", device="cpu", dtype="bf16")
+    with ExitStack() as stack:
+        trial = _Servers(context, stack).trial("plain", 1, lambda _: [])
+        with pytest.raises(SpecragError, match=r"1 servers stand ready and leave 1\.0 GB .* --method"):
+            trial()
+
+
 def test_an_answer_counts_until_a_client_is_idle() -> None:
     answer = Answered("text", tokens=40, sent=100.0, first=1.0, total=5.0)
     assert [answer.until(moment) for moment in (99.0, 101.0, 102.0, 105.0, 110.0)] == [0, 0, 10, 40, 40]
