@@ -213,6 +213,8 @@ class OpenResources(Resources):
         given: arguments of :class:`~specrag.methods.resources.Resources`.
     """
 
+    opens_by_name = True
+
     def __init__(self, llm: LanguageModel | None = None, **given: Any) -> None:
         super().__init__(llm, **given)
         self._opened: dict[tuple[str, str | None], Any] = {}

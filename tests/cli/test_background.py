@@ -145,7 +145,8 @@ def test_methods_with_more_than_passages_and_a_model_do_it_themselves(
 ) -> None:
     kb = str(tmp_path / "kb")
     assert find_server(chosen(method="ralmspec"), kb, "smollm2-135m") == server  # type: ignore[arg-type]
-    assert find_server(chosen(method="speculative-rag"), kb, "smollm2-135m") is None  # type: ignore[arg-type]
+    for name in ("speculative-rag", "cascade"):
+        assert find_server(chosen(method=name), kb, "smollm2-135m") is None  # type: ignore[arg-type]
 
 
 def test_the_note_of_a_dead_process_is_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

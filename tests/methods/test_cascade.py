@@ -176,6 +176,11 @@ def test_passages_that_are_given(host: Answerer, small: LanguageModel) -> None:
     assert result.text == expected.text
 
 
+def test_a_host_that_loads_no_model_has_to_lend_one(llm: LanguageModel, kb: KnowledgeBase) -> None:
+    with pytest.raises(InputError, match=r"method: 'cascade' .*serve with --rag-drafter smollm2-135m"):
+        Answerer(Resources(llm)).generate(QUESTION, method=Cascade(), kb=kb, k=2)
+
+
 def test_one_model_is_no_cascade(llm: LanguageModel, kb: KnowledgeBase) -> None:
     with pytest.raises(InputError, match=r"drafter: 'smollm2-135m' .* it is the model itself"):
         llm.generate(QUESTION, method=Cascade(), kb=kb, k=2)

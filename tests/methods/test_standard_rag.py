@@ -296,6 +296,12 @@ def test_settings_that_cannot_be_used(
     assert "\n" not in str(caught.value)
 
 
+def test_only_a_knowledge_base_has_a_threshold(llm: LanguageModel) -> None:
+    found = GivenPassages([Passage(0, "a.md", "Radium", "", "The Curies discovered radium in 1898.", {})])
+    with pytest.raises(InputError, match=r"min_score: 0\.5 .* only a knowledge base has a threshold"):
+        llm.generate(QUESTION, kb=found, min_score=0.5)
+
+
 def test_options_that_cannot_be_used() -> None:
     with pytest.raises(InputError, match=r"^prompt_tokens: 0 is not usable: give a whole number from 1 "):
         StandardRAG(prompt_tokens=0)

@@ -48,6 +48,8 @@ class Needs(Flag):
     CONTEXT = auto()
     #: A model or a head that drafts tokens, named by an option.
     DRAFTER = auto()
+    #: A smaller local model that answers first, lent by the host or named by an option.
+    SMALL_MODEL = auto()
 
 
 class MethodOptions(BaseModel):

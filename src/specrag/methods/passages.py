@@ -79,7 +79,7 @@ def retrieval(request: Request, given: Resources, name: str, default_k: int = DE
     check_k(k, len(retriever))
     has_vectors = isinstance(retriever, VectorRetriever)
     if not has_vectors:
-        _refuse_index(request)
+        _refuse_beyond_stores(request)
         where = conditions(request, retriever)
         return Retrieval(retriever, k, "hybrid", where, reranker, None, False, search.rewrite)
     return Retrieval(
@@ -114,7 +114,7 @@ def passage_retriever(request: Request, given: Resources, name: str) -> PassageR
         return SingleIndex(retriever, request.search.index or "flat", conditions(request, retriever))
     if isinstance(retriever, SingleIndex):
         return retriever
-    _refuse_index(request)
+    _refuse_beyond_stores(request)
     where = conditions(request, retriever)
     if where is not None:
         narrowed: PassageRetriever = retriever.narrowed(where)
@@ -159,6 +159,10 @@ def said_tokens(request: Request, given: Resources) -> int:
     return min(sum(len(text.encode("utf-8", "replace")) for text in said), given.generator.context_length)
 
 
-def _refuse_index(request: Request) -> None:
-    if request.search.index is not None:
-        raise InputError("index", request.search.index, "leave it out; a store is opened with its own")
+def _refuse_beyond_stores(request: Request) -> None:
+    """Refuse what a store does not have: a choice of indexes, and similarities to compare with a threshold."""
+    search = request.search
+    if search.index is not None:
+        raise InputError("index", search.index, "leave it out; a store is opened with its own")
+    if search.min_score is not None:
+        raise InputError("min_score", search.min_score, "leave it out; only a knowledge base has a threshold")

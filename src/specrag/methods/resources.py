@@ -98,6 +98,9 @@ class Resources:
         holds_documents: keep the newest long text's keys and values for the next question.
     """
 
+    #: Whether options may name what was not given: models, folders, endpoints.
+    opens_by_name = False
+
     def __init__(  # noqa: PLR0913 - what there may be, each of another kind
         self,
         llm: LocalModel | None = None,

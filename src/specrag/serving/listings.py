@@ -101,6 +101,7 @@ class Names:
         drafters: models (``model:NAME``) and heads (``eagle:NAME``) that may draft tokens.
         rerankers: cross-encoders that may reorder passages.
         sessions: whether there is a model on this machine; methods that decode with one are left out if not.
+        small_model: whether there is a smaller one, too; the cascade is left out if not.
     """
 
     datastores: Sequence[str] = ()
@@ -108,6 +109,7 @@ class Names:
     drafters: Sequence[str] = ()
     rerankers: Sequence[str] = ()
     sessions: bool = True
+    small_model: bool = True
 
     def of(self, option: Mapping[str, Any]) -> list[str]:
         """The names that an option takes; none for resources that only the server chooses, such as folders.
@@ -160,6 +162,8 @@ def _needs_met(method: type[Method], names: Names) -> bool:
     if Needs.SESSIONS in method.needs and not names.sessions:
         return False
     if Needs.DATASTORE in method.needs and not names.datastores:
+        return False
+    if Needs.SMALL_MODEL in method.needs and not names.small_model:
         return False
     if Needs.DRAFTER not in method.needs:
         return True

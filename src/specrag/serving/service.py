@@ -362,6 +362,7 @@ class Service:
             settings.drafters,
             [] if settings.reranker is None else [settings.reranker],
             sessions=self.upstreams is None,
+            small_model=settings.rag_drafter is not None,
         )
 
     def datastores_of(self, may_read: Callable[[str], bool]) -> dict[str, Datastore]:

@@ -192,7 +192,9 @@ class Settings(BaseSettings):
         None, description="Device, such as cpu or cuda:0; by default the first GPU, else the CPU."
     )
     adapter: Path | None = Field(None, description="A folder with a LoRA adapter, merged into the weights.")
-    rag_drafter: str | None = Field(None, description="Drafter of speculative-rag: MODEL or MODEL+ADAPTER.")
+    rag_drafter: str | None = Field(
+        None, description="Drafter of speculative-rag, and cascade's small model: MODEL or MODEL+ADAPTER."
+    )
     batch_invariant: bool | None = Field(
         None, description="Equal bits whatever else is in a pass; by default with int8 where it costs little."
     )
@@ -261,7 +263,7 @@ class Settings(BaseSettings):
         None, description="Most tokens of an answer; by default what is left of the context."
     )
     max_choices: Count = Field(16, description="Most answers of one request: n times its prompts.")
-    max_concurrent: Count = Field(32, description="Most requests that decode at the same time.")
+    max_concurrent: Count = Field(32, description="Most texts that are written at the same time.")
     max_queue: int = Field(
         128, ge=0, description="Most requests that wait for their turn; more are answered 429."
     )

@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 import specrag
@@ -42,6 +43,8 @@ def test_the_tuned_drafter_drafts_and_the_model_judges(smollm2: Path, sample_bas
         assert drafter.loaded.drafter_form == "paper"
         response = post(server, "/v1/chat/completions", body)
         assert response.status_code == 200, response.text
+        # It is the small model that a cascade needs, too.
+        assert "cascade" in {one["name"] for one in httpx.get(f"{server.url}/v1/specrag/methods").json()}
         server.wait_until_idle()
     lines = [
         line.removeprefix("data: ") for line in response.text.split("\n\n") if line.startswith("data: {")

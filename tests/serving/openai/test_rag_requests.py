@@ -379,7 +379,7 @@ def test_the_methods_describe_their_options(server: LiveServer) -> None:
     alone = {name for name, method in methods.items() if not method["reads_history"]}
     assert alone == {"ralmspec", "sequential", "speculative-rag"}
     # All there are, but for those that need what this server has not.
-    assert set(methods) == {*method_names()} - {"draft-model", "eagle-2"}
+    assert set(methods) == {*method_names()} - {"cascade", "draft-model", "eagle-2"}
     assert methods["adaptive"]["options"]["tolerance"] == {
         "type": "number",
         "default": 3.0,

@@ -50,7 +50,7 @@ class Cascade(Method):
 
     name = "cascade"
     summary = "A small model answers; the model checks, and reads the passages itself where it doubts"
-    needs = Needs.SESSIONS | Needs.RETRIEVER
+    needs = Needs.SESSIONS | Needs.RETRIEVER | Needs.SMALL_MODEL
 
     class Options(StandardRAG.Options):
         """Options of the cascade."""
@@ -129,11 +129,15 @@ class Cascade(Method):
         """The model that answers first.
 
         Raises:
-            InputError: it is the model itself, or it is not a model on this machine.
+            InputError: the host lends none, it is the model itself, or it is not a model on this machine.
         """
         name, adapter = self.options.drafter, self.options.adapter
-        small: Any = given.drafter if name is None and adapter is None else None
+        unnamed = name is None and adapter is None
+        small: Any = given.drafter if unnamed else None
         if small is None:
+            if unnamed and not given.opens_by_name:
+                remedy = f"there is no small model to answer first: serve with --rag-drafter {SMALL_MODEL}"
+                raise InputError("method", self.name, remedy)
             small = given.writer(name or SMALL_MODEL, adapter or NO_ADAPTER)
         if not hasattr(small, "loaded"):
             raise InputError("drafter", name, f"name a model on this machine, such as {SMALL_MODEL}")
