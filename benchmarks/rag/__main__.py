@@ -33,7 +33,7 @@ from benchmarks.rag.questions import GREETING, Draw, RagQuestion, drawn, load, l
 from benchmarks.rag.subjects import OURS, Subjects
 from benchmarks.records import read_records
 from benchmarks.server.clients import Answered, Run, answers_at, answers_of
-from benchmarks.server.subjects import VLLM, VLLM_SUFFIX, ServerProcess
+from benchmarks.server.subjects import VLLM, VLLM_SUFFIX, ServerProcess, check_room
 from specrag.bench.load import ProcessorLoad
 from specrag.bench.metrics import contains_answer
 from specrag.bench.statistics import PairedTimes, overall_speedup
@@ -125,6 +125,7 @@ def measure(
                     continue
                 if method not in servers:
                     servers[method] = stack.enter_context(subjects.server(method, everything))
+                check_room(len(servers))
                 load_of_others.other_share()
                 bodies = [subjects.body(method, question, given.new) for question in asked]
                 with servers[method].awake(subjects.body(method, GREETING, new=16)) as port:

@@ -170,16 +170,14 @@ class Trial:
         session = Session(self._llm.loaded.model)
         for one, spans in zip(placed, anew, strict=True):
             start, end = one.span
-            at = start
-            if len(session) < start:
-                yield from session.extend(prompt[len(session) : start])
+            at, shift = start, one.head - start
             for first, last in (*spans, (end, end)):
                 if at < first:
-                    shift = one.head - start
-                    yield from session.paste(one.source, at + shift, first + shift)
-                if first < last:
-                    yield from session.extend(prompt[first:last])
+                    anew = prompt[len(session) : at]
+                    yield from session.paste(one.source, at + shift, first + shift, anew)
                 at = last
+        if placed:
+            yield from session.extend(prompt[len(session) : placed[-1].span[1]])
         return session
 
     def _deviations(self, exact: Session, prompt: Sequence[int], placed: Sequence[Placed]) -> list[float]:

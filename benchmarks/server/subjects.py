@@ -31,6 +31,9 @@ VLLM_SUFFIX_EMPTY, VLLM_CORPUS = "vllm+suffix, emptied", "vllm+specrag, corpus"
 #: What a server is asked before it is measured.
 WAKING = "Say hello in ten words."
 
+_FEWER = "measure fewer at a time with --methods; the same command goes on"
+#: Bytes that a run may need: the keys and values of 32 clients, and what a server keeps of them.
+_ROOM = 2 * 10**9
 _START_SECONDS = 900  # vLLM compiles first
 _OURS = (
     '{"method": "custom_class", "model": "specrag.integrations.vllm.Drafter", "num_speculative_tokens": 8}'
@@ -46,6 +49,25 @@ _SPECULATION = {
 # Waits for the end of the bench, however it ends, and ends the server's processes. Debian's shell takes a group behind
 # `--` only in this form.
 _GUARD = 'cat; kill -s CONT -- "-$0"; kill -s KILL -- "-$0"'
+
+
+def check_room(ready: int, remedy: str = _FEWER) -> None:
+    """Stop before the machine swaps or reads mapped files anew: no figure of that is a server's.
+
+    Args:
+        ready: how many servers stand ready; one alone needs what it needs.
+
+    Raises:
+        SpecragError: they have left too little memory.
+    """
+    from specrag.engine.memory import free_bytes
+
+    free = free_bytes()
+    if ready > 1 and free is not None and free < _ROOM:
+        raise SpecragError(
+            f"server: {ready} servers stand ready and leave {free / 1e9:.1f} GB of memory, less than "
+            f"{_ROOM / 1e9:.0f}; {remedy}"
+        )
 
 
 class ServerProcess:

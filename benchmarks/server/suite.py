@@ -20,7 +20,6 @@ from specrag.bench.measurement import Measurement
 from specrag.bench.plots import Axis, Series, line_plot
 from specrag.bench.records import Outcome
 from specrag.bench.suite import BenchContext
-from specrag.errors import SpecragError
 
 _OURS = (subjects.PLAIN, subjects.ADAPTIVE)
 _CLIENTS_TASK = "clients"
@@ -32,8 +31,7 @@ _LENGTHS = (1.0, 0.5, 1.5, 0.75, 1.25)
 _WARMUPS = 1
 _MOST_ASKED = 50  # so that the prompts of two runs all differ
 _LONGEST = 4000  # characters of a prompt
-#: Bytes that a run may need: the keys and values of 32 clients, and what a server keeps of them.
-_ROOM = 2 * 10**9
+_FEWER = "measure fewer at a time with --method, then go on with --retry-failed"
 
 #: The best case of copying, for which other engines' highest speculative figures are told. SmolLM2 repeats the line
 #: with no second-best token closer than 1.4 in its logit, so that every engine writes the same text.
@@ -135,7 +133,7 @@ class _Servers:
             ]
             first = {"model": self._context.model, **subjects.greeting(method)}
             server = self._get(method)
-            self._check_room()
+            subjects.check_room(len(self._started), _FEWER)
             with server.awake(first) as port:
                 return run_clients(port, clients, bodies)
 
@@ -146,21 +144,6 @@ class _Servers:
             server = self._our_server() if method in _OURS else self._vllm(method)
             self._started[method] = self._stack.enter_context(server)
         return self._started[method]
-
-    def _check_room(self) -> None:
-        """Stop before the machine swaps or reads mapped files anew: no figure of that is a server's.
-
-        Raises:
-            SpecragError: the stopped servers have left too little memory.
-        """
-        from specrag.engine.memory import free_bytes
-
-        free = free_bytes()
-        if free is not None and free < _ROOM:
-            raise SpecragError(
-                f"server: {len(self._started)} servers stand ready and leave {free / 1e9:.1f} GB of memory, less than "
-                f"{_ROOM / 1e9:.0f}; measure fewer at a time with --method, then go on with --retry-failed"
-            )
 
     def _our_server(self) -> subjects.ServerProcess:
         context = self._context

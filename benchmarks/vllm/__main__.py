@@ -39,6 +39,7 @@ from benchmarks.server.subjects import (
     VLLM_SUFFIX_EMPTY,
     VLLM_VARIABLE,
     ServerProcess,
+    check_room,
     greeting,
     request,
     vllm_methods,
@@ -125,6 +126,7 @@ def measure(
                     continue
                 if method not in servers:
                     servers[method] = stack.enter_context(_server(given, method, folder))
+                check_room(len(servers))
                 load.other_share()
                 bodies = [request(method, prompt, given.new) for prompt in asked]
                 with servers[method].awake(greeting(method)) as port:

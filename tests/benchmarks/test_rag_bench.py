@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import islice
 from pathlib import Path
@@ -20,7 +20,7 @@ from benchmarks.rag.questions import SETS, RagQuestion, drawn, load, load_alone
 from benchmarks.rag.subjects import BLOCKS, OPENVINO, PLAIN_BF16, Subjects
 from benchmarks.server.clients import answers_at
 from benchmarks.server.subjects import PLAIN, VLLM
-from specrag.errors import InputError
+from specrag.errors import InputError, SpecragError
 from specrag.models.catalog import resolve
 from specrag.models.tokenizer import Tokenizer
 
@@ -129,6 +129,28 @@ def test_it_asks_a_server_and_goes_on_where_it_was_stopped(
     assert both.startswith(first)
     assert [json.loads(line)["round"] for line in both.splitlines()] == [0, 0, 1, 1]
     assert "| zipf | 2 | plain | 4 |" in capsys.readouterr().out
+
+
+def test_no_server_is_asked_where_the_others_left_no_memory(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Asleep(AbstractContextManager["Asleep"]):
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        @contextmanager
+        def awake(self, _: object) -> Iterator[int]:
+            with slow_server(0.0) as port:
+                yield port
+
+    monkeypatch.setattr(Subjects, "server", lambda *_: Asleep())
+    monkeypatch.setattr("specrag.engine.memory.free_bytes", lambda: 10**9)
+    words = f"bench {tmp_path / 'out'} --data {data} --draws zipf --clients 1 --each 1 --rounds 1 --methods"
+    monkeypatch.setattr("sys.argv", [*words.split(), "plain", "adaptive"])
+    with pytest.raises(SpecragError, match=r"2 servers stand ready and leave 1\.0 GB .* --methods;"):
+        main()
+    (first,) = map(json.loads, (tmp_path / "out" / "answers.jsonl").read_text().splitlines())
+    assert first["method"] == PLAIN  # alone it was asked
 
 
 def test_our_knowledge_base_has_read_its_passages_when_it_was_indexed(

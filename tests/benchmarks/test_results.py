@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from benchmarks import results
 from benchmarks.results import RECORDS, STEPS, Step, check_version, compare, main, ratios, run
 from specrag.bench.measurement import Measurement, from_json_lines, to_json_lines
 from specrag.errors import InputError
+from tests.serving.live_server import wait_for
 
 
 @pytest.fixture
@@ -44,6 +48,30 @@ def test_a_step_that_is_done_is_not_run_again(given: argparse.Namespace, writes:
     assert run("step", writes, given)
     assert lines.read_text() == "xx"
     assert (given.out / "step.log").read_text() == "said\n" * 2
+
+
+_STEP = "import os, pathlib, sys, time; pathlib.Path(sys.argv[1], 'pid').write_text(str(os.getpid())); time.sleep(300)"
+_RESULTS = """
+import pathlib
+import sys
+from benchmarks import results
+
+results.ROOT = pathlib.Path(sys.argv[3])
+results.STEPS = {"step": results.Step("engine", "sleeper OUT")}
+results.main()
+"""
+
+
+def test_a_run_that_is_ended_ends_its_step(tmp_path: Path) -> None:
+    (tmp_path / "sleeper.py").write_text(_STEP)
+    words = [sys.executable, "-c", _RESULTS, str(tmp_path / "out"), "--data", str(tmp_path)]
+    process = subprocess.Popen(words)
+    told = tmp_path / "out" / "step" / "pid"
+    wait_for(lambda: told.is_file() and told.read_text())
+    process.terminate()
+    assert process.wait() == 143
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(told.read_text()), 0)
 
 
 def test_figures_of_two_versions_are_not_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

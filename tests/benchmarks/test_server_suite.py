@@ -90,9 +90,10 @@ def test_no_server_is_measured_where_the_others_left_no_memory(monkeypatch: pyte
     monkeypatch.setattr("specrag.engine.memory.free_bytes", lambda: 10**9)
     context: Any = SimpleNamespace(model="smollm2-135m", device="cpu", dtype="bf16")
     with ExitStack() as stack:
-        trial = _Servers(context, stack).trial("plain", 1, lambda _: [])
-        with pytest.raises(SpecragError, match=r"1 servers stand ready and leave 1\.0 GB .* --method"):
-            trial()
+        servers = _Servers(context, stack)
+        servers._get("adaptive")
+        with pytest.raises(SpecragError, match=r"2 servers stand ready and leave 1\.0 GB .* --method,"):
+            servers.trial("plain", 1, lambda _: [])()
 
 
 def test_an_answer_counts_until_a_client_is_idle() -> None:

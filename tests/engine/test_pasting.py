@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from specrag.engine.executor import run
 from specrag.engine.outputs import LOGITS
+from specrag.engine.passes import Coroutine
 from specrag.engine.prefix_cache import PrefixCache
 from specrag.engine.session import Session
 from specrag.errors import ContextLengthError, InputError
@@ -102,6 +103,33 @@ def test_behind_the_same_text_it_is_reading_and_behind_another_it_is_not() -> No
     assert np.abs(next_logits(other) - elsewhere).max() > 1e-2
 
 
+def counted(steps: Coroutine[None], passes: list[object]) -> Coroutine[None]:
+    try:
+        step = next(steps)
+        while True:
+            passes.append(step)
+            step = steps.send((yield step))
+    except StopIteration:
+        return
+
+
+def test_tokens_in_front_are_read_in_one_pass_with_what_is_pending() -> None:
+    model = model_of(3)
+    head, anew, block, end = text(1, 20), text(2, 9), text(3, 40), text(4, 5)
+    source = read(model, [*head, *block, 0])
+    apart, together = read(model, head), read(model, head)
+    passes: list[object] = []
+    for _ in range(2):  # behind a pasted block, too
+        run(apart.extend(anew))
+        run(apart.paste(source, len(head), len(head) + len(block)))
+        run(counted(together.paste(source, len(head), len(head) + len(block), anew), passes))
+    assert len(passes) == 2
+    assert together.tokens == apart.tokens
+    for session in (apart, together):
+        run(session.extend(end))
+    np.testing.assert_allclose(next_logits(together), next_logits(apart), atol=1e-5)
+
+
 def test_numbers_in_8_bits_are_moved_too() -> None:
     model = model_of(1, int8_kv=True)
     block = text(2, 40)
@@ -128,6 +156,8 @@ def test_what_does_not_fit_is_refused_before_any_work(one_layer: LeanDecoder) ->
     session, source = read(one_layer, text(1, 200)), read(one_layer, text(2, 101))
     with pytest.raises(ContextLengthError, match="300 tokens"):
         run(session.paste(source, 0, 100))
+    with pytest.raises(ContextLengthError, match="257 tokens"):
+        run(session.paste(source, 0, 40, text(3, 17)))
     assert (len(session), session.pasted) == (200, 0)
 
 

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -29,6 +29,7 @@ from tests.sample import build_sample, passages_in_order
 
 if TYPE_CHECKING:
     from specrag import LanguageModel
+    from specrag.retrieval.encoder import Reranker
 
 QUESTION = "Who discovered radium?"
 OFF_TOPIC = "How do I reset my router password?"
@@ -300,6 +301,26 @@ def test_only_a_knowledge_base_has_a_threshold(llm: LanguageModel) -> None:
     found = GivenPassages([Passage(0, "a.md", "Radium", "", "The Curies discovered radium in 1898.", {})])
     with pytest.raises(InputError, match=r"min_score: 0\.5 .* only a knowledge base has a threshold"):
         llm.generate(QUESTION, kb=found, min_score=0.5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"min_score": 0.5}, r"^min_score: 0\.5 .* only a knowledge base has a threshold"),
+        ({"index": "bm25"}, "^index: 'bm25' .* only a knowledge base has several"),
+        ({"where": "year=1898"}, "^where: .* these passages have been found already"),
+    ],
+)
+def test_given_passages_are_not_searched(llm: LanguageModel, settings: dict[str, Any], said: str) -> None:
+    given = [Passage(0, "a.md", "Radium", "", "The Curies discovered radium in 1898.", {})]
+    with pytest.raises(InputError, match=said):
+        llm.generate(QUESTION, passages=given, **settings)
+
+
+def test_given_passages_are_not_ordered_anew() -> None:
+    given = GivenPassages([Passage(0, "a.md", "Radium", "", "The Curies discovered radium in 1898.", {})])
+    with pytest.raises(InputError, match=r"^rerank: .* ranked already"):
+        given.search([QUESTION], reranker=cast("Reranker", object()))
 
 
 def test_options_that_cannot_be_used() -> None:

@@ -116,23 +116,19 @@ class Session:
             raise SpecragError(f"outputs: {len(wanted)} given for {len(fed)} fed rows: give one for each")
         self.tokens.extend(int(token) for token in tokens)
         self.cache.reserve(len(self.tokens))
-        rows: list[Row] = []
-        for start in range(0, len(fed), chunk):
-            part = fed[start : start + chunk]
-            segment = Segment(self.cache, part, None, wanted[start : start + chunk])
-            rows += yield Pass(self.model, segment, unread=len(fed) - start + leave)
-            self.cache.accept(range(len(part)))
-        return rows
+        return (yield from self._feed(fed, wanted, chunk, leave))
 
-    def paste(self, source: Session, first: int, last: int) -> Coroutine[None]:
+    def paste(self, source: Session, first: int, last: int, before: Sequence[int] = ()) -> Coroutine[None]:
         """Commit tokens of another session with their keys and values, rotated to their positions here.
 
-        The keys and values were computed behind the other session's text, so this is an approximation. Pending tokens
-        are fed first. The method is ours; the idea is that of Prompt Cache and its followers (Gim et al. 2024).
+        The keys and values were computed behind the other session's text, so this is an approximation. The method is
+        ours; the idea is that of Prompt Cache and its followers (Gim et al. 2024).
 
         Args:
             source: a session of the same model, whose cache holds these tokens.
             first, last: the first of them, and the one behind the last.
+            before: tokens to commit in front of them. They are fed together with the pending ones, which saves the
+                pass that :meth:`extend` leaves for the newest.
 
         Raises:
             InputError: the model's keys cannot be moved.
@@ -140,14 +136,17 @@ class Session:
         """
         if not isinstance(self.model, Movable):
             raise InputError("reuse", "blocks", "this model's keys cannot be moved; take exact")
-        check_room(self.model, len(self.tokens) + last - first)
+        check_room(self.model, len(self.tokens) + len(before) + last - first)
+        self._check_tokens(before)
         self._scored = None
-        if pending := self.pending:
-            yield Pass(self.model, Segment(self.cache, pending, None, [NOTHING] * len(pending)), len(pending))
-            self.cache.accept(range(len(pending)))
+        self._keep_newest_pending()
+        self.tokens.extend(int(token) for token in before)
+        fed = self.pending
+        yield from self._feed(fed, [NOTHING] * len(fed))
         self.model.move(source.cache, first, last, self.cache)
         self.tokens.extend(source.tokens[first:last])
         self.pasted += last - first
+        self._keep_newest_pending()
 
     def score(self, tree: Tree, outputs: Outputs) -> Coroutine[list[Row]]:
         """Feed the pending tokens and a tree of guesses behind them, in one pass.
@@ -232,6 +231,18 @@ class Session:
         self.tokens.clear()
         self._scored = None
         self.cache.clear()
+
+    def _feed(
+        self, fed: Sequence[int], wanted: Sequence[Outputs], chunk: int = PREFILL_ROWS, leave: int = 0
+    ) -> Coroutine[list[Row]]:
+        """Run committed tokens through the model, in chunks; ``leave`` more are left for a later pass."""
+        rows: list[Row] = []
+        for start in range(0, len(fed), chunk):
+            part = fed[start : start + chunk]
+            segment = Segment(self.cache, part, None, wanted[start : start + chunk])
+            rows += yield Pass(self.model, segment, unread=len(fed) - start + leave)
+            self.cache.accept(range(len(part)))
+        return rows
 
     def _keep_newest_pending(self) -> None:
         """Have the newest token fed again if the cache holds it: scored, but then no path or bonus committed."""

@@ -96,8 +96,8 @@ def pasting(
                 continue
             tokens = alone(head, prompt[block.start : block.end])
             source, read = yield from _source(llm, block.passage, tokens, tenant, files)
-            yield from session.extend(prompt[len(session) : first])
-            yield from session.paste(source, len(head) + ANEW, len(tokens) - 1)
+            anew = prompt[len(session) : first]
+            yield from session.paste(source, len(head) + ANEW, len(tokens) - 1, anew)
             source.close()
             known += 0 if read else block.end - first
     except BaseException:

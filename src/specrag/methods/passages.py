@@ -67,31 +67,33 @@ def retrieval(request: Request, given: Resources, name: str, default_k: int = DE
     if search.min_score is not None and not search.abstain:
         raise InputError("min_score", search.min_score, "give it, or do not abstain; not both")
     reranker = given.reranker(search.rerank)
+    retriever, k = _searched(request, given, name, default_k)
+    if isinstance(retriever, VectorRetriever):
+        index, min_score, abstain = search.index or "hybrid", search.min_score, search.abstain
+    else:
+        _refuse_beyond_stores(request)
+        index, min_score, abstain = "hybrid", None, False
+    where = conditions(request, retriever)
+    return Retrieval(retriever, k, index, where, reranker, min_score, abstain, search.rewrite)
+
+
+def _searched(request: Request, given: Resources, name: str, default_k: int) -> tuple[Retriever, int]:
+    """What is searched, and how many passages to find: of given ones all, unless fewer are wanted.
+
+    Raises:
+        InputError: there are no passages, or fewer than are wanted.
+    """
+    wanted = request.search.k
     if request.passages is not None:
         if not request.passages:
             raise InputError("passages", [], "give at least one passage")
-        passages = GivenPassages(request.passages)
-        k = min(search.k or len(passages), len(passages))
-        return Retrieval(passages, k, "hybrid", None, reranker, None, False, search.rewrite)
+        count = len(request.passages)
+        return GivenPassages(request.passages), min(wanted or count, count)
     retriever: Retriever = given.passages(name)
     check_retriever(retriever)
-    k = search.k if search.k is not None else max(min(default_k, len(retriever)), 1)
+    k = wanted if wanted is not None else max(min(default_k, len(retriever)), 1)
     check_k(k, len(retriever))
-    has_vectors = isinstance(retriever, VectorRetriever)
-    if not has_vectors:
-        _refuse_beyond_stores(request)
-        where = conditions(request, retriever)
-        return Retrieval(retriever, k, "hybrid", where, reranker, None, False, search.rewrite)
-    return Retrieval(
-        retriever,
-        k,
-        search.index or "hybrid",
-        conditions(request, retriever),
-        reranker,
-        search.min_score,
-        search.abstain,
-        search.rewrite,
-    )
+    return retriever, k
 
 
 def passage_retriever(request: Request, given: Resources, name: str) -> PassageRetriever:
@@ -160,9 +162,9 @@ def said_tokens(request: Request, given: Resources) -> int:
 
 
 def _refuse_beyond_stores(request: Request) -> None:
-    """Refuse what a store does not have: a choice of indexes, and similarities to compare with a threshold."""
+    """Refuse what only a knowledge base has: a choice of indexes, and similarities to compare with a threshold."""
     search = request.search
     if search.index is not None:
-        raise InputError("index", search.index, "leave it out; a store is opened with its own")
+        raise InputError("index", search.index, "leave it out; only a knowledge base has several")
     if search.min_score is not None:
         raise InputError("min_score", search.min_score, "leave it out; only a knowledge base has a threshold")

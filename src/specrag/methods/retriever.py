@@ -149,8 +149,10 @@ class GivenPassages:
         Raises:
             InputError: conditions or a reranker were given, which do not apply here.
         """
-        if where is not None or reranker is not None:
-            raise InputError("where", where, "give passages that are filtered and ranked already")
+        if where is not None:
+            raise InputError("where", where, "give passages that are filtered already")
+        if reranker is not None:
+            raise InputError("rerank", reranker, "give passages that are ranked already")
         hits = [Hit(passage, 1 / rank) for rank, passage in enumerate(self._passages[:k], 1)]
         return [hits for _ in queries]
 
