@@ -37,6 +37,7 @@ from benchmarks.server.subjects import VLLM, VLLM_SUFFIX, ServerProcess, check_r
 from specrag.bench.load import ProcessorLoad
 from specrag.bench.metrics import contains_answer
 from specrag.bench.statistics import PairedTimes, overall_speedup
+from specrag.errors import SpecragError
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +75,13 @@ def main() -> None:
     if given.alone:
         setting["alone"] = True
     if given.rounds:
-        with records.open("a", encoding="utf-8") as file:
-            for answers in measure(given, setting, read_records(records)):
-                file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in answers)
-                file.flush()
+        try:
+            with records.open("a", encoding="utf-8") as file:
+                for answers in measure(given, setting, read_records(records)):
+                    file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in answers)
+                    file.flush()
+        except SpecragError as error:
+            sys.exit(str(error))
     mine = [record for record in read_records(records) if record["setting"] == setting]
     sys.stdout.write(table(mine, beside=given.beside))
 

@@ -173,8 +173,8 @@ class Trial:
             at, shift = start, one.head - start
             for first, last in (*spans, (end, end)):
                 if at < first:
-                    anew = prompt[len(session) : at]
-                    yield from session.paste(one.source, at + shift, first + shift, anew)
+                    before = prompt[len(session) : at]
+                    yield from session.paste(one.source, at + shift, first + shift, before)
                 at = last
         if placed:
             yield from session.extend(prompt[len(session) : placed[-1].span[1]])
@@ -183,6 +183,8 @@ class Trial:
     def _deviations(self, exact: Session, prompt: Sequence[int], placed: Sequence[Placed]) -> list[float]:
         """Of each token, how far the second layer's keys and values are from exact ones if nothing is read again."""
         pasted = self._run(self._paste(prompt, placed, _first(placed, 0)))
+        # The cache never holds a session's newest token.
+        self._run(pasted.extend(prompt[len(pasted) : len(pasted) + 1]))
         length = pasted.cache.length
         mine, own = (each.cache.rows(1, 0, length).float() for each in (pasted, exact))
         pasted.close()

@@ -31,7 +31,7 @@ VLLM_SUFFIX_EMPTY, VLLM_CORPUS = "vllm+suffix, emptied", "vllm+specrag, corpus"
 #: What a server is asked before it is measured.
 WAKING = "Say hello in ten words."
 
-_FEWER = "measure fewer at a time with --methods; the same command goes on"
+_FEWER = "measure fewer at a time with --methods, then run it again for the others"
 #: Bytes that a run may need: the keys and values of 32 clients, and what a server keeps of them.
 _ROOM = 2 * 10**9
 _START_SECONDS = 900  # vLLM compiles first

@@ -49,7 +49,7 @@ from benchmarks.vllm.prompts import TASKS, load_prompts, load_sources
 from specrag.bench.data import data_folder
 from specrag.bench.load import ProcessorLoad
 from specrag.bench.statistics import PairedTimes, overall_speedup
-from specrag.errors import InputError
+from specrag.errors import InputError, SpecragError
 from specrag.models.catalog import resolve
 from specrag.models.tokenizer import Tokenizer
 from specrag.speculation.suffix import build_corpus
@@ -73,7 +73,10 @@ def main() -> None:
     records = given.out / "runs.jsonl"
     setting = {"model": given.model, "dtype": given.dtype, "new": given.new, "each": given.each}
     if given.rounds:
-        append_records(records, measure(given, setting, read_records(records)))
+        try:
+            append_records(records, measure(given, setting, read_records(records)))
+        except SpecragError as error:
+            sys.exit(str(error))
     sys.stdout.write(table([record for record in read_records(records) if record["setting"] == setting]))
 
 

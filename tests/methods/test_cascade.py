@@ -176,6 +176,15 @@ def test_passages_that_are_given(host: Answerer, small: LanguageModel) -> None:
     assert result.text == expected.text
 
 
+@pytest.mark.parametrize("how", [{"index": "bm25"}, {"min_score": -1.0}, {"where": "not title=Tin"}])
+def test_a_doubted_answer_is_written_from_what_was_found_before(
+    host: Answerer, kb: KnowledgeBase, how: dict[str, Any]
+) -> None:
+    _, result = told(host, method=Cascade(confidence=1.0), kb=kb, k=2, **how)
+    assert not result.details.verdict.taken
+    assert result.text
+
+
 def test_a_host_that_loads_no_model_has_to_lend_one(llm: LanguageModel, kb: KnowledgeBase) -> None:
     with pytest.raises(InputError, match=r"method: 'cascade' .*serve with --rag-drafter smollm2-135m"):
         Answerer(Resources(llm)).generate(QUESTION, method=Cascade(), kb=kb, k=2)

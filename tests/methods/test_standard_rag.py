@@ -309,6 +309,7 @@ def test_only_a_knowledge_base_has_a_threshold(llm: LanguageModel) -> None:
         ({"min_score": 0.5}, r"^min_score: 0\.5 .* only a knowledge base has a threshold"),
         ({"index": "bm25"}, "^index: 'bm25' .* only a knowledge base has several"),
         ({"where": "year=1898"}, "^where: .* these passages have been found already"),
+        ({"rerank": "no-such-model"}, "^rerank: 'no-such-model' .* these passages have been ranked already"),
     ],
 )
 def test_given_passages_are_not_searched(llm: LanguageModel, settings: dict[str, Any], said: str) -> None:

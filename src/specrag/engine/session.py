@@ -127,8 +127,8 @@ class Session:
         Args:
             source: a session of the same model, whose cache holds these tokens.
             first, last: the first of them, and the one behind the last.
-            before: tokens to commit in front of them. They are fed together with the pending ones, which saves the
-                pass that :meth:`extend` leaves for the newest.
+            before: tokens to commit in front of them. They are fed in one pass with the pending ones; :meth:`extend`
+                would leave the newest for a pass of its own.
 
         Raises:
             InputError: the model's keys cannot be moved.
@@ -141,6 +141,7 @@ class Session:
         self._scored = None
         self._keep_newest_pending()
         self.tokens.extend(int(token) for token in before)
+        self.cache.reserve(len(self.tokens) + last - first)
         fed = self.pending
         yield from self._feed(fed, [NOTHING] * len(fed))
         self.model.move(source.cache, first, last, self.cache)

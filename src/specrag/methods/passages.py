@@ -66,7 +66,6 @@ def retrieval(request: Request, given: Resources, name: str, default_k: int = DE
     search = request.search
     if search.min_score is not None and not search.abstain:
         raise InputError("min_score", search.min_score, "give it, or do not abstain; not both")
-    reranker = given.reranker(search.rerank)
     retriever, k = _searched(request, given, name, default_k)
     if isinstance(retriever, VectorRetriever):
         index, min_score, abstain = search.index or "hybrid", search.min_score, search.abstain
@@ -74,6 +73,7 @@ def retrieval(request: Request, given: Resources, name: str, default_k: int = DE
         _refuse_beyond_stores(request)
         index, min_score, abstain = "hybrid", None, False
     where = conditions(request, retriever)
+    reranker = given.reranker(search.rerank)
     return Retrieval(retriever, k, index, where, reranker, min_score, abstain, search.rewrite)
 
 
@@ -81,12 +81,14 @@ def _searched(request: Request, given: Resources, name: str, default_k: int) -> 
     """What is searched, and how many passages to find: of given ones all, unless fewer are wanted.
 
     Raises:
-        InputError: there are no passages, or fewer than are wanted.
+        InputError: there are no passages, or fewer than are wanted; or given ones are to be ranked.
     """
-    wanted = request.search.k
+    wanted, rerank = request.search.k, request.search.rerank
     if request.passages is not None:
         if not request.passages:
             raise InputError("passages", [], "give at least one passage")
+        if rerank is not None:
+            raise InputError("rerank", rerank, "leave it out; these passages have been ranked already")
         count = len(request.passages)
         return GivenPassages(request.passages), min(wanted or count, count)
     retriever: Retriever = given.passages(name)

@@ -152,7 +152,7 @@ class GivenPassages:
         if where is not None:
             raise InputError("where", where, "give passages that are filtered already")
         if reranker is not None:
-            raise InputError("rerank", reranker, "give passages that are ranked already")
+            raise InputError("rerank", "a cross-encoder", "give passages that are ranked already")
         hits = [Hit(passage, 1 / rank) for rank, passage in enumerate(self._passages[:k], 1)]
         return [hits for _ in queries]
 

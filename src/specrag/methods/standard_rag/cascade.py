@@ -24,7 +24,7 @@ from specrag.methods.prompts import Message, build_prompt
 from specrag.methods.resources import NO_ADAPTER
 from specrag.methods.standard_rag import StandardRAG
 from specrag.methods.standard_rag.result import Answer
-from specrag.request import Details, Event, Result, Source, Sources
+from specrag.request import Details, Event, Result, SearchOptions, Source, Sources
 from specrag.speculation import DraftTree, Step
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class Cascade(Method):
                     return _told(drafted, answer, verdict, {"check": seconds})
                 passages = [source.passage for source in answer.sources]
                 passages += [hit.passage for hit in answer.left_out]
-                plan = standard.plan(replace(request, passages=passages), given)
+                plan = standard.plan(replace(request, passages=passages, search=SearchOptions()), given)
                 read = yield from map_events(plan.begin(), lambda event: _found_anew(event, answer))
             finally:
                 check.close()
