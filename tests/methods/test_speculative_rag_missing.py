@@ -62,9 +62,10 @@ def test_passages_that_are_given_are_answered_from_however_unlike(
     llm: LanguageModel, model_home: Path, tmp_path: Path
 ) -> None:
     with KnowledgeBase.open(build_sample(tmp_path / "kb")) as kb:
-        search, options = SearchOptions(k=3, min_score=0.9), paper(drafts=1, passages_per_draft=1)
+        options = paper(drafts=1, passages_per_draft=1)
 
         def over(passages: Sequence[Passage] | None) -> SpeculativeRAGPipeline:
+            search = SearchOptions(k=3, min_score=0.9 if passages is None else None)
             request = Request(QUESTION, search=search, passages=passages)
             found = retrieval(request, Resources(retriever=kb), "speculative-rag")
             return SpeculativeRAGPipeline(llm, llm, found, options)

@@ -11,7 +11,7 @@ from typing import cast
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -398,13 +398,18 @@ def test_the_exact_residual_accepts_as_often_as_any_rule_can() -> None:
 
 
 @given(st.integers(0, 1000), st.integers(0, 1000), st.sampled_from([0.0, 3.0, 20.0]))
+@example(493, 0, 20.0)  # its best first token leads by 2.6e-4
 def test_greedy_text_is_the_limit_of_drawn_ones_the_targets_own(table: int, seed: int, eta: float) -> None:
     target, drafter = models(table)
     params, setting = PARAMS["greedy"], AugmentedSettings(eta)
     got = spoken_law(target, params, guesses(drafter, params, seed), Augmented(setting, params))
     expected = plain_law(target, params, PROMPT)
     assert distance(got, expected) < 1e-9
-    cold = SamplingParams(temperature=1e-5)
+    (path,) = expected
+    steps = [np.sort(target.logits([*PROMPT, *path[:count]])) for count in range(len(path))]
+    # The drafter moves a logit by up to twice eta times the temperature, here 4e-6.
+    assume(min(step[-1] - step[-2] for step in steps) > 1e-4)
+    cold = SamplingParams(temperature=1e-7)
     assert distance(augmented_law(target, drafter, cold, setting), expected) < 1e-6
 
 
