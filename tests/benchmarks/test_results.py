@@ -82,7 +82,7 @@ def test_figures_of_two_versions_are_not_mixed(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(InputError, match="remove it, or go on there"):
         check_version(out)
     monkeypatch.setattr("sys.argv", ["results", str(out), "--data", str(tmp_path), "--only", "retrieval"])
-    monkeypatch.setattr(results.signal, "signal", lambda *_: None)  # would stay behind the test
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # would stay behind the test
     with pytest.raises(SystemExit, match="it is of"):
         main()
 

@@ -181,6 +181,7 @@ def test_a_doubted_answer_is_written_from_what_was_found_before(
     host: Answerer, kb: KnowledgeBase, how: dict[str, Any]
 ) -> None:
     _, result = told(host, method=Cascade(confidence=1.0), kb=kb, k=2, **how)
+    assert isinstance(result.details, CascadeAnswer)
     assert not result.details.verdict.taken
     assert result.text
 
