@@ -115,6 +115,7 @@ class Cascade(Method):
                     return _told(drafted, answer, verdict, {"check": seconds})
                 passages = [source.passage for source in answer.sources]
                 passages += [hit.passage for hit in answer.left_out]
+                # They have been found and ordered: how to search is for passages that have not.
                 plan = standard.plan(replace(request, passages=passages, search=SearchOptions()), given)
                 read = yield from map_events(plan.begin(), lambda event: _found_anew(event, answer))
             finally:
