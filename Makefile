@@ -39,7 +39,7 @@ results: setup ## measure anew what docs/results says: hours, resumable; DATA na
 	@test -n "$(DATA)" || { echo "DATA=FOLDER is missing: the folder of the data sets"; exit 2; }
 	@$(BIN)/python -m benchmarks.results build/results --data "$(DATA)"
 
-results-quick: setup ## ten minutes: whether the engine's page of docs/results holds on this machine; DATA as above
+results-quick: setup ## minutes: whether the engine's page of docs/results holds on this machine; DATA as above
 	@test -n "$(DATA)" || { echo "DATA=FOLDER is missing: the folder of the data sets"; exit 2; }
 	@$(BIN)/python -m benchmarks.results build/results-quick --data "$(DATA)" --quick
 

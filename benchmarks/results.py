@@ -3,12 +3,12 @@
 ``python -m benchmarks.results OUT --data FOLDER [--quick] [--only STEP ...]``, or ``make results`` and ``make
 results-quick``. A step that is done is not run again, one that was stopped goes on, and ``OUT/STEP.log`` holds what it
 said. All steps are of one version of the code: the folder remembers it, and refuses another. What was measured lies in
-``OUT/STEP``; the pages are written by hand from it, since which of it tells something is a judgement.
+``OUT/STEP``; people write the pages from it, since they have to choose what to show.
 
-The pages of RAPID, RaLMSpec and kNN-LM name commands of their own, of hours; only their exactness is a step here. So do
-the gateway and a million passages.
+RAPID, RaLMSpec, kNN-LM, the gateway and a million passages are measured by the commands that their pages name; of the
+first three the exactness is a step here.
 
-``--quick`` takes ten minutes: it runs the short form of a few steps and compares their ratios with the pages' records.
+``--quick`` takes minutes: it runs the short form of the step that has one and compares its ratios with its record.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ MAX_ALTERNATIVES = 20
 
 DEFAULT_MAX_TOKENS = 256
 
-#: How tokens are decoded by default.
+#: How a text is decoded if whoever generates it names no method; calls of users have ``registry.DEFAULT_METHOD``.
 DEFAULT_DECODER = "plain"
 
 # -- what is asked ----------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from specrag.bench.runner import code_version
 from specrag.cli.bench import bench_command
 from specrag.errors import InputError, ModelFilesError, SpecragError
 from tests.bench.small_suite import METHODS, PHRASES, REPEATS, registry
+from tests.serving.live_server import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = len(PHRASES) * REPEATS * len(METHODS)
@@ -97,6 +98,41 @@ def test_a_run_killed_with_kill_9_goes_on_where_it_stopped(tmp_path: Path) -> No
     again = {line.split()[0] for line in log.read_text().splitlines()}
     assert again == set(PHRASES) - finished
     assert {entry.n for entry in from_json_lines((out / "small.jsonl").read_text())} == {2, 6}
+
+
+_SLEEPER = "import os, pathlib, time; pathlib.Path('pid').write_text(str(os.getpid())); time.sleep(300)"
+_IN_ANOTHER_PROCESS = """
+import sys
+import typer
+from specrag.bench import SuiteRegistry
+from specrag.bench.memory import run_module
+from specrag.cli.bench import bench_command
+
+class Elsewhere:
+    name, summary = "elsewhere", "Measures in another process."
+
+    def run(self, context):
+        run_module("sleeping", "sleeper")
+        yield from ()
+
+app = typer.Typer()
+app.command("bench")(bench_command(SuiteRegistry({"elsewhere": Elsewhere})))
+app(sys.argv[1:])
+"""
+
+
+def test_a_run_that_is_ended_ends_the_process_it_measures_in(tmp_path: Path) -> None:
+    (tmp_path / "sleeper.py").write_text(_SLEEPER)
+    told = tmp_path / "pid"
+    words = [sys.executable, "-c", _IN_ANOTHER_PROCESS, "elsewhere", "--out", "out"]
+    with subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        wait_for(lambda: told.is_file() and told.read_text(), 60)
+        process.terminate()
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "the same command goes on from here" in said
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(told.read_text()), 0)
 
 
 def test_fresh_starts_again_and_resume_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

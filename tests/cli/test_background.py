@@ -149,6 +149,22 @@ def test_methods_with_more_than_passages_and_a_model_do_it_themselves(
         assert find_server(chosen(method=name), kb, "smollm2-135m") is None  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("pair", "found"),
+    [
+        ("drafter=lookup", True),
+        ("tolerance=2", True),
+        ("drafter=model:smollm2-135m", False),
+        ("corpus=texts", False),
+    ],
+)
+def test_what_a_server_was_not_started_with_is_opened_here(
+    server: RunningServer, tmp_path: Path, pair: str, found: bool
+) -> None:
+    wanted = chosen(pair, method="adaptive")
+    assert (find_server(wanted, str(tmp_path / "kb"), "smollm2-135m") == server) is found  # type: ignore[arg-type]
+
+
 def test_the_note_of_a_dead_process_is_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SPECRAG_HOME", str(tmp_path))
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])

@@ -14,13 +14,19 @@ from specrag.engine.cpu.threads import openmp
 from tests.engine.test_compiled_rows import TREE, Pass, close, numbers
 
 
-@pytest.fixture(params=["bf16 products", "float32"])
+def need_products() -> None:
+    if not bf16_attention.available(64):
+        pytest.skip("this processor has no bf16 products in AVX-512")
+
+
+@pytest.fixture(params=["bf16 products", "multiply-adds for them", "float32"])
 def loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Which loop serves heads of 64 and 128 numbers."""
     if request.param == "float32":
         monkeypatch.setattr(bf16_attention, "available", lambda _: False)
-    elif not bf16_attention.available(64):
-        pytest.skip("this processor has no bf16 products in AVX-512")
+    else:
+        need_products()
+        monkeypatch.setattr(bf16_attention, "is_fused", lambda: request.param != "bf16 products")
     return str(request.param)
 
 
@@ -48,6 +54,23 @@ def test_it_is_attention(kv_heads: int, group: int, head_dim: int, window: int |
         made.add(made.cache(length), 40, None)
         made.add(made.cache(length), len(TREE), TREE)
     close(*attend(made, window))
+
+
+@pytest.mark.parametrize(("kv_heads", "group", "head_dim"), [(3, 3, 64), (2, 6, 128)])
+def test_multiply_adds_have_the_bits_of_bf16_products(
+    monkeypatch: pytest.MonkeyPatch, kv_heads: int, group: int, head_dim: int
+) -> None:
+    need_products()
+    answers = []
+    for fused in (False, True):
+        monkeypatch.setattr(bf16_attention, "is_fused", lambda fused=fused: fused)
+        made = Pass(kv_heads, group, head_dim)
+        for length in (1, 33, 700):
+            made.add(made.cache(length), 1, None)
+            made.add(made.cache(length), 40, None)
+            made.add(made.cache(length), len(TREE), TREE)
+        answers.append(attend(made)[0])
+    assert torch.equal(*answers)
 
 
 @pytest.mark.usefixtures("loop")

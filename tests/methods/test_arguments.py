@@ -73,6 +73,18 @@ def test_what_takes_no_encoded_queries_is_no_passage_retriever(make: Callable[..
         make(None, GivenPassages([]))
 
 
+@pytest.mark.parametrize("method", ["sequential", "ralmspec"])
+@pytest.mark.parametrize("asked", [{"rerank": "a-cross-encoder"}, {"min_score": 0.3}])
+def test_what_is_found_every_few_tokens_is_neither_ordered_anew_nor_refused(
+    method: str, asked: dict[str, Any]
+) -> None:
+    llm = toy_llm(WholeContextModel(3))
+    [name] = asked
+    with pytest.raises(specrag.InputError, match=rf"^{name}: .* this method searches every few tokens"):
+        llm.generate("ab cd", kb=ToyRetriever(1), method=method, **asked)
+    llm.close()
+
+
 @pytest.mark.parametrize("make", ITERATIVE)
 def test_a_knowledge_base_is_searched_by_its_vectors(make: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "metals.md").write_text(

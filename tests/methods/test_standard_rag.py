@@ -318,6 +318,26 @@ def test_given_passages_are_not_searched(llm: LanguageModel, settings: dict[str,
         llm.generate(QUESTION, passages=given, **settings)
 
 
+def test_a_method_that_decodes_reads_given_passages(llm: LanguageModel) -> None:
+    given = [Passage(0, "a.md", "Radium", "", "The Curies discovered radium in 1898.", {})]
+    expected = llm.generate(QUESTION, passages=given, method=StandardRAG(decoder="plain"), max_tokens=16)
+    found = llm.generate(QUESTION, passages=given, method="plain", max_tokens=16)
+    assert found.text == expected.text
+    assert [source.passage for source in found.sources] == given
+    with pytest.raises(InputError, match=r"^passages: .* give at least one passage"):
+        llm.generate(QUESTION, passages=[], method="plain")
+
+
+def test_a_long_given_passage_is_read_whole(llm: LanguageModel) -> None:
+    text = " ".join(f"The Curies discovered element {number} in 1898." for number in range(150))
+    given = [Passage(0, "a.md", "Radium", "", text, {})]
+    assert len(llm.encode(text, raw=True)) > 1500
+    found = llm.generate(QUESTION, passages=given, max_tokens=1)
+    assert isinstance(found.details, Answer)
+    assert not found.details.shortened
+    assert found.usage.prompt_tokens > 1500
+
+
 def test_given_passages_are_not_ordered_anew() -> None:
     given = GivenPassages([Passage(0, "a.md", "Radium", "", "The Curies discovered radium in 1898.", {})])
     with pytest.raises(InputError, match=r"^rerank: .* ranked already"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -136,6 +137,8 @@ def bench_command(registry: SuiteRegistry) -> Callable[..., None]:
         _set_threads(threads)
         load = ProcessorLoad()
         before = load.before()
+        # Ended, it ends the process that a suite measures in: one that went on would slow whatever is measured next.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         try:
             with TerminalProgress() as progress:
                 result = run_suite(
@@ -147,7 +150,7 @@ def bench_command(registry: SuiteRegistry) -> Callable[..., None]:
                     progress=progress,
                     load_before=before,
                 )
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit):
             typer.echo("stopped; the same command goes on from here", err=True)
             raise
         _tell(result, json_file)

@@ -20,6 +20,7 @@ from specrag.speculation import Step
 
 if TYPE_CHECKING:
     from specrag.cli.values import Chosen
+    from specrag.methods import Method
 
 
 def find_server(chosen: Chosen, kb: str, model: str | None) -> RunningServer | None:
@@ -31,7 +32,7 @@ def find_server(chosen: Chosen, kb: str, model: str | None) -> RunningServer | N
     from specrag.methods import Needs
 
     usual = Needs.SESSIONS | Needs.GENERATOR | Needs.RETRIEVER
-    if chosen.method.needs & ~usual or chosen.method.retracts:
+    if chosen.method.needs & ~usual or chosen.method.retracts or _names_something(chosen.method):
         return None
     if chosen.search.rerank is not None or chosen.generation.log_probs is not None:
         return None
@@ -42,6 +43,17 @@ def find_server(chosen: Chosen, kb: str, model: str | None) -> RunningServer | N
         if is_model and dict(server.loading) == loading and server.base(kb) is not None:
             return server
     return None
+
+
+def _names_something(method: Method) -> bool:
+    """Whether an option names a corpus or a drafter, which a server may not have been started with."""
+    from specrag.methods import describe_options
+
+    return any(
+        option["resource"] not in (None, "decoders")
+        and getattr(method.options, name) not in (None, *(option["own"] or ()))
+        for name, option in describe_options(method.Options).items()
+    )
 
 
 class _Remote(Details):

@@ -44,10 +44,10 @@ class DecodingMethod(Method):
     def plan(self, request: Request, given: Resources) -> Plan:
         """See :class:`~specrag.methods.base.Method`."""
         decoder = self.decoder(given)
-        over = ((given.retriever, DEFAULT_OVER_PASSAGES), (request.documents, DEFAULT_OVER_CONTEXT))
-        for wanted, name in over:
-            if wanted:
-                return method_class(name)(decoding=decoder).plan(request, given)
+        if given.retriever is not None or request.passages is not None:
+            return method_class(DEFAULT_OVER_PASSAGES)(decoding=decoder).plan(request, given)
+        if request.documents:
+            return method_class(DEFAULT_OVER_CONTEXT)(decoding=decoder).plan(request, given)
         return plan_text(request, given, decoder)
 
 

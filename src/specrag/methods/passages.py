@@ -114,6 +114,7 @@ def passage_retriever(request: Request, given: Resources, name: str) -> PassageR
         remedy = "send the question alone; this method searches with the text as it grows"
         raise InputError("messages", f"{len(request.history)} earlier ones", remedy)
     refuse_form(request, "this method's text is written in parts")
+    _refuse_beyond_steps(request)
     if isinstance(retriever, KnowledgeBase):
         return SingleIndex(retriever, request.search.index or "flat", conditions(request, retriever))
     if isinstance(retriever, SingleIndex):
@@ -161,6 +162,15 @@ def said_tokens(request: Request, given: Resources) -> int:
     """Upper bound for the tokens of everything that was said: a token is at least one byte."""
     said = [request.question, request.system or "", *(message["content"] for message in request.history)]
     return min(sum(len(text.encode("utf-8", "replace")) for text in said), given.generator.context_length)
+
+
+def _refuse_beyond_steps(request: Request) -> None:
+    """Refuse what is for passages that are found once: another order, and a threshold for answering at all."""
+    search = request.search
+    remedy = "leave it out; this method searches every few tokens"
+    for name, value in (("rerank", search.rerank), ("min_score", search.min_score)):
+        if value is not None:
+            raise InputError(name, value, remedy)
 
 
 def _refuse_beyond_stores(request: Request) -> None:

@@ -7,7 +7,6 @@ to the residual or passed through the gate.
 
 from __future__ import annotations
 
-from enum import IntEnum
 from functools import cache
 from typing import Any
 
@@ -76,38 +75,6 @@ _LONG, _PART = 1024, 16
 _AHEAD = 8192
 #: Bytes of a panel's weights for one multiplication.
 _STEP_BYTES = 2 * tiles.TILE_BYTES
-
-
-class ProductArguments(IntEnum):
-    """The places of the loop's arguments, 64-bit whole numbers; strides are in bytes.
-
-    ``PANELS``: of 32 columns. ``GROUP``: panels that are computed beside each other. ``PART``: multiplications before
-    the sums are put aside. ``ADDED``: address of what is added to the outputs, 0 for nothing, its stride 0 for a bias.
-    ``GATED``: whether a panel holds 16 columns of a gate and 16 that it multiplies. ``SUMS``: room for two blocks of
-    each thread, and of each panel of a group if its sums are put aside; ``ROOM``: its bytes for a thread. ``WHOLE``,
-    ``REST``: settings of the tiles for whole blocks and for the last rows. ``NUMBER`` and ``COUNT``: functions that
-    tell a thread its number and how many there are, 0 if it is alone.
-    """
-
-    X = 0
-    X_STRIDE = 1
-    WEIGHT = 2
-    OUT = 3
-    OUT_STRIDE = 4
-    ADDED = 5
-    ADDED_STRIDE = 6
-    ROWS = 7
-    STEPS = 8
-    PANELS = 9
-    GROUP = 10
-    PART = 11
-    GATED = 12
-    SUMS = 13
-    WHOLE = 14
-    REST = 15
-    NUMBER = 16
-    COUNT = 17
-    ROOM = 18
 
 
 class TileLinear:
@@ -196,6 +163,17 @@ class TileLinear:
         else:
             helpers.run(loop.address, given.ctypes.data, threads, 0)
         return out if residual is None or self._bias is None else out.add_(self._bias)
+
+
+# The loop's arguments, 64-bit whole numbers in the order in which a call gives them; strides are in bytes:
+#   0 x (address), 1 its stride, 2 the weight (address), 3 the outputs (address), 4 their stride,
+#   5 what is added to them (address; 0 for nothing), 6 its stride (0 for a bias), 7 rows, 8 steps,
+#   9 panels of 32 columns, 10 panels that are computed beside each other, 11 steps before the sums are put aside,
+#   12 whether a panel holds 16 columns of a gate and 16 that it multiplies,
+#   13 room for the sums (address): two blocks of each thread, and of each panel of a group if its sums are put aside,
+#   14 and 15 settings of the tiles (addresses) for whole blocks and for the last rows,
+#   16 and 17 functions that tell a thread its number and how many there are (0 if it is alone),
+#   18 bytes of a thread's room for sums.
 
 
 @inlined

@@ -247,7 +247,8 @@ class InvariantRows:
         self._keys = max(plan.used for plan in plans)
         most_rows = int(rows.max()) * group
         if has_bf16_products(shape):
-            loop = bf16_attention.attend_paths(shape.head_dim, group)
+            fused = bf16_attention.is_fused()
+            loop = bf16_attention.attend_paths(shape.head_dim, group, fused)
             room = bf16_attention.room(most_rows, self._keys)
         else:
             loop = row_attention.attend_paths(shape.head_dim, group, shape.int8)

@@ -1,5 +1,8 @@
 """The batch-invariant attention loop by AVX-512's bfloat16 products: in each of 16 lanes two products and a sum.
 
+Where two multiply-adds in float32 take less time than one such product, they take its place with the same bits
+(:func:`is_fused`).
+
 Like :func:`specrag.engine.cpu.row_attention.attend_paths`, which needs no such instruction, it gives a row bits that
 depend on what the row sees and on nothing else: a lane holds one key's score, or one number of an answer, and adds to
 it in the order of the key's numbers, or of the keys' positions. Weights are rounded to bfloat16 before they multiply
@@ -18,10 +21,10 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from specrag.engine.compiling import inlined, threaded
-from specrag.engine.cpu import bfloat16
+from specrag.engine.cpu import avx512, bfloat16
 from specrag.engine.cpu.amx import address, call, emitted, features
-from specrag.engine.cpu.avx512 import FLOATS, WORDS, exp, floats, spread, store_halves
-from specrag.engine.cpu.bfloat16 import halves, longs, narrow
+from specrag.engine.cpu.avx512 import FLOATS, WORDS, exp, floats, spread, words
+from specrag.engine.cpu.bfloat16 import halves, longs, narrow, widen
 from specrag.engine.cpu.threads import call_at
 
 #: Lanes of a vector; keys of a block, or numbers of an answer, that are computed at once.
@@ -30,6 +33,8 @@ LANES, BLOCK = 16, 32
 QUERIES = 3
 #: Less than any score.
 HIDDEN = np.float32(-1e30)
+#: Blocks of keys, or values, that are fetched ahead: memory brings only what lies in one page by itself.
+AHEAD = 2
 
 _INT32, _INT64 = ir.IntType(32), ir.IntType(64)
 _HALVES = ir.VectorType(ir.IntType(16), LANES)
@@ -44,12 +49,21 @@ def available(head_dim: int) -> bool:
     return True
 
 
+@cache
+def is_fused() -> bool:
+    """Whether two multiply-adds of 16 float32 lanes are faster than one product of bfloat16 pairs.
+
+    They are on Intel's processors (Emerald Rapids: 0.39 against 0.77 ns), not on AMD's.
+    """
+    return not binding.get_host_cpu_name().startswith("znver")
+
+
 def room(rows: int, keys: int) -> tuple[int, int]:
     """Room for the scores of so many rows times group, and keys, float32; half as much behind them is for weights."""
     return -(-rows // QUERIES) * QUERIES, -(-keys // BLOCK) * BLOCK // 2 * 3
 
 
-# -- intrinsics; addresses and sizes in bytes ------------------------------------------------------------------
+# -- intrinsics; addresses and sizes in bytes; wide: in float32 what is bfloat16 otherwise -----------------------
 
 
 def _number(value: int) -> Any:
@@ -73,7 +87,12 @@ def _shuffled(builder: Any, one: Any, two: Any, lanes: list[int]) -> Any:
     return builder.shuffle_vector(one, two, ir.Constant(ir.VectorType(_INT32, len(lanes)), lanes))
 
 
-def _turn(builder: Any, source: Any, size: Any, target: Any) -> None:
+def _fetch(builder: Any, place: Any) -> None:
+    read, first, data = (ir.Constant(_INT32, number) for number in (0, 3, 1))
+    call(builder, "prefetch.p0", address(builder, place, 0), read, first, data)
+
+
+def _turned(builder: Any, source: Any, size: Any) -> list[Any]:
     rows = [_read(builder, WORDS, _moved(builder, source, _number(row), size)) for row in range(LANES)]
     for distance in (1, 2, 4, 8):
         lanes = range(LANES)
@@ -83,8 +102,26 @@ def _turn(builder: Any, source: Any, size: Any, target: Any) -> None:
             if not row & distance:
                 pair = rows[row], rows[row + distance]
                 rows[row], rows[row + distance] = (_shuffled(builder, *pair, each) for each in (low, high))
-    for number, row in enumerate(rows):
+    return rows
+
+
+def _turn(builder: Any, source: Any, size: Any, target: Any) -> None:
+    for number, row in enumerate(_turned(builder, source, size)):
         _write(builder, row, target, 4 * BLOCK * number)
+
+
+def _turn_wide(builder: Any, source: Any, size: Any, target: Any) -> None:
+    for number, row in enumerate(_turned(builder, source, size)):
+        _write(builder, builder.shl(row, words(16)), target, 8 * BLOCK * number)
+        _write(builder, builder.and_(row, words(0xFFFF0000)), target, 8 * BLOCK * number + 4 * BLOCK)
+
+
+def _widen_all(builder: Any, source: Any, count: Any, target: Any) -> None:
+    with cgutils.for_range(builder, count) as loop:
+        numbers = _read(builder, _HALVES, _moved(builder, source, loop.index, _number(2 * LANES)))
+        _write(
+            builder, avx512.widen(builder, numbers), _moved(builder, target, loop.index, _number(4 * LANES))
+        )
 
 
 def _weave(builder: Any, source: Any, size: Any, target: Any) -> None:
@@ -93,10 +130,22 @@ def _weave(builder: Any, source: Any, size: Any, target: Any) -> None:
     _write(builder, _shuffled(builder, rows[0], rows[1], both), target)
 
 
-def _exponentials(_context: Any, _scores: Any, _weights: Any, _count: Any, _most: Any) -> Any:
+def _largest(builder: Any, scores: Any, count: Any) -> Any:
+    most = cgutils.alloca_once_value(builder, floats(float(HIDDEN)))  # type: ignore[no-untyped-call]
+    with cgutils.for_range(builder, count) as loop:
+        numbers = _read(builder, FLOATS, _moved(builder, scores, loop.index, _number(4 * LANES)))
+        before = builder.load(most)
+        larger = builder.fcmp_ordered(">", numbers, before)
+        builder.store(builder.select(larger, numbers, before), most)
+    return call(builder, "vector.reduce.fmax.v16f32", builder.load(most), result=ir.FloatType())
+
+
+def _weighing(wide: bool) -> Any:
+    """The intrinsic that stores weights in bfloat16, or as such numbers in float32."""
+
     def generate(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        scores, weights, count, most = arguments
-        largest = spread(builder, most, FLOATS)
+        scores, weights, count = arguments
+        largest = spread(builder, _largest(builder, scores, count), FLOATS)
         # What has no flag numba would mark as fast: sums in another order, by how many there are.
         in_order = ("nsz",)
         total = cgutils.alloca_once_value(builder, floats(0.0))  # type: ignore[no-untyped-call]
@@ -104,19 +153,47 @@ def _exponentials(_context: Any, _scores: Any, _weights: Any, _count: Any, _most
             numbers = _read(builder, FLOATS, _moved(builder, scores, loop.index, _number(4 * LANES)))
             value = exp(builder, builder.fsub(numbers, largest, flags=in_order))
             builder.store(builder.fadd(builder.load(total), value, flags=in_order), total)
-            store_halves(builder, value, _moved(builder, weights, loop.index, _number(2 * LANES)))
+            rounded = avx512.narrow(builder, value)
+            stored = avx512.widen(builder, rounded) if wide else rounded
+            size = 4 * LANES if wide else 2 * LANES
+            _write(builder, stored, _moved(builder, weights, loop.index, _number(size)))
         nothing = ir.Constant(ir.FloatType(), 0.0)
         return call(builder, "vector.reduce.fadd.v16f32", nothing, builder.load(total), result=ir.FloatType())
 
-    return types.float32(types.int64, types.int64, types.int64, types.float32), generate
+    made = types.float32(types.int64, types.int64, types.int64), generate
+
+    def exponentials(_context: Any, _scores: Any, _weights: Any, _count: Any) -> Any:
+        return made
+
+    return intrinsic(exponentials)
 
 
-def _multiplying(rows: int) -> Any:
-    """The intrinsic for so many rows."""
+def _add_pairs(builder: Any, sums: list[Any], left: Any, left_row: Any, right: Any) -> None:
+    kind = ir.FunctionType(FLOATS, [FLOATS, WORDS, WORDS])
+    columns = [_read(builder, WORDS, right, 4 * LANES * half) for half in range(2)]
+    for number, place in enumerate(sums):
+        if number % 2 == 0:
+            row = _moved(builder, left, _number(number // 2), left_row)
+            numbers = spread(builder, _read(builder, _INT32, row), WORDS)
+        both = [builder.load(place), numbers, columns[number % 2]]
+        builder.store(builder.asm(kind, "vdpbf16ps $3, $2, $0", "=v,0,v,v", both, False), place)
+
+
+def _add_numbers(builder: Any, sums: list[Any], left: Any, left_row: Any, right: Any) -> None:
+    columns = [_read(builder, FLOATS, right, 4 * LANES * half) for half in range(2)]
+    for number, place in enumerate(sums):
+        if number % 2 == 0:
+            row = _moved(builder, left, _number(number // 2), left_row)
+            numbers = spread(builder, _read(builder, ir.FloatType(), row), FLOATS)
+        both = [numbers, columns[number % 2], builder.load(place)]
+        builder.store(call(builder, "fma.v16f32", *both, result=FLOATS), place)
+
+
+def _multiplying(rows: int, wide: bool) -> Any:
+    """The intrinsic for so many rows, of bfloat16 or of float32."""
 
     def generate(target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         left, left_row, right, right_step, steps, out, out_row = arguments
-        kind = ir.FunctionType(FLOATS, [FLOATS, WORDS, WORDS])
         results = [
             (_moved(builder, out, _number(row), out_row), 4 * LANES * half)
             for row in range(rows)
@@ -125,14 +202,13 @@ def _multiplying(rows: int) -> Any:
         sums = [cgutils.alloca_once_value(builder, _read(builder, FLOATS, *result)) for result in results]  # type: ignore[no-untyped-call]
         with cgutils.for_range(builder, steps) as loop:
             step = _moved(builder, right, loop.index, right_step)
-            columns = [_read(builder, WORDS, step, 4 * LANES * half) for half in range(2)]
-            pair = _moved(builder, left, loop.index, _number(4))
-            for number, place in enumerate(sums):
-                if number % 2 == 0:
-                    row = _moved(builder, pair, _number(number // 2), left_row)
-                    numbers = spread(builder, _read(builder, _INT32, row), WORDS)
-                both = [builder.load(place), numbers, columns[number % 2]]
-                builder.store(builder.asm(kind, "vdpbf16ps $3, $2, $0", "=v,0,v,v", both, False), place)
+            if wide:  # the second number of a pair first, as the product of pairs does
+                pair = _moved(builder, left, loop.index, _number(8))
+                second = builder.add(step, builder.lshr(right_step, _number(1)))
+                _add_numbers(builder, sums, builder.add(pair, _number(4)), left_row, second)
+                _add_numbers(builder, sums, pair, left_row, step)
+            else:
+                _add_pairs(builder, sums, _moved(builder, left, loop.index, _number(4)), left_row, step)
         for result, place in zip(results, sums, strict=True):
             _write(builder, builder.load(place), *result)
         return target.get_dummy_value()
@@ -150,31 +226,42 @@ def _multiplying(rows: int) -> Any:
 #: ``turn(source, size, target)``: 16 pairs of numbers of each of 16 rows, ``size`` apart, so that the rows lie side by
 #: side: the first pair of each, and ``4 * BLOCK`` behind it the next.
 turn = emitted(3, _turn)
+#: The same in float32: of each pair the first numbers of the rows, and ``4 * BLOCK`` behind them the second.
+turn_wide = emitted(3, _turn_wide)
 #: ``weave(source, size, target)``: 16 numbers of two rows, ``size`` apart, in pairs.
 weave = emitted(3, _weave)
-#: ``exponentials(scores, weights, count, most)``: of ``count`` times 16 scores minus ``most``, in bfloat16; their sum.
-exponentials: Any = intrinsic(_exponentials)
-_three, _six = (_multiplying(rows) for rows in (QUERIES, 2 * QUERIES))
+#: ``widen_all(source, count, target)``: ``count`` times 16 numbers in float32.
+widen_all = emitted(3, _widen_all)
+#: ``fetch(place)``: the 64 bytes there will soon be read.
+fetch = emitted(1, _fetch)
+#: ``exponentials(scores, weights, count)``: of ``count`` times 16 scores minus the largest, in bfloat16; their sum.
+exponentials, exponentials_wide = _weighing(wide=False), _weighing(wide=True)
 
 
-@inlined
-def multiply(
-    left: int, left_row: int, right: int, right_step: int, steps: int, out: int, out_row: int, rows: int
-) -> None:
-    """Add the products of rows with a block of columns, pair by pair.
+def _multiplier(wide: bool) -> Any:
+    three, six = _multiplying(QUERIES, wide), _multiplying(2 * QUERIES, wide)
 
-    Args:
-        left: address of bfloat16 ``[rows, 2 * steps]``; from row to row ``left_row`` bytes.
-        right: of pairs of bfloat16 ``[steps, BLOCK]``; from step to step ``right_step`` bytes.
-        out: of float32 ``[rows, BLOCK]``, to be added to; from row to row ``out_row`` bytes.
-        rows: a multiple of :data:`QUERIES`.
-    """
-    for row in range(0, rows, 2 * QUERIES):
-        source, target = left + row * left_row, out + row * out_row
-        if row + QUERIES < rows:
-            _six(source, left_row, right, right_step, steps, target, out_row)
-        else:
-            _three(source, left_row, right, right_step, steps, target, out_row)
+    @inlined
+    def multiply(
+        left: int, left_row: int, right: int, right_step: int, steps: int, out: int, out_row: int, rows: int
+    ) -> None:
+        for row in range(0, rows, 2 * QUERIES):
+            source, target = left + row * left_row, out + row * out_row
+            if row + QUERIES < rows:
+                six(source, left_row, right, right_step, steps, target, out_row)
+            else:
+                three(source, left_row, right, right_step, steps, target, out_row)
+
+    return multiply
+
+
+#: ``multiply(left, left_row, right, right_step, steps, out, out_row, rows)``: add the products of rows, a multiple of
+#: :data:`QUERIES`, with a block of columns, pair by pair. ``left``: address of bfloat16 ``[rows, 2 * steps]``, from row
+#: to row ``left_row`` bytes; ``right``: of pairs of bfloat16 ``[steps, BLOCK]``, from step to step ``right_step``;
+#: ``out``: of float32 ``[rows, BLOCK]``, from row to row ``out_row`` bytes.
+multiply = _multiplier(wide=False)
+#: The same of float32 ``[rows, 2 * steps]`` and ``[steps, 2, BLOCK]``.
+multiply_wide = _multiplier(wide=True)
 
 
 # -- parts of the loop, and the loop ---------------------------------------------------------------------------
@@ -200,6 +287,31 @@ def copy(
 
 
 @inlined
+def clear(scores: int, score_row: int, end: int, mixed: Any, rows: int) -> None:
+    """Begin with sums of 0."""
+    for one in range(rows):
+        row = bfloat16.floats(scores + one * score_row)
+        for key in range(end):
+            row[key] = np.float32(0.0)
+        for i in range(mixed.shape[1]):
+            mixed[one, i] = np.float32(0.0)
+
+
+@inlined
+def gather(query: Any, one: int, asked: Any, place: int) -> None:
+    """Read a query."""
+    for i in range(query.shape[1]):
+        query[one, i] = asked[place + i]
+
+
+@inlined
+def gather_wide(query: Any, one: int, asked: Any, place: int) -> None:
+    """The same in float32."""
+    for i in range(query.shape[1]):
+        query[one, i] = widen(asked[place + i])
+
+
+@inlined
 def score(keys: int, pairs: Any, query: Any, scores: int, score_row: int, rows: int) -> None:
     """Scores of a block of keys. ``pairs``: room for the block."""
     head_dim, turned = query.shape[1], pairs.ctypes.data
@@ -209,6 +321,18 @@ def score(keys: int, pairs: Any, query: Any, scores: int, score_row: int, rows: 
             turn(source, 2 * head_dim, turned + 4 * (pair * BLOCK + key))
     left, steps = query.ctypes.data, head_dim // 2
     multiply(left, 2 * head_dim, turned, 4 * BLOCK, steps, scores, score_row, rows)
+
+
+@inlined
+def score_wide(keys: int, pairs: Any, query: Any, scores: int, score_row: int, rows: int) -> None:
+    """The same of queries in float32."""
+    head_dim, turned = query.shape[1], pairs.ctypes.data
+    for pair in range(0, head_dim // 2, LANES):
+        for key in range(0, BLOCK, LANES):
+            source = keys + 2 * key * head_dim + 4 * pair
+            turn_wide(source, 2 * head_dim, turned + 4 * (2 * pair * BLOCK + key))
+    left, steps = query.ctypes.data, head_dim // 2
+    multiply_wide(left, 4 * head_dim, turned, 8 * BLOCK, steps, scores, score_row, rows)
 
 
 @inlined
@@ -224,30 +348,60 @@ def mix(values: int, pairs: Any, weights: int, score_row: int, mixed: Any, rows:
 
 
 @inlined
-def weigh(scores: int, weights: int, lowest: int, total: int, end: int) -> Any:
-    """Weights of a row's scores from ``lowest`` to ``total``, 0 for the others up to ``end``; returns their sum."""
+def mix_wide(values: int, pairs: Any, weights: int, score_row: int, mixed: Any, rows: int) -> None:
+    """The same of weights in float32."""
+    head_dim, wide, out = mixed.shape[1], pairs.ctypes.data, mixed.ctypes.data
+    widen_all(values, BLOCK * head_dim // LANES, wide)
+    size = 4 * head_dim
+    for i in range(0, size, 4 * BLOCK):
+        multiply_wide(weights, score_row, wide + i, 2 * size, BLOCK // 2, out + i, size, rows)
+
+
+@inlined
+def hide(scores: int, lowest: int, total: int, end: int) -> None:
+    """Hide a row's scores before ``lowest`` and from ``total`` up to ``end``."""
     row = bfloat16.floats(scores)
-    top = HIDDEN
-    for key in range(lowest, total):
-        top = max(top, row[key])
     for key in range(lowest):
         row[key] = HIDDEN
     for key in range(total, end):
         row[key] = HIDDEN
-    return exponentials(scores, weights, end // LANES, top)
+
+
+@inlined
+def fetch_block(place: int, size: int) -> None:
+    """A block will soon be read."""
+    for line in range(0, size, 64):
+        fetch(place + line)
+
+
+@inlined
+def give(answer: Any, place: int, mixed: Any, one: int, total: Any) -> None:
+    """Write a row of values divided by the sum of their weights."""
+    share = np.float32(1.0) / total
+    for i in range(mixed.shape[1]):
+        answer[place + i] = narrow(mixed[one, i] * share)
+
+
+#: Type of queries, bytes of a weight, and the parts of the loop: by products of pairs, and by multiply-adds.
+_NARROW = np.uint16, 2, gather, score, exponentials, mix
+_WIDE = np.float32, 4, gather_wide, score_wide, exponentials_wide, mix_wide
 
 
 @cache
-def attend_paths(head_dim: int, group: int) -> Any:  # noqa: C901 - a compiled loop is fastest in one piece
+def attend_paths(head_dim: int, group: int, fused: bool) -> Any:  # noqa: C901 - a compiled loop is fastest in one piece
     """The loop for heads of this size, ``group`` query heads sharing a key.
+
+    Args:
+        fused: by multiply-adds in float32 (:func:`is_fused`).
 
     It takes the address of its arguments (:class:`specrag.engine.cpu.row_attention.PathArguments`); the room for scores
     is :func:`room`.
     """
     row_bytes = 2 * head_dim
+    number, weight_bytes, gather_query, score_block, weigh, mix_block = _WIDE if fused else _NARROW
 
     @threaded
-    def run(arguments: int) -> None:  # noqa: C901
+    def run(arguments: int) -> None:
         given = longs(arguments)
         query_stride, out_stride, kv_heads, window = given[1], given[3], given[4], given[5]
         firsts, counts, buffers = longs(given[6]), longs(given[7]), longs(given[8])
@@ -261,12 +415,13 @@ def attend_paths(head_dim: int, group: int) -> Any:  # noqa: C901 - a compiled l
         thread, threads = (call_at(given[18]), call_at(given[19])) if given[18] else (0, 1)
         most_rows, score_row = given[14], 4 * given[15]
         scores = given[13] + thread * most_rows * score_row
-        weights = scores + score_row // 3 * 2
-        query = np.zeros((most_rows, head_dim), np.uint16)
+        # Weights in float32 take the scores' place.
+        weights = scores if fused else scores + score_row // 3 * 2
+        query = np.zeros((most_rows, head_dim), number)
         mixed = np.empty((most_rows, head_dim), np.float32)
         sums = np.empty(most_rows, np.float32)
         block = np.empty((BLOCK, head_dim), np.uint16)
-        pairs = np.empty((BLOCK // 2, head_dim), np.uint32)
+        pairs = np.empty((BLOCK, head_dim), np.uint32)
         for part in range(thread, given[16], threads):
             for item in range(parts[part], parts[part + 1]):
                 unit, head = item // kv_heads, item % kv_heads
@@ -276,17 +431,11 @@ def attend_paths(head_dim: int, group: int) -> Any:  # noqa: C901 - a compiled l
                 in_order = before if steps > 0 else most
                 end = (most + BLOCK - 1) // BLOCK * BLOCK
                 rows = (many + QUERIES - 1) // QUERIES * QUERIES
-                for one in range(rows):
-                    row = bfloat16.floats(scores + one * score_row)
-                    for key in range(end):
-                        row[key] = np.float32(0.0)
-                    for i in range(head_dim):
-                        mixed[one, i] = np.float32(0.0)
+                clear(scores, score_row, end, mixed, rows)
                 for one in range(many):
                     place = (firsts[unit] + one // group) * query_stride
                     place += (head * group + one % group) * head_dim
-                    for i in range(head_dim):
-                        query[one, i] = asked[place + i]
+                    gather_query(query, one, asked, place)
                 keys = buffers[unit] + head * head_bytes[unit]
                 values = keys + kv_heads * head_bytes[unit]
                 for start in range(0, end, BLOCK):
@@ -294,22 +443,23 @@ def attend_paths(head_dim: int, group: int) -> Any:  # noqa: C901 - a compiled l
                     if start + BLOCK > in_order:
                         copy(block, keys, start, most, before, path, border, steps)
                         source = block.ctypes.data
-                    score(source, pairs, query, scores + 4 * start, score_row, rows)
+                    fetch_block(keys + (start + AHEAD * BLOCK) * row_bytes, BLOCK * row_bytes)
+                    score_block(source, pairs, query, scores + 4 * start, score_row, rows)
                 for one in range(many):
                     total, place = least + one // group, one * score_row
                     lowest = max(total - window, 0)
-                    sums[one] = weigh(scores + place, weights + place, lowest, total, end)
+                    hide(scores + place, lowest, total, end)
+                    sums[one] = weigh(scores + place, weights + place, end // LANES)
                 for start in range(0, end, BLOCK):
                     source = values + start * row_bytes
                     if start + BLOCK > in_order:
                         copy(block, values, start, most, before, path, border, steps)
                         source = block.ctypes.data
-                    mix(source, pairs, weights + 2 * start, score_row, mixed, rows)
+                    fetch_block(values + (start + AHEAD * BLOCK) * row_bytes, BLOCK * row_bytes)
+                    mix_block(source, pairs, weights + weight_bytes * start, score_row, mixed, rows)
                 for one in range(many):
                     place = (firsts[unit] + one // group) * out_stride
                     place += (head * group + one % group) * head_dim
-                    share = np.float32(1.0) / sums[one]
-                    for i in range(head_dim):
-                        answer[place + i] = narrow(mixed[one, i] * share)
+                    give(answer, place, mixed, one, sums[one])
 
     return run

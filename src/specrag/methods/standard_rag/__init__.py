@@ -10,6 +10,7 @@ from specrag.errors import InputError
 from specrag.methods.base import GUESSES, Decoder, EncodesPrompts, Method, MethodOptions, Needs, Plan
 from specrag.methods.decoding import make_decoder
 from specrag.methods.passages import PASSAGE_TOKENS, retrieval, said_tokens
+from specrag.methods.prompts import INSTRUCTION, build_prompt
 from specrag.request import DEFAULT_MAX_TOKENS
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class StandardRAG(Method):
             llm,
             found,
             self.options,
-            room=(found.k + 1) * PASSAGE_TOKENS + said_tokens(request, given),
+            room=self._room(request, given, found.k),
             system=request.system,
             clock=given.clock,
         )
@@ -90,3 +91,16 @@ class StandardRAG(Method):
 
         most = options["max_tokens"]
         return Plan(begin, pipeline.prompt_room(most) + most + GUESSES)
+
+    def _room(self, request: Request, given: Resources, k: int) -> int:
+        """The most tokens of a prompt: what given passages take, an estimate for those that will be found."""
+        if request.passages is None:
+            return (k + 1) * PASSAGE_TOKENS + said_tokens(request, given)
+        whole = build_prompt(
+            request.question,
+            request.passages[:k],
+            history=request.history,
+            system=request.system,
+            instruction=self.options.instruction or INSTRUCTION,
+        )
+        return given.generator.count(whole) + PASSAGE_TOKENS  # a lead, or words in another language
