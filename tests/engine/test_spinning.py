@@ -18,6 +18,7 @@ from specrag.openmp import SPIN_COUNT
 pytestmark = pytest.mark.skipif(openmp() is None, reason="torch has another OpenMP library than GNU's")
 
 #: Prints the processor time of a thread that waits 0.2 s for its next operation: before, during and after an idle team.
+#: The most of three times: the library learns only a moment after a thread's end that its team is gone.
 _WAITING = """
 import time, torch
 from specrag.engine.cpu.spinning import Spinning
@@ -29,10 +30,13 @@ for busy in (0.0, 1.0, 0.0):
         now += 0.3
         others += 0.3 * busy
         spinning.watch()
-    numbers.add_(1)
-    started = time.process_time()
-    time.sleep(0.2)
-    print(time.process_time() - started)
+    used = []
+    for _ in range(3):
+        numbers.add_(1)
+        started = time.process_time()
+        time.sleep(0.2)
+        used.append(time.process_time() - started)
+    print(max(used))
 """
 
 
