@@ -312,28 +312,24 @@ def gather_wide(query: Any, one: int, asked: Any, place: int) -> None:
         query[one, i] = widen(asked[place + i])
 
 
-@inlined
-def score(keys: int, pairs: Any, query: Any, scores: int, score_row: int, rows: int) -> None:
-    """Scores of a block of keys. ``pairs``: room for the block."""
-    head_dim, turned = query.shape[1], pairs.ctypes.data
-    for pair in range(0, head_dim // 2, LANES):
-        for key in range(0, BLOCK, LANES):
-            source = keys + 2 * key * head_dim + 4 * pair
-            turn(source, 2 * head_dim, turned + 4 * (pair * BLOCK + key))
-    left, steps = query.ctypes.data, head_dim // 2
-    multiply(left, 2 * head_dim, turned, 4 * BLOCK, steps, scores, score_row, rows)
+def _scorer(turn: Any, multiply: Any, size: int) -> Any:
+    @inlined
+    def score(keys: int, pairs: Any, query: Any, scores: int, score_row: int, rows: int) -> None:
+        head_dim, turned = query.shape[1], pairs.ctypes.data
+        for pair in range(0, head_dim // 2, LANES):
+            for key in range(0, BLOCK, LANES):
+                source = keys + 2 * key * head_dim + 4 * pair
+                turn(source, 2 * head_dim, turned + 2 * size * pair * BLOCK + 4 * key)
+        left, steps = query.ctypes.data, head_dim // 2
+        multiply(left, size * head_dim, turned, 2 * size * BLOCK, steps, scores, score_row, rows)
+
+    return score
 
 
-@inlined
-def score_wide(keys: int, pairs: Any, query: Any, scores: int, score_row: int, rows: int) -> None:
-    """The same of queries in float32."""
-    head_dim, turned = query.shape[1], pairs.ctypes.data
-    for pair in range(0, head_dim // 2, LANES):
-        for key in range(0, BLOCK, LANES):
-            source = keys + 2 * key * head_dim + 4 * pair
-            turn_wide(source, 2 * head_dim, turned + 4 * (2 * pair * BLOCK + key))
-    left, steps = query.ctypes.data, head_dim // 2
-    multiply_wide(left, 4 * head_dim, turned, 8 * BLOCK, steps, scores, score_row, rows)
+#: ``score(keys, pairs, query, scores, score_row, rows)``: scores of a block of keys; ``pairs`` is room for the block.
+score = _scorer(turn, multiply, 2)
+#: The same of queries in float32.
+score_wide = _scorer(turn_wide, multiply_wide, 4)
 
 
 @inlined
