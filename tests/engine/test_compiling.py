@@ -1,16 +1,21 @@
-"""The clock that leaves compiling out of a first run's figures."""
+"""Loops that are kept on disk, and the clock that leaves compiling out of a first run's figures."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import cast
 
+import pytest
 from numba import njit
 from numba.core import event
 
 from specrag import LanguageModel
-from specrag.engine.compiling import without_compiling
+from specrag.engine.compiling import compiled, inlined, without_compiling
 from specrag.engine.outputs import Row
 from specrag.engine.passes import Coroutine
 from specrag.engine.session import Session
@@ -87,3 +92,39 @@ def test_a_first_run_is_told_as_fast_as_the_next(llm: LanguageModel) -> None:
     method = Compiling()
     timing = llm.generate("Hello", method=method, max_tokens=2).timing
     assert timing.decode < method.seconds
+
+
+#: Prints for each attention loop how often it was found on the disk.
+_LOOPS = """
+from specrag.engine.cpu import bf16_attention, row_attention
+loops = [row_attention.attend_paths(64, 3, False)]
+if bf16_attention.available(64):
+    loops += [bf16_attention.attend_paths(64, 3, fused) for fused in (False, True)]
+print({loop._cache_hits for loop in loops})
+"""
+
+
+def test_the_next_process_finds_the_loops_on_the_disk(tmp_path: Path) -> None:
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", _LOOPS],
+            env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+        for _ in range(2)
+    ]
+    assert found == ["{0}", "{1}"]
+
+
+def test_a_loop_that_would_not_be_found_is_refused() -> None:
+    @inlined
+    def double(number: int) -> int:
+        return 2 * number
+
+    def run(number: int) -> int:
+        return double(number)
+
+    with pytest.raises(TypeError, match="run closes over double, .*Dispatcher: each process would compile it anew"):
+        compiled(run)

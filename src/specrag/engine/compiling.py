@@ -6,6 +6,7 @@ after a change to one of those alone, delete the ``*.nbi`` files below ``__pycac
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -113,6 +114,7 @@ def without_compiling(clock: Callable[[], float]) -> Iterator[Callable[[], float
 
 
 def _called(function: Callable[[int], None], **options: Any) -> Any:
+    _check_closure(function)
     try:
         return cfunc(types.void(types.int64), cache=True, **options)(function)
     except RuntimeError:  # nowhere to keep it can be written
@@ -120,8 +122,22 @@ def _called(function: Callable[[int], None], **options: Any) -> Any:
 
 
 def _kept(function: Callable[Parameters, Result], **options: Any) -> Callable[Parameters, Result]:
+    _check_closure(function)
     try:
         made = njit(cache=True, nogil=True, **options)(function)
     except RuntimeError:  # nowhere to keep it can be written: compiled anew in each process
         made = njit(nogil=True, **options)(function)
     return cast(Callable[Parameters, Result], made)
+
+
+def _check_closure(function: Callable[..., Any]) -> None:
+    """Refuse a loop that no later process would find on the disk.
+
+    It is kept by what it closes over, and numba writes a compiled function there by a number drawn at random.
+    """
+    for name, value in inspect.getclosurevars(function).nonlocals.items():
+        if not isinstance(value, bool | int | float | str | type):
+            raise TypeError(
+                f"{function.__qualname__} closes over {name}, {type(value).__name__}: each process would compile it "
+                "anew; close over numbers and types alone, and name functions in the module"
+            )

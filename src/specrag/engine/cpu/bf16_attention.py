@@ -379,11 +379,6 @@ def give(answer: Any, place: int, mixed: Any, one: int, total: Any) -> None:
         answer[place + i] = narrow(mixed[one, i] * share)
 
 
-#: Type of queries, bytes of a weight, and the parts of the loop: by products of pairs, and by multiply-adds.
-_NARROW = np.uint16, 2, gather, score, exponentials, mix
-_WIDE = np.float32, 4, gather_wide, score_wide, exponentials_wide, mix_wide
-
-
 @cache
 def attend_paths(head_dim: int, group: int, fused: bool) -> Any:  # noqa: C901 - a compiled loop is fastest in one piece
     """The loop for heads of this size, ``group`` query heads sharing a key.
@@ -395,7 +390,7 @@ def attend_paths(head_dim: int, group: int, fused: bool) -> Any:  # noqa: C901 -
     is :func:`room`.
     """
     row_bytes = 2 * head_dim
-    number, weight_bytes, gather_query, score_block, weigh, mix_block = _WIDE if fused else _NARROW
+    number, weight_bytes = (np.float32, 4) if fused else (np.uint16, 2)
 
     @threaded
     def run(arguments: int) -> None:
@@ -432,7 +427,10 @@ def attend_paths(head_dim: int, group: int, fused: bool) -> Any:  # noqa: C901 -
                 for one in range(many):
                     place = (firsts[unit] + one // group) * query_stride
                     place += (head * group + one % group) * head_dim
-                    gather_query(query, one, asked, place)
+                    if fused:
+                        gather_wide(query, one, asked, place)
+                    else:
+                        gather(query, one, asked, place)
                 keys = buffers[unit] + head * head_bytes[unit]
                 values = keys + kv_heads * head_bytes[unit]
                 for start in range(0, end, BLOCK):
@@ -441,19 +439,28 @@ def attend_paths(head_dim: int, group: int, fused: bool) -> Any:  # noqa: C901 -
                         copy(block, keys, start, most, before, path, border, steps)
                         source = block.ctypes.data
                     fetch_block(keys + (start + AHEAD * BLOCK) * row_bytes, BLOCK * row_bytes)
-                    score_block(source, pairs, query, scores + 4 * start, score_row, rows)
+                    if fused:
+                        score_wide(source, pairs, query, scores + 4 * start, score_row, rows)
+                    else:
+                        score(source, pairs, query, scores + 4 * start, score_row, rows)
                 for one in range(many):
                     total, place = least + one // group, one * score_row
                     lowest = max(total - window, 0)
                     hide(scores + place, lowest, total, end)
-                    sums[one] = weigh(scores + place, weights + place, end // LANES)
+                    if fused:
+                        sums[one] = exponentials_wide(scores + place, weights + place, end // LANES)
+                    else:
+                        sums[one] = exponentials(scores + place, weights + place, end // LANES)
                 for start in range(0, end, BLOCK):
                     source = values + start * row_bytes
                     if start + BLOCK > in_order:
                         copy(block, values, start, most, before, path, border, steps)
                         source = block.ctypes.data
                     fetch_block(values + (start + AHEAD * BLOCK) * row_bytes, BLOCK * row_bytes)
-                    mix_block(source, pairs, weights + weight_bytes * start, score_row, mixed, rows)
+                    if fused:
+                        mix_wide(source, pairs, weights + weight_bytes * start, score_row, mixed, rows)
+                    else:
+                        mix(source, pairs, weights + weight_bytes * start, score_row, mixed, rows)
                 for one in range(many):
                     place = (firsts[unit] + one // group) * out_stride
                     place += (head * group + one % group) * head_dim
