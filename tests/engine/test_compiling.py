@@ -126,5 +126,7 @@ def test_a_loop_that_would_not_be_found_is_refused() -> None:
     def run(number: int) -> int:
         return double(number)
 
-    with pytest.raises(TypeError, match=r"run closes over double, .*Dispatcher: each process would compile it anew"):
+    with pytest.raises(
+        TypeError, match=r"run closes over double, .*Dispatcher: each process would compile it anew"
+    ):
         compiled(run)

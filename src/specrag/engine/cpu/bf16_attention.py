@@ -380,7 +380,7 @@ def give(answer: Any, place: int, mixed: Any, one: int, total: Any) -> None:
 
 
 @cache
-def attend_paths(head_dim: int, group: int, fused: bool) -> Any:  # noqa: C901 - a compiled loop is fastest in one piece
+def attend_paths(head_dim: int, group: int, fused: bool) -> Any:  # noqa: C901, PLR0915 - a loop is fastest in one piece
     """The loop for heads of this size, ``group`` query heads sharing a key.
 
     Args:
@@ -393,7 +393,7 @@ def attend_paths(head_dim: int, group: int, fused: bool) -> Any:  # noqa: C901 -
     number, weight_bytes = (np.float32, 4) if fused else (np.uint16, 2)
 
     @threaded
-    def run(arguments: int) -> None:
+    def run(arguments: int) -> None:  # noqa: C901, PLR0915 - a compiled loop is fastest in one piece
         given = longs(arguments)
         query_stride, out_stride, kv_heads, window = given[1], given[3], given[4], given[5]
         firsts, counts, buffers = longs(given[6]), longs(given[7]), longs(given[8])
