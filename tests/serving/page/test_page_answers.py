@@ -292,6 +292,9 @@ def test_a_key_is_asked_for_and_kept_for_the_tab(visit: Callable[..., Visit]) ->
         page.press("#key", "Enter")
         page.wait_for_selector("#key-dialog[open]")
         page.fill("#key", "0123456789abcdef")
+        with page.expect_response(lambda response: response.status == 401):  # late, while a key is typed
+            page.evaluate("import('/page/api.js').then((api) => void api.getJson('v1/models'))")
+        page.evaluate("new Promise((done) => setTimeout(done, 200))")
         page.press("#key", "Enter")
         page.wait_for_selector("#method-1 option", state="attached")
         here.choose("plain", kb=None, max_tokens="4")

@@ -12,8 +12,9 @@ export function setUpDialogs(changed = () => {}) {
   let waiting = null;
   const open = (reason) => {
     if (reason) byId("key-reason").textContent = reason;
+    if (dialog.open) return; // a key may be half typed
     byId("key").value = "";
-    if (!dialog.open) dialog.showModal();
+    dialog.showModal();
   };
   // Several requests may be refused at once: one dialog answers all of them.
   onKeyWanted((reason) => {
