@@ -28,7 +28,8 @@ from specrag.bench.machine import half_precision
 from specrag.bench.records import Outcome
 from specrag.engine.outputs import LOGITS
 from specrag.engine.passes import Coroutine, SessionModel
-from specrag.engine.sampling import SamplingParams, log_softmax, warp
+from specrag.engine.sampling import log_softmax, warp
+from specrag.engine.sampling_params import SamplingParams
 from specrag.engine.session import Session
 from specrag.methods.rapid.baselines import StreamingDecoder
 from specrag.methods.rapid.context.retriever import ContextRetriever, ContextSettings

@@ -331,7 +331,7 @@ def load(
             little.
         prefix_cache_bytes: memory for keys and values of earlier texts; 0 for none. Without ``batch_invariant``, a
             prompt found there may round differently from one that is read again.
-        progress: show a progress bar while fetching and converting.
+        progress: show what is fetched and converted, on standard error.
     """
     loaded = load_model(
         name,

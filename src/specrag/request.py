@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from specrag.checks import check_whole, nearest
-from specrag.engine import FinishReason, LogitsProcessor, SamplingParams, StopConditions
+from specrag.engine import SamplingParams, StopConditions
 from specrag.errors import InputError
-from specrag.retrieval import Hit, Passage
-from specrag.speculation import DecodedToken
 
 if TYPE_CHECKING:
+    from specrag.engine import FinishReason, LogitsProcessor
+    from specrag.retrieval import Hit, Passage
     from specrag.retrieval.documents import ContextItem
+    from specrag.speculation import DecodedToken
 
 #: The most alternatives that ``log_probs`` may ask for.
 MAX_ALTERNATIVES = 20

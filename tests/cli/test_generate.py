@@ -200,7 +200,7 @@ def test_every_option_reaches_the_model(monkeypatch: pytest.MonkeyPatch) -> None
         "adapter": "some-folder",
         "batch_invariant": True,
         "kv_dtype": "int8",
-        "progress": False,
+        "progress": True,
     }
 
 

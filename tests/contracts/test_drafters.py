@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from specrag.engine.executor import run
 from specrag.engine.passes import SessionModel, gather
-from specrag.engine.sampling import SamplingParams
+from specrag.engine.sampling_params import SamplingParams
 from specrag.engine.session import Session
 from specrag.engine.stopping import StopConditions
 from specrag.models.linear import PackedLinear

@@ -17,7 +17,7 @@ import pytest
 from specrag.engine.executor import run
 from specrag.engine.outputs import LOGITS
 from specrag.engine.passes import gather
-from specrag.engine.sampling import SamplingParams
+from specrag.engine.sampling_params import SamplingParams
 from specrag.engine.session import Session
 from specrag.engine.stopping import StopConditions
 from specrag.models.loading import LoadedModel, load_model

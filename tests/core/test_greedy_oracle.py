@@ -15,7 +15,7 @@ import torch
 from specrag.engine.executor import run
 from specrag.engine.outputs import LOGITS, HiddenState, Outputs
 from specrag.engine.passes import gather
-from specrag.engine.sampling import SamplingParams
+from specrag.engine.sampling_params import SamplingParams
 from specrag.engine.session import Session
 from specrag.engine.stopping import StopConditions
 from specrag.models.decoder import LeanDecoder

@@ -19,7 +19,8 @@ from specrag.engine.processors import (
     State,
     build_processors,
 )
-from specrag.engine.sampling import SamplingParams, choose
+from specrag.engine.sampling import choose
+from specrag.engine.sampling_params import SamplingParams
 from specrag.errors import InputError
 
 VOCAB = 12

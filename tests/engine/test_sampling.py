@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specrag.engine.sampling import Distribution, SamplingParams, choose, draw, log_softmax, warp
+from specrag.engine.sampling import Distribution, choose, draw, log_softmax, warp
+from specrag.engine.sampling_params import SamplingParams
 from specrag.errors import InputError
 
 # --- parameters ---------------------------------------------------------------------------------------------

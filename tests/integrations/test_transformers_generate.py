@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from transformers.generation import StoppingCriteria, StopStringCriteria
 
 from specrag.engine.executor import run
-from specrag.engine.sampling import SamplingParams
+from specrag.engine.sampling_params import SamplingParams
 from specrag.engine.stopping import StopConditions
 from specrag.errors import ContextLengthError
 from specrag.integrations.transformers import Speculate, speculate

@@ -14,7 +14,8 @@ import numpy as np
 from specrag.engine.executor import run
 from specrag.engine.passes import Coroutine
 from specrag.engine.processors import build_processors
-from specrag.engine.sampling import SamplingParams, choose
+from specrag.engine.sampling import choose
+from specrag.engine.sampling_params import SamplingParams
 from specrag.engine.session import Session
 from specrag.engine.stopping import FinishReason, StopConditions
 from specrag.methods.base import Decoder

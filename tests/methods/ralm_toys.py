@@ -19,7 +19,8 @@ from specrag.engine.executor import Executor, SearchThreads
 from specrag.engine.outputs import Row
 from specrag.engine.passes import Search, Segment
 from specrag.engine.processors import build_processors
-from specrag.engine.sampling import SamplingParams, choose
+from specrag.engine.sampling import choose
+from specrag.engine.sampling_params import SamplingParams
 from specrag.errors import SpecragError
 from specrag.methods.decoding import make_decoder
 from specrag.methods.ralmspec import Iterative, RaLMSpec, Sequential

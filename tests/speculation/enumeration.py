@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from specrag.engine.sampling import Distribution, SamplingParams, warp
+from specrag.engine.sampling import Distribution, warp
+from specrag.engine.sampling_params import SamplingParams
 from specrag.models.toy import ToyModel
 from specrag.speculation.drafters.rag import RAG
 from specrag.speculation.tree import ROOT, DraftTree

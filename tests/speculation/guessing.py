@@ -11,7 +11,8 @@ import numpy as np
 from specrag.engine.outputs import NOTHING, Outputs, Row
 from specrag.engine.passes import Coroutine, Emit, SessionModel
 from specrag.engine.processors import LogitsProcessor, build_processors
-from specrag.engine.sampling import SamplingParams, choose
+from specrag.engine.sampling import choose
+from specrag.engine.sampling_params import SamplingParams
 from specrag.engine.session import Session
 from specrag.engine.stopping import FinishReason
 from specrag.models.toy import ToyModel

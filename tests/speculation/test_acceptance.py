@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 import specrag.speculation.target as loop_target
 from specrag.engine.executor import run
 from specrag.engine.passes import Coroutine
-from specrag.engine.sampling import SamplingParams, warp
+from specrag.engine.sampling import warp
+from specrag.engine.sampling_params import SamplingParams
 from specrag.engine.session import Session
 from specrag.engine.stopping import StopConditions
 from specrag.models.toy import ToyModel

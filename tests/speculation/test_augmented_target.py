@@ -15,7 +15,8 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from specrag.engine.sampling import SamplingParams, warp
+from specrag.engine.sampling import warp
+from specrag.engine.sampling_params import SamplingParams
 from specrag.errors import InputError
 from specrag.models.toy import ToyModel
 from specrag.speculation.acceptance import Rule, View, coupled, match

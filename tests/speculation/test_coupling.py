@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from specrag.engine.sampling import SamplingParams, warp
+from specrag.engine.sampling import warp
+from specrag.engine.sampling_params import SamplingParams
 from specrag.models.toy import ToyModel
 from specrag.speculation.acceptance import Matching, RowNeeds, Rule, View, coupled, match
 from specrag.speculation.tree import ROOT, DraftTree, Verdict

@@ -16,7 +16,8 @@ from specrag.engine.executor import Executor, run
 from specrag.engine.outputs import Outputs, Row
 from specrag.engine.passes import Coroutine, Others, Pass, Segment, gather
 from specrag.engine.processors import AllowedTokens, LogitsProcessor
-from specrag.engine.sampling import SamplingParams, log_softmax
+from specrag.engine.sampling import log_softmax
+from specrag.engine.sampling_params import SamplingParams
 from specrag.engine.session import Session
 from specrag.engine.stopping import StopConditions
 from specrag.errors import Cancelled

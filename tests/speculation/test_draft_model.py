@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specrag.engine.executor import run
-from specrag.engine.sampling import SamplingParams
+from specrag.engine.sampling_params import SamplingParams
 from specrag.engine.session import Session
 from specrag.engine.stopping import StopConditions
 from specrag.errors import InputError

@@ -18,7 +18,7 @@ from specrag.engine.executor import run
 from specrag.engine.kv import KeyValueCache
 from specrag.engine.outputs import Outputs
 from specrag.engine.passes import SessionModel, gather
-from specrag.engine.sampling import SamplingParams
+from specrag.engine.sampling_params import SamplingParams
 from specrag.engine.session import Session
 from specrag.engine.stopping import StopConditions
 from specrag.errors import InputError

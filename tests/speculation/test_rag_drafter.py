@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from specrag.engine.executor import run
 from specrag.engine.processors import LogitsProcessor, build_processors
-from specrag.engine.sampling import SamplingParams, warp
+from specrag.engine.sampling import warp
+from specrag.engine.sampling_params import SamplingParams
 from specrag.engine.session import Session
 from specrag.engine.stopping import StopConditions
 from specrag.errors import ContextLengthError, InputError

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from specrag.engine.executor import run
 from specrag.engine.outputs import Outputs, Row
 from specrag.engine.processors import build_processors
-from specrag.engine.sampling import SamplingParams, log_softmax
+from specrag.engine.sampling import log_softmax
+from specrag.engine.sampling_params import SamplingParams
 from specrag.engine.stopping import StopConditions
 from specrag.errors import InputError
 from specrag.models.toy import ToyModel, _row

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from specrag.engine.executor import run
 from specrag.engine.outputs import NOTHING, Outputs
 from specrag.engine.processors import AllowedTokens, LogitsProcessor, build_processors
-from specrag.engine.sampling import SamplingParams, choose, warp
+from specrag.engine.sampling import choose, warp
+from specrag.engine.sampling_params import SamplingParams
 from specrag.engine.session import Session
 from specrag.models.toy import ToyModel
 from specrag.speculation.acceptance import RowNeeds

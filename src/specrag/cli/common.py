@@ -238,7 +238,7 @@ def check_weights(model: str, values: ModelValues) -> None:
 
     if values.dtype not in DTYPES or values.device not in (None, "cpu"):
         return
-    files = resolve(model, progress=sys.stderr.isatty())
+    files = resolve(model, progress=True)
     dtype = default_dtype(files, find_device("cpu")) if values.dtype == "auto" else values.dtype
     need = MemoryNeed(weights_bytes(files.folder, dtype), 0, 0)
     check_memory(need, free_bytes("cpu"), model)

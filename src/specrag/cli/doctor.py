@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import shutil
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -122,7 +121,7 @@ def doctor(
     if pull:
         from specrag.models import catalog
 
-        catalog.resolve(_MODEL, progress=sys.stderr.isatty())
+        catalog.resolve(_MODEL, progress=True)
     with Console(stderr=True).status("testing this machine"):
         report = examine()
     if as_json:

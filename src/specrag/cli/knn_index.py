@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -82,9 +81,7 @@ def index_datastore(
     # Everything that needs no model is checked before it is fetched and loaded.
     check_folder(folder)
     find_files([path.expanduser() for path in paths], [folder])
-    loaded = load_model(
-        options.model, dtype=options.dtype, device=options.device, progress=sys.stderr.isatty()
-    )
+    loaded = load_model(options.model, dtype=options.dtype, device=options.device, progress=True)
     most = loaded.model.context_length
     if settings is not None and settings.tokens >= most:
         raise InputError("window", settings.tokens, f"the model's context holds {most:,} tokens; give fewer")

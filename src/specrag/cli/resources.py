@@ -123,7 +123,7 @@ class LocalResources(OpenResources):
                 adapter=adapter,
                 batch_invariant=values.batch_invariant,
                 kv_dtype=values.kv_dtype,
-                progress=sys.stderr.isatty(),
+                progress=True,
             )
         # Without batch invariance, a text after a kept prompt may differ from one after a prompt that is read again.
         if llm.loaded.batch_invariant or self._approximate:

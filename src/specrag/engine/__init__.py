@@ -55,7 +55,8 @@ if TYPE_CHECKING:
         State,
         build_processors,
     )
-    from specrag.engine.sampling import Distribution, SamplingParams, TokenBias, choose, log_softmax, warp
+    from specrag.engine.sampling import Distribution, choose, log_softmax, warp
+    from specrag.engine.sampling_params import SamplingParams, TokenBias
     from specrag.engine.session import PREFILL_ROWS, Movable, Session, check_room
     from specrag.engine.stopping import FinishReason, StopChecker, StopConditions
     from specrag.engine.threads import in_own_thread, use_one_thread

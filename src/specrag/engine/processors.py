@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from specrag.engine.sampling import SamplingParams, TokenBias
+from specrag.engine.sampling_params import SamplingParams, TokenBias
 from specrag.errors import InputError
 
 Logits: TypeAlias = NDArray[np.float32]

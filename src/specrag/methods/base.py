@@ -15,8 +15,6 @@ from specrag.errors import InputError
 from specrag.methods.facade import Asked, Call, Facade, open_retriever
 from specrag.methods.registry import check_values
 from specrag.request import Options, Prompt, Request, Result
-from specrag.speculation import Settings, Speculation, TextSink
-from specrag.speculation.decode import decode
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,6 +23,7 @@ if TYPE_CHECKING:
     from specrag.methods.resources import Resources, SharedMethods
     from specrag.methods.retriever import PassageRetriever, Retriever
     from specrag.models import LoadedModel, Tokenizer
+    from specrag.speculation import Settings, Speculation, TextSink
 
 #: Guesses that a pass may write after the text, for memory estimates.
 GUESSES = 64
@@ -275,6 +274,8 @@ class DraftingDecoder(ABC):
         clock: Callable[[], float],
         prompt_rows: Sequence[Row] = (),
     ) -> Coroutine[FinishReason]:
+        from specrag.speculation.decode import decode  # brings numpy, which a command line does without
+
         return decode(session, settings, text, self.speculation(session, settings), clock, prompt_rows)
 
 

@@ -28,13 +28,13 @@ from specrag.request import (
     check_options,
     check_search,
 )
-from specrag.speculation import Step
 
 if TYPE_CHECKING:
     from specrag.methods.base import Method
     from specrag.methods.retriever import PassageRetriever, Retriever
     from specrag.retrieval import Passage
     from specrag.retrieval.documents import ContextItem
+    from specrag.speculation import Step
 
 T = TypeVar("T")
 

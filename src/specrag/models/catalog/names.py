@@ -105,7 +105,7 @@ def resolve(name: str | Path, *, progress: bool = False) -> ModelFiles:
 
     Args:
         name: a catalog name, a folder, a ``.gguf`` file, or a hub id.
-        progress: show bars on a terminal's standard error.
+        progress: show bars on standard error, or say what is downloaded if that is no terminal.
 
     Raises:
         InputError: there is no such model; the message suggests the nearest name.
